@@ -1,0 +1,23 @@
+"""Shared by all tests: where real data lies, if this machine has it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Callable[[str], Path]:
+    """`shared_data("multi30k")`: the folder of a real data set; skips the test where there is none.
+
+    Looked for in `$POLYFORMER_DATA`, else in `shared/data` beside the checkout.
+    """
+    root = Path(os.environ.get("POLYFORMER_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+    def folder(name: str) -> Path:
+        if not (root / name).is_dir():
+            pytest.skip(f"no data set {name!r} under {root}")
+        return root / name
+
+    return folder
