@@ -1,0 +1,108 @@
+"""`attend`: softmax attention over any pattern and any score function, through one of several backends."""
+
+import dataclasses
+import logging
+import math
+from types import ModuleType
+from typing import Literal, overload
+
+from torch import Tensor
+
+from polyformer.core import blocks, definition, flex, sdpa
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError, unknown
+from polyformer.core.pattern import MaskMod, Pattern, ScoreMod, as_pattern
+from polyformer.core.patterns import implied
+from polyformer.core.request import Request, check
+from polyformer.core.softmax import recording
+
+log = logging.getLogger(__name__)
+
+BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "flex": flex, "blocks": blocks, "definition": definition}
+"""In the order in which `auto` asks them. Each has `refuses(request, return_lse)` and `run(request)`."""
+
+
+@overload
+def attend(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None = ..., score_mod: ScoreMod | None = ...,
+           context: Context | None = ..., scale: float | None = ..., dropout: float = ..., backend: str = ...,
+           return_lse: Literal[False] = ...) -> Tensor: ...  # fmt: skip
+@overload
+def attend(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None = ..., score_mod: ScoreMod | None = ...,
+           context: Context | None = ..., scale: float | None = ..., dropout: float = ..., backend: str = ...,
+           return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+def attend(q, k, v, *, pattern=None, score_mod=None, context=None, scale=None, dropout=0.0, backend="auto",
+           return_lse=False):  # fmt: skip
+    """softmax(score_mod(q k^T * scale)) v over the keys that the pattern and the context allow.
+
+    Args:
+        q: [B, H, Tq, D]. k: [B, Hkv, Tk, D]. v: [B, Hkv, Tk, Dv]. H is a multiple of Hkv (grouped queries).
+        pattern: who may see whom: a `Pattern`, or any FlexAttention `mask_mod(b, h, q_idx, kv_idx)`.
+        score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, on scaled scores.
+        context: positions, documents, padding, causality; by default Tq queries that are the last of Tk keys.
+        scale: by default 1 / sqrt(D).
+        dropout: probability of dropping an attention weight.
+        backend: "auto" or one of `BACKENDS`; `explain` says which and why.
+        return_lse: also return the log-sum-exp of every row, to join parts with.
+
+    Returns:
+        [B, H, Tq, Dv], and with `return_lse` also [B, H, Tq]. A query that sees nothing gives zeros (and
+        minus infinity).
+
+    Raises:
+        InputError: shapes, dtypes or devices that do not fit; a backend that cannot take the request.
+    """
+    request = prepare(q, k, v, pattern=pattern, score_mod=score_mod, context=context, scale=scale, dropout=dropout)
+    choice = choose(request, backend, return_lse)
+    if backend not in ("auto", choice.backend):
+        raise InputError(f"backend {backend!r} cannot take this call: {choice.reasons[backend]}; use 'auto'")
+    out, lse = BACKENDS[choice.backend].run(request)
+    return (out, lse) if return_lse else out
+
+
+def prepare(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None, score_mod: ScoreMod | None,
+            context: Context | None, scale: float | None, dropout: float) -> Request:  # fmt: skip
+    """The checked request of one call."""
+    check(q, k, v, dropout)
+    context = context or Context(q.shape[2], k.shape[2])
+    if (context.q_len, context.kv_len) != (q.shape[2], k.shape[2]):
+        raise InputError(f"context: made for {context.q_len} queries and {context.kv_len} keys, got {q.shape[2]} and {k.shape[2]}")
+    limits = implied(context)
+    if pattern is not None:
+        limits = as_pattern(pattern) if limits is None else as_pattern(pattern) & limits
+    return Request(q, k, v, context, limits, score_mod, 1 / math.sqrt(q.shape[3]) if scale is None else scale, dropout)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The backend that runs a call, and why the others do not."""
+
+    backend: str
+    reasons: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.backend} ({'; '.join(f'not {name}: {why}' for name, why in self.reasons.items()) or 'first choice'})"
+
+
+def choose(request: Request, backend: str, return_lse: bool) -> Choice:
+    """The backend asked for, or the first that takes the request."""
+    if backend != "auto" and backend not in BACKENDS:
+        raise unknown("backend", backend, ["auto", *BACKENDS])
+    reasons: dict[str, str] = {}
+    for name in [backend] if backend != "auto" else BACKENDS:
+        why = "attention weights are being recorded" if recording() and name != "definition" else None
+        why = why or BACKENDS[name].refuses(request, return_lse)
+        if why is None:
+            break
+        reasons[name] = why
+    else:
+        name = "definition"
+    choice = Choice(name, reasons)
+    log.debug("attend: %s", choice)
+    return choice
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None = None, score_mod: ScoreMod | None = None,
+            context: Context | None = None, backend: str = "auto", return_lse: bool = False) -> Choice:  # fmt: skip
+    """Which backend `attend` would run for these inputs, and why not the ones asked before it."""
+    request = prepare(q, k, v, pattern=pattern, score_mod=score_mod, context=context, scale=None, dropout=0.0)
+    return choose(request, backend, return_lse)

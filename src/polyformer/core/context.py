@@ -1,0 +1,77 @@
+"""Where the tokens of one call stand: slots, positions, documents, validity.
+
+A *slot* is an index into the key tensor; a *position* is a token's place in its own document. Inside a
+document positions rise by one per slot, so a difference of slots is a difference of positions; caches,
+memories and left padding therefore need no offset arithmetic anywhere else.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Context:
+    """The queries and keys of one attention call.
+
+    Args:
+        q_len, kv_len: lengths Tq and Tk.
+        causal: a query sees its own slot and earlier ones only.
+        q_start: the slot of the first query among the keys; by default the queries are the last Tq of the
+            Tk keys (bottom-right alignment, what a cache needs).
+        q_pos, kv_pos: positions, [Tq] or [B, Tq] and likewise for keys; by default the slots.
+        q_doc, kv_doc: document numbers [B, Tq] and [B, Tk], not decreasing along a row; a query sees its
+            own document only.
+        kv_valid: [B, Tk] bool, False where a key is padding.
+    """
+
+    q_len: int
+    kv_len: int
+    causal: bool = False
+    q_start: int | None = None
+    q_pos: Tensor | None = None
+    kv_pos: Tensor | None = None
+    q_doc: Tensor | None = None
+    kv_doc: Tensor | None = None
+    kv_valid: Tensor | None = None
+    memo: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)  # layouts, shared by all layers
+
+    def __post_init__(self) -> None:
+        for name, length in (("q_pos", self.q_len), ("kv_pos", self.kv_len), ("q_doc", self.q_len),
+                             ("kv_doc", self.kv_len), ("kv_valid", self.kv_len)):  # fmt: skip
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.shape[-1] != length:
+                raise InputError(f"{name}: expected {length} entries per row, got shape {tuple(tensor.shape)}")
+        if (self.q_doc is None) != (self.kv_doc is None):
+            raise InputError("q_doc and kv_doc: expected both or neither")
+
+    @property
+    def offset(self) -> int:
+        """The slot of the first query."""
+        return self.kv_len - self.q_len if self.q_start is None else self.q_start
+
+    def distance(self, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """How many slots the key lies before the query: 0 is the query's own slot."""
+        return q_idx + self.offset - kv_idx
+
+    def query_position(self, b: Tensor, q_idx: Tensor) -> Tensor:
+        """Positions of the queries `q_idx` of batch rows `b`."""
+        return q_idx + self.offset if self.q_pos is None else look_up(self.q_pos, b, q_idx)
+
+    def key_position(self, b: Tensor, kv_idx: Tensor) -> Tensor:
+        """Positions of the keys `kv_idx` of batch rows `b`."""
+        return kv_idx if self.kv_pos is None else look_up(self.kv_pos, b, kv_idx)
+
+
+def look_up(table: Tensor, b: Tensor, index: Tensor) -> Tensor:
+    """Entries of a [T] or [B, T] table."""
+    return table[index] if table.dim() == 1 else table[b, index]
+
+
+def positions_from_mask(attention_mask: Tensor) -> Tensor:
+    """Positions [B, T] that count the real tokens of each row from 0; padding repeats its neighbour's."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp_min(0)

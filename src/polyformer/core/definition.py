@@ -1,0 +1,30 @@
+"""Attention as the equation says it: the oracle that every other backend is tested against.
+
+    softmax(score_mod(Q K^T * scale), over the keys that the pattern allows) V
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.core.request import Request, indices
+from polyformer.core.softmax import softmax
+
+
+def refuses(request: Request, return_lse: bool) -> str | None:
+    """Why this backend cannot take the request; it takes all."""
+    return None
+
+
+def run(request: Request) -> tuple[Tensor, Tensor]:
+    """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]; dense: time and memory Tq x Tk."""
+    k = request.k.repeat_interleave(request.groups, dim=1)
+    v = request.v.repeat_interleave(request.groups, dim=1)
+    scores = request.q @ k.transpose(-1, -2) * request.scale  # [B, H, Tq, Tk]
+    b, h, q_idx, kv_idx = indices(request)
+    if request.score_mod is not None:
+        scores = request.score_mod(scores, b, h, q_idx, kv_idx)
+    allowed = None
+    if request.pattern is not None:
+        allowed = request.pattern.allows(request.context, b, h, q_idx, kv_idx)
+    probabilities, lse = softmax(scores, allowed)
+    return F.dropout(probabilities, request.dropout) @ v, lse

@@ -1,0 +1,79 @@
+"""Which keys a run of queries needs, said in intervals: the cheap statement that FlexAttention lacks.
+
+Everything here is Python integers. A layout of n queries has O(n / block) rows of a few intervals each, so
+nothing of size n x n is ever built.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+Interval = tuple[int, int]
+"""Key slots start <= j < stop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """What a run of queries may see, over all batch rows and heads.
+
+    `some` holds every key that at least one of the queries may see (it may hold more); `full` only keys
+    that all of them may see, so that no mask need be evaluated there (it may hold fewer).
+    """
+
+    some: tuple[Interval, ...]
+    full: tuple[Interval, ...] = ()
+
+    def __and__(self, other: "Keys") -> "Keys":
+        return Keys(intersect(self.some, other.some), intersect(self.full, other.full))
+
+    def __or__(self, other: "Keys") -> "Keys":
+        return Keys(unite((*self.some, *other.some)), unite((*self.full, *other.full)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The queries start <= i < stop and the keys they need."""
+
+    start: int
+    stop: int
+    keys: Keys
+
+
+Layout = tuple[Row, ...]
+"""Rows that cover every query once, in order."""
+
+
+def intersect(a: Iterable[Interval], b: Iterable[Interval]) -> tuple[Interval, ...]:
+    """The intervals common to two sorted, disjoint lists."""
+    left, right = list(a), list(b)
+    found, i, j = [], 0, 0
+    while i < len(left) and j < len(right):
+        start, stop = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if start < stop:
+            found.append((start, stop))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+def unite(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+    """Sorted, disjoint intervals that cover the same keys; those that touch become one."""
+    joined: list[Interval] = []
+    for start, stop in sorted(one for one in intervals if one[0] < one[1]):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+def clip(start: int, stop: int, length: int) -> tuple[Interval, ...]:
+    """The part of start..stop inside 0..length, as intervals."""
+    start, stop = max(start, 0), min(stop, length)
+    return ((start, stop),) if start < stop else ()
+
+
+def count(intervals: Iterable[Interval]) -> int:
+    """How many keys the intervals hold."""
+    return sum(stop - start for start, stop in intervals)

@@ -1,0 +1,182 @@
+"""Patterns: who may see whom, as a FlexAttention `mask_mod` plus the keys that each run of queries needs.
+
+Patterns compose: `Window(256) | Global(1)`, `Causal() & Strided(128)`; any function with FlexAttention's
+signature `mask_mod(b, h, q_idx, kv_idx) -> bool` joins in as it is. A new pattern is a frozen dataclass
+with two short methods: `allows`, the rule, and `keys`, where to look (every key, unless it says fewer).
+"""
+
+import ast
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError, unknown
+from polyformer.core.layout import Keys, Layout, Row
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""mask_mod(b, h, q_idx, kv_idx) -> bool: FlexAttention's signature; the indices broadcast."""
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""score_mod(score, b, h, q_idx, kv_idx) -> score: FlexAttention's signature."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """Base of all patterns; itself never used."""
+
+    registry: ClassVar[dict[str, type["Pattern"]]] = {}
+    row: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        Pattern.registry[cls.__name__] = cls
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Whether query `q_idx` may see key `kv_idx`; the indices broadcast, as in a `mask_mod`."""
+        raise NotImplementedError
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """The keys that queries start <= i < stop need; O(1) where the pattern is static."""
+        return Keys(some=((0, context.kv_len),))
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        """Query indices where the needed keys change abruptly and a row of the layout should end."""
+        return ()
+
+    def mask_mod(self, context: Context) -> MaskMod:
+        """This pattern as a FlexAttention `mask_mod`."""
+        return lambda b, h, q_idx, kv_idx: self.allows(context, b, h, q_idx, kv_idx)
+
+    def layout(self, context: Context, block: int) -> Layout:
+        """Rows of at most `block` queries with the keys they need, in O(Tq / block)."""
+        edges = {*range(0, context.q_len, block), *self.cuts(context), context.q_len}
+        inside = sorted(edge for edge in edges if 0 <= edge <= context.q_len)
+        return tuple(Row(a, b, self.keys(context, a, b)) for a, b in zip(inside[:-1], inside[1:]))
+
+    def __and__(self, other: "Pattern | MaskMod") -> "Pattern":
+        return And(self, as_pattern(other))
+
+    def __or__(self, other: "Pattern | MaskMod") -> "Pattern":
+        return Or(self, as_pattern(other))
+
+    def __rand__(self, other: MaskMod) -> "Pattern":
+        return And(as_pattern(other), self)
+
+    def __ror__(self, other: MaskMod) -> "Pattern":
+        return Or(as_pattern(other), self)
+
+    @classmethod
+    def examples(cls) -> tuple["Pattern", ...]:
+        """Small instances that the contract tests run."""
+        return (cls(),)
+
+    def to_text(self) -> str:
+        """The expression that makes this pattern; `from_text` reads it back."""
+        options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self))
+        return f"{type(self).__name__}({options})"
+
+    @staticmethod
+    def from_text(text: str) -> "Pattern":
+        """The pattern that an expression such as `Window(256) | Global(1)` describes; nothing is executed.
+
+        Raises `InputError` for anything but pattern names, literal arguments, `&`, `|` and parentheses.
+        """
+        try:
+            return _read(ast.parse(text.strip(), mode="eval").body, text)
+        except SyntaxError:
+            raise InputError(f"pattern: expected an expression like 'Window(256) | Global(1)', got {text!r}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair(Pattern):
+    """Two patterns joined; `&` and `|` differ only in how they join."""
+
+    left: Pattern
+    right: Pattern
+
+    sign: ClassVar[str] = ""
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        return (*self.left.cuts(context), *self.right.cuts(context))
+
+    def to_text(self) -> str:
+        return f"({self.left.to_text()} {self.sign} {self.right.to_text()})"
+
+
+@dataclasses.dataclass(frozen=True)
+class And(_Pair):
+    """What both patterns allow."""
+
+    sign: ClassVar[str] = "&"
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return self.left.allows(context, b, h, q_idx, kv_idx) & self.right.allows(context, b, h, q_idx, kv_idx)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        return self.left.keys(context, start, stop) & self.right.keys(context, start, stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class Or(_Pair):
+    """What either pattern allows."""
+
+    sign: ClassVar[str] = "|"
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return self.left.allows(context, b, h, q_idx, kv_idx) | self.right.allows(context, b, h, q_idx, kv_idx)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        return self.left.keys(context, start, stop) | self.right.keys(context, start, stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign(Pattern):
+    """Any FlexAttention `mask_mod`, ours or a user's; without a layout it may look at every key."""
+
+    function: MaskMod
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return self.function(b, h, q_idx, kv_idx)
+
+    def to_text(self) -> str:
+        raise InputError("pattern: a foreign mask_mod cannot be saved; write it as a Pattern class")
+
+
+def as_pattern(given: "Pattern | MaskMod") -> Pattern:
+    """`given`, wrapped when it is a bare `mask_mod`."""
+    if isinstance(given, Pattern):
+        return given
+    if callable(given):
+        return Foreign(given)
+    raise InputError(f"pattern: expected a Pattern or a mask_mod function, got {given!r}")
+
+
+def _read(node: ast.expr, text: str) -> Pattern:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):
+        left, right = _read(node.left, text), _read(node.right, text)
+        return left & right if isinstance(node.op, ast.BitAnd) else left | right
+    name = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(name, ast.Name):
+        raise InputError(f"pattern: expected names joined by & and |, got {ast.unparse(node)!r} in {text!r}")
+    named = {key: cls for key, cls in Pattern.registry.items() if cls.row}
+    if name.id not in named:
+        raise unknown("pattern", name.id, named)
+    positional, keywords = ([], {}) if not isinstance(node, ast.Call) else (
+        [_literal(one, text) for one in node.args],
+        {str(one.arg): _literal(one.value, text) for one in node.keywords},
+    )  # fmt: skip
+    try:
+        return named[name.id](*positional, **keywords)
+    except TypeError as error:
+        raise InputError(f"pattern {ast.unparse(node)!r}: {str(error).replace('__init__', name.id)}") from None
+
+
+def _literal(node: ast.expr, text: str) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise InputError(f"pattern: expected a plain value, got {ast.unparse(node)!r} in {text!r}") from None

@@ -1,0 +1,108 @@
+"""The patterns that a `Context` itself implies: everything, the past, one's own document, real tokens."""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.core.context import Context
+from polyformer.core.layout import Interval, Keys, clip
+from polyformer.core.pattern import Pattern
+
+
+@dataclasses.dataclass(frozen=True)
+class Full(Pattern):
+    """Every query sees every key."""
+
+    row: ClassVar[str] = "A1"
+    paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (q_idx >= 0) & (kv_idx >= 0)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        everything = ((0, context.kv_len),)
+        return Keys(everything, everything)
+
+
+@dataclasses.dataclass(frozen=True)
+class Causal(Pattern):
+    """A query sees its own slot and earlier ones."""
+
+    row: ClassVar[str] = "A1"
+    paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2.3"
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return context.distance(q_idx, kv_idx) >= 0
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        first, last = start + context.offset, stop - 1 + context.offset
+        return Keys(clip(0, last + 1, context.kv_len), clip(0, first + 1, context.kv_len))
+
+
+@dataclasses.dataclass(frozen=True)
+class Padding(Pattern):
+    """Only real keys are seen: those with `context.kv_valid`; every key where the context has none."""
+
+    row: ClassVar[str] = "A1"
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        if context.kv_valid is None:
+            return Full().allows(context, b, h, q_idx, kv_idx)
+        return context.kv_valid[b, kv_idx]
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        if context.kv_valid is None:
+            return Full().keys(context, start, stop)
+        if self not in context.memo:
+            valid = context.kv_valid.bool().cpu()
+            context.memo[self] = Keys(runs(valid.any(0)), runs(valid.all(0)))
+        return context.memo[self]
+
+
+@dataclasses.dataclass(frozen=True)
+class Documents(Pattern):
+    """A query sees the keys of its own document: equal numbers in `context.q_doc` and `context.kv_doc`."""
+
+    row: ClassVar[str] = "A1"
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        if context.q_doc is None or context.kv_doc is None:
+            return Full().allows(context, b, h, q_idx, kv_idx)
+        return context.q_doc[b, q_idx] == context.kv_doc[b, kv_idx]
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        if context.q_doc is None or context.kv_doc is None:
+            return Full().keys(context, start, stop)
+        if self not in context.memo:
+            context.memo[self] = _spans(context.q_doc.cpu(), context.kv_doc.cpu())
+        first, last = (edges[:, start:stop] for edges in context.memo[self])
+        return Keys(clip(int(first.min()), int(last.max()), context.kv_len),
+                    clip(int(first.max()), int(last.min()), context.kv_len))  # fmt: skip
+
+
+def implied(context: Context) -> Pattern | None:
+    """What the context alone forbids, as a pattern; None when it forbids nothing."""
+    found: Pattern | None = None
+    for present, pattern in (
+        (context.causal, Causal()),
+        (context.q_doc is not None, Documents()),
+        (context.kv_valid is not None, Padding()),
+    ):
+        if present:
+            found = pattern if found is None else found & pattern
+    return found
+
+
+def runs(flags: Tensor) -> tuple[Interval, ...]:
+    """The runs of True in a [T] bool tensor, as intervals."""
+    edges = torch.diff(flags.int(), prepend=flags.new_zeros(1).int(), append=flags.new_zeros(1).int())
+    starts, stops = (edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist()
+    return tuple(zip(starts, stops))
+
+
+def _spans(q_doc: Tensor, kv_doc: Tensor) -> tuple[Tensor, Tensor]:
+    """First and last-plus-one key slot of every query's document, [B, Tq] each; rows are sorted."""
+    kv_doc, q_doc = kv_doc.contiguous(), q_doc.contiguous()
+    return torch.searchsorted(kv_doc, q_doc), torch.searchsorted(kv_doc, q_doc, right=True)
