@@ -1,0 +1,217 @@
+"""Batches in an order that is a pure function of (seed, epoch), so that a run resumes where it stopped.
+
+`Batches` serves rows held in memory; `Stream` serves rows too many for it as a sequence of blocks, each of which
+is a small `Batches`. Both give `(position, batch)` pairs: the position after a batch, two integers for a
+checkpoint, brings `epoch(...)` back to what follows it without touching the rows before. No global random
+state is read or set.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from polyformer.core.errors import InputError
+
+Row = dict[str, Any]
+Batch = dict[str, torch.Tensor]
+Plan = Callable[[np.ndarray, np.random.Generator | None], list[np.ndarray]]
+Corrupt = Callable[[Row, np.random.Generator], Row]
+
+_FILL = {"labels": -100}
+_TOKEN_KEYS = ("input_ids", "decoder_input_ids")
+_ORDER, _CORRUPTION = 0, 1  # what a random stream is for; first in its seed, so that no two streams are one
+
+
+class Position(NamedTuple):
+    """Where an epoch stands: the first source row of the block, and how many of its batches are done."""
+
+    start: int = 0
+    batch: int = 0
+
+
+def by_rows(lengths: np.ndarray, generator: np.random.Generator | None, *, batch_size: int) -> list[np.ndarray]:
+    """Row numbers of each batch: `batch_size` rows, the last batch maybe fewer; in order without `generator`.
+
+    `lengths` is [rows, sides], of which only the number of rows counts here.
+    """
+    if batch_size < 1:
+        raise InputError(f"batch_size: expected at least 1 row, got {batch_size}")
+    order = np.arange(len(lengths)) if generator is None else generator.permutation(len(lengths))
+    return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+
+
+def by_tokens(lengths: np.ndarray, generator: np.random.Generator | None, *, max_tokens: int) -> list[np.ndarray]:
+    """Row numbers of each batch: rows of like length, at most `max_tokens` tokens a side, padding included.
+
+    `lengths` is [rows, sides]: one side, or source and target. Rows are sorted by length, equal ones in random
+    order, and the batches come in random order; without `generator`, longest first. (Vaswani et al. 2017, 5.1)
+    """
+    longest = lengths.max(axis=1, initial=0)
+    if len(longest) and longest.max() > max_tokens:
+        row = int(longest.argmax())
+        raise InputError(
+            f"max_tokens: row {row} has {longest[row]} tokens, more than a batch of {max_tokens}: "
+            "raise max_tokens or shorten the rows"
+        )
+    shuffled = np.arange(len(lengths)) if generator is None else generator.permutation(len(lengths))
+    # Long rows first; among them those whose other side is as long, so that neither side pads much.
+    order = shuffled[np.lexsort((-lengths[shuffled].sum(axis=1), -longest[shuffled]))]
+    batches = []
+    start = 0
+    while start < len(order):
+        size = max_tokens // max(1, int(longest[order[start]]))  # the first row of a batch is its longest
+        batches.append(order[start : start + size])
+        start += size
+    return batches if generator is None else [batches[i] for i in generator.permutation(len(batches))]
+
+
+def padding_share(lengths: np.ndarray, batches: Sequence[np.ndarray]) -> float:
+    """The share of all cells, on all sides, that is padding when rows of `lengths` [rows, sides] form `batches`."""
+    cells = sum(len(batch) * int(lengths[batch].max(axis=0).sum()) for batch in batches)
+    return 1 - int(lengths.sum()) / cells if cells else 0.0
+
+
+def share(batch: np.ndarray, rank: int, world: int) -> np.ndarray:
+    """The rows of a global batch that process `rank` of `world` takes; together the processes take each row once.
+
+    Sizes differ by at most one; with fewer rows than processes, the last ones get none.
+    """
+    if not 0 <= rank < world:
+        raise InputError(f"rank: expected 0 to {world - 1} for world={world}, got {rank}")
+    return batch[rank::world]
+
+
+def row_lengths(rows: Sequence[Row]) -> np.ndarray:
+    """[rows, 1], or [rows, 2] where rows have a sequence of labels beside their input (source and target)."""
+    sides = ["input_ids"]
+    if rows and np.ndim(rows[0].get("labels", 0)) == 1:
+        sides.append("labels")
+    return np.array([[len(row[side]) for side in sides] for row in rows], dtype=np.int64).reshape(-1, len(sides))
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Rows to one batch of long tensors [B, T], padded on the right to the longest row.
+
+    T is rounded up to a `multiple`. Token ids are padded with `pad_id`, labels with -100, `document_ids` with a
+    document of its own, all else with 0. Single numbers (labels of a class, span ends) become [B]. Rows that
+    are not packed get an `attention_mask` (1 = keep).
+    """
+
+    pad_id: int
+    multiple: int = 1
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        batch = {key: self._stack(key, [np.asarray(row[key]) for row in rows]) for key in rows[0]}
+        if "attention_mask" not in batch and "document_ids" not in batch:
+            kept = [np.ones(len(row["input_ids"]), np.int64) for row in rows]
+            batch["attention_mask"] = self._stack("attention_mask", kept)
+        return batch
+
+    def _stack(self, key: str, values: list[np.ndarray]) -> torch.Tensor:
+        if values[0].ndim == 0:
+            stacked = np.stack(values)
+            return torch.from_numpy(stacked.astype(np.float32 if stacked.dtype.kind == "f" else np.int64))
+        width = max(map(len, values))
+        width += -width % self.multiple
+        fill = self.pad_id if key in _TOKEN_KEYS else _FILL.get(key, 0)
+        stacked = np.full((len(values), width), fill, np.int64)
+        for target, value in zip(stacked, values):
+            target[: len(value)] = value
+            if key == "document_ids" and len(value):
+                target[len(value) :] = value[-1] + 1
+        return torch.from_numpy(stacked)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of `rows` in memory, by a `plan` such as `partial(by_tokens, max_tokens=4096)`.
+
+    `corrupt(row, generator)`, if any, changes each row as it is served, by a generator of its own for
+    (seed, epoch, row), so that what it does depends neither on the batch nor on the process.
+    Without `shuffle`, rows come in order (`by_rows`) or longest first (`by_tokens`) and are corrupted alike every
+    time: for evaluation. `start` is the number of the first row in the whole source.
+    """
+
+    rows: Sequence[Row]
+    plan: Plan
+    collate: Callable[[Sequence[Row]], Batch]
+    seed: int = 0
+    shuffle: bool = True
+    corrupt: Corrupt | None = None
+    start: int = 0
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """[rows, sides]: the tokens of each row."""
+        return row_lengths(self.rows)
+
+    def order(self, epoch: int) -> list[np.ndarray]:
+        """The row numbers of every batch of `epoch`, across all processes."""
+        generator = np.random.default_rng([_ORDER, self.seed, epoch, self.start]) if self.shuffle else None
+        return self.plan(self.lengths, generator)
+
+    def epoch(
+        self, epoch: int, *, position: Sequence[int] = Position(), rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[Position, Batch]]:
+        """`(position after it, batch)` from `position` on; the share of process `rank`, an empty dict if none."""
+        batches = self.order(epoch)
+        for number in range(Position(*position).batch, len(batches)):
+            chosen = share(batches[number], rank, world)
+            rows = [self._row(int(i), epoch) for i in chosen]
+            yield Position(self.start, number + 1), (self.collate(rows) if rows else {})
+
+    def _row(self, index: int, epoch: int) -> Row:
+        if self.corrupt is None:
+            return self.rows[index]
+        epoch = epoch if self.shuffle else 0
+        return self.corrupt(
+            self.rows[index], np.random.default_rng([_CORRUPTION, self.seed, epoch, self.start, index])
+        )
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Batches of a `source` larger than memory: any re-iterable of rows, such as a streaming data set.
+
+    The source is read in order, in blocks of about `buffer` characters (default 4 Mi; list items count as
+    one); `prepare` turns the rows of a block into rows of token ids (tokenise, pack), and each block is shuffled and
+    batched as `Batches` does. A restored position skips source rows without preparing them.
+    """
+
+    source: Iterable[Row]
+    prepare: Callable[[list[Row]], Sequence[Row]]
+    plan: Plan
+    collate: Callable[[Sequence[Row]], Batch]
+    seed: int = 0
+    shuffle: bool = True
+    corrupt: Corrupt | None = None
+    buffer: int = 2**22
+
+    def epoch(
+        self, epoch: int, *, position: Sequence[int] = Position(), rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[Position, Batch]]:
+        """As `Batches.epoch`; positions of the one are not positions of the other."""
+        position = Position(*position)
+        for start, raw in self._blocks(position.start):
+            rows = self.prepare(raw)
+            block = Batches(rows, self.plan, self.collate, self.seed, self.shuffle, self.corrupt, start)
+            done = position.batch if start == position.start else 0
+            yield from block.epoch(epoch, position=Position(start, done), rank=rank, world=world)
+
+    def _blocks(self, start: int) -> Iterator[tuple[int, list[Row]]]:
+        block: list[Row] = []
+        size = 0
+        for row in itertools.islice(self.source, start, None):
+            block.append(row)
+            size += sum(len(value) for value in row.values() if isinstance(value, str | list))
+            if size >= self.buffer:
+                yield start, block
+                start, block, size = start + len(block), [], 0
+        if block:
+            yield start, block
