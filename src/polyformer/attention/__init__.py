@@ -1,8 +1,18 @@
 """Attention mechanisms and the patterns that compose: `Window(256) | Global(1)`."""
 
 from polyformer.attention.global_tokens import Global
+from polyformer.attention.softmax_attention import SoftmaxConfig
 from polyformer.attention.window import Window
 from polyformer.core.pattern import Pattern
 from polyformer.core.patterns import Causal, Documents, Full, Padding
 
-__all__ = ["Causal", "Documents", "Full", "Global", "Padding", "Pattern", "Window"]
+__all__ = [
+    "Causal",
+    "Documents",
+    "Full",
+    "Global",
+    "Padding",
+    "Pattern",
+    "SoftmaxConfig",
+    "Window",
+]

@@ -1,0 +1,8 @@
+"""Wirings of the sub-layers of a layer."""
+
+from polyformer.block.base import Block, BlockConfig, SubLayer
+from polyformer.block.parallel import ParallelConfig
+from polyformer.block.post import PostNormConfig
+from polyformer.block.pre import PreNormConfig
+
+__all__ = ["Block", "BlockConfig", "ParallelConfig", "PostNormConfig", "PreNormConfig", "SubLayer"]

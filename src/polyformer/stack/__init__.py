@@ -1,0 +1,18 @@
+"""Stacks of layers and the embedding below them."""
+
+from polyformer.stack.embedding import Embedding, EmbeddingConfig
+from polyformer.stack.layer import Layer, LayerState, Source
+from polyformer.stack.multihead import AttentionConfig, MultiHeadAttention
+from polyformer.stack.stack import Stack, StackConfig
+
+__all__ = [
+    "AttentionConfig",
+    "Embedding",
+    "EmbeddingConfig",
+    "Layer",
+    "LayerState",
+    "MultiHeadAttention",
+    "Source",
+    "Stack",
+    "StackConfig",
+]

@@ -1,0 +1,61 @@
+"""Softmax attention over a pattern of keys: softmax(q k^T / sqrt(D)) v, the attention of 2017 and its sparse kin.
+
+Cost: 2 Tq Tk (D + Dv) products a head where the pattern is full, and in proportion to the keys it allows.
+Vaswani et al. 2017, section 3.2.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyformer.core.attend import attend
+from polyformer.core.context import Context
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreModMaker
+from polyformer.core.pattern import Pattern
+from polyformer.core.state import State
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SoftmaxConfig(MechanismConfig):
+    """`pattern`: who may see whom, beyond what causality, padding and documents forbid; None for everything."""
+
+    pattern: Pattern | None = None
+    dropout: float = 0.0  # of attention weights
+    scale: float | None = None  # by default 1 / sqrt(D)
+    backend: str = "auto"
+
+    kind: ClassVar[str] = "softmax"
+    row: ClassVar[str] = "A1"
+    paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
+
+    def build(self, num_heads: int, head_size: int) -> "SoftmaxAttention":
+        return SoftmaxAttention(self)
+
+
+class SoftmaxAttention(Mechanism):
+    """`attend` with a key-value cache for state."""
+
+    def __init__(self, config: SoftmaxConfig):
+        super().__init__()
+        self.config = config
+
+    def new_state(self, reserve: int) -> KeyValueCache:
+        return KeyValueCache(reserve=reserve)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
+                score_mod: ScoreModMaker | None) -> tuple[Tensor, State | None]:  # fmt: skip
+        if state is not None:
+            assert isinstance(state, KeyValueCache)
+            k, v, state = state.append(k, v)
+        y = attend(
+            q, k, v,
+            pattern=self.config.pattern,
+            score_mod=None if score_mod is None else score_mod(q, k, context),
+            context=context,
+            scale=self.config.scale,
+            dropout=self.config.dropout if self.training else 0.0,
+            backend=self.config.backend,
+        )  # fmt: skip
+        return y, state

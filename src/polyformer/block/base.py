@@ -1,0 +1,37 @@
+"""How the sub-layers of a layer are wired around the residual stream."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from polyformer.core.config import Config
+from polyformer.core.norms import NormConfig
+
+SubLayer = Callable[[Tensor], Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockConfig(Config):
+    """Family of wirings: `build(hidden_size, sublayers, norm, dropout)` makes a `Block` for so many sub-layers.
+
+    `normalizes_output` says that a layer's output is normalised already, so that the stack adds no final norm.
+    """
+
+    normalizes_output: ClassVar[bool] = False
+
+    def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Block":
+        raise NotImplementedError
+
+
+class Block(nn.Module):
+    """x [B, T, E] through sub-layers, each [B, T, E] -> [B, T, E]."""
+
+    def __init__(self, hidden_size: int, norms: int, norm: NormConfig, dropout: float):
+        super().__init__()
+        self.norms = nn.ModuleList(norm.build(hidden_size) for _ in range(norms))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
+        raise NotImplementedError

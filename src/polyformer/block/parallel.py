@@ -1,0 +1,32 @@
+"""Parallel: x = x + attention(norm(x)) + feedforward(norm(x)), one norm for all. Wang and Komatsuzaki 2021 (GPT-J)."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyformer.block.base import Block, BlockConfig, SubLayer
+from polyformer.core.norms import NormConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParallelConfig(BlockConfig):
+    """x + the sum of dropout(f(norm(x))) over all sub-layers f."""
+
+    kind: ClassVar[str] = "parallel"
+    row: ClassVar[str] = "T14"
+    paper: ClassVar[str] = "Wang and Komatsuzaki 2021 (GPT-J)"
+
+    def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Parallel":
+        return Parallel(hidden_size, 1, norm, dropout)
+
+
+class Parallel(Block):
+    """Sub-layers side by side."""
+
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
+        normed = self.norms[0](x)
+        for sublayer in sublayers:
+            x = x + self.dropout(sublayer(normed))
+        return x

@@ -1,0 +1,32 @@
+"""Post-norm: x = norm(x + f(x)). Vaswani et al. 2017, section 3.1. Needs warm-up (Xiong et al. 2020)."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyformer.block.base import Block, BlockConfig, SubLayer
+from polyformer.core.norms import NormConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PostNormConfig(BlockConfig):
+    """norm(x + dropout(f(x))), for every sub-layer f."""
+
+    kind: ClassVar[str] = "post"
+    row: ClassVar[str] = "A2"
+    paper: ClassVar[str] = "Vaswani et al. 2017, section 3.1"
+    normalizes_output: ClassVar[bool] = True
+
+    def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "PostNorm":
+        return PostNorm(hidden_size, sublayers, norm, dropout)
+
+
+class PostNorm(Block):
+    """The wiring of 2017."""
+
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
+        for norm, sublayer in zip(self.norms, sublayers):
+            x = norm(x + self.dropout(sublayer(x)))
+        return x

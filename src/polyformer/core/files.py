@@ -1,0 +1,216 @@
+"""Files that are whole or absent: written beside the target, synced, renamed; read with errors that name them.
+
+Weights are safetensors, everything else is JSON; nothing here ever reads a pickle, which can run code.
+"""
+
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from polyformer.core.errors import InputError
+
+NO_SPACE = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+SHARED = "shared"  # metadata key: names of tensors that are another one's memory
+
+
+def atomic_write(path: str | Path, content: bytes | Callable[[Path], object]) -> None:
+    """Make `path` hold `content`, all of it or (on any error, or a kill) what it held before.
+
+    `content` is the bytes, or a function that writes the file whose name it gets. Missing parent folders are made.
+    Raises `InputError` when the disk is full or cannot be written.
+    """
+    path = Path(path)
+    partial = _partial(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if callable(content):
+                content(partial)
+            else:
+                partial.write_bytes(content)
+            _sync(partial)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        _sync(path.parent)
+
+
+@contextmanager
+def atomic_directory(path: str | Path) -> Iterator[Path]:
+    """A new folder to fill; becomes `path` when the body ends well, and is removed when it does not.
+
+    An older `path` is replaced. A kill leaves `path` whole, old or new; in the one instant between the two
+    renames that replace an older folder, the old one stands beside it as `.NAME.XXXXXXXX.partial`.
+    Raises `InputError` when the disk is full or cannot be written.
+    """
+    path = Path(path)
+    partial, replaced = _partial(path), _partial(path)
+    with writing(path):
+        try:
+            partial.mkdir(parents=True)
+            yield partial
+            for folder, _, names in os.walk(partial):
+                for name in names:
+                    _sync(Path(folder, name))
+                _sync(Path(folder))
+            _exchange(partial, path, replaced)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        _sync(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _exchange(partial: Path, path: Path, replaced: Path) -> None:
+    if not path.exists():
+        partial.rename(path)
+        return
+    path.rename(replaced)
+    try:
+        partial.rename(path)
+    except BaseException:
+        replaced.rename(path)
+        raise
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a folder so that a kill in between never leaves half of it under its name."""
+    partial = _partial(path)
+    with writing(path):
+        path.rename(partial)
+        shutil.rmtree(partial)
+
+
+def remove_partials(folder: str | Path) -> None:
+    """Remove what killed writers left in `folder`. Only for folders that nobody else is writing to."""
+    for left in Path(folder).glob(".*.partial"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    # `secrets` leaves the seeded random states alone.
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Turns the operating system's refusals to write `path` into `InputError`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        number = _error_number(error)
+        if number in NO_SPACE:
+            raise InputError(
+                f"cannot write {path}: no space left ({os.strerror(number)}); "
+                "free some space or write to another disk; what was saved before is intact"
+            ) from error
+        if number:
+            raise InputError(f"cannot write {path}: {os.strerror(number)}") from error
+        raise
+
+
+def _error_number(error: Exception) -> int:
+    if isinstance(error, OSError):
+        return error.errno or 0
+    found = re.search(r"os error (\d+)", str(error))  # safetensors keeps the number only in its text
+    return int(found.group(1)) if found else 0
+
+
+def write_tensors(
+    path: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write named tensors as safetensors, atomically. Tensors that are the same memory are stored once."""
+    kept: dict[str, torch.Tensor] = {}
+    shared: dict[str, str] = {}
+    seen: dict[tuple[object, ...], str] = {}
+    for name, tensor in tensors.items():
+        first = seen.setdefault(_memory(tensor), name) if tensor.numel() else name
+        if first != name:
+            shared[name] = first
+            continue
+        whole = tensor.detach().cpu().contiguous()
+        # A view of a larger memory would drag the rest of it along, or be refused as overlapping.
+        kept[name] = whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
+    notes = {"format": "pt", **(metadata or {})}
+    if shared:
+        notes[SHARED] = json.dumps(shared)
+    atomic_write(path, lambda partial: save_file(kept, partial, metadata=notes))
+
+
+def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
+    layout = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
+    return tensor.untyped_storage().data_ptr(), *layout
+
+
+def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
+    """The named tensors of a safetensors file, on the CPU; `InputError` if missing, damaged or a pickle."""
+    path = Path(path)
+    with reading(path):
+        with path.open("rb") as file:
+            head = file.read(4)
+        if head.startswith(PICKLES):
+            raise InputError(
+                f"{path} is a pickle (torch.save), not safetensors: reading one can run code, so it is refused; "
+                "convert it to safetensors where you trust it"
+            )
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            shared = (file.metadata() or {}).get(SHARED)
+        if shared:
+            tensors |= {name: tensors[first] for name, first in json.loads(shared).items()}
+        return tensors
+
+
+def write_json(path: str | Path, data: object) -> None:
+    """Write `data` as indented JSON, atomically."""
+    atomic_write(path, (json.dumps(data, indent=2) + "\n").encode())
+
+
+def read_json(path: str | Path) -> Any:
+    """What a JSON file holds; `InputError` if it is missing or damaged."""
+    path = Path(path)
+    with reading(path):
+        return json.loads(path.read_bytes())
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Turns what goes wrong while reading `path` into an `InputError` that names it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InputError(f"no such file: {path}") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except InputError:
+        raise
+    except SafetensorError as error:
+        raise InputError(
+            f"{path} is damaged or not safetensors ({error}); restore it from a copy or make it again"
+        ) from error
+    except ValueError as error:
+        raise InputError(
+            f"{path} is damaged or not JSON ({error}); restore it from a copy or make it again"
+        ) from error

@@ -1,0 +1,59 @@
+"""Initial weights, all of them decided here."""
+
+import math
+
+import torch
+from torch import nn
+
+RESIDUAL = ("output.weight", "down.weight")
+"""Last matrices of a sub-layer: what they write is added to the residual stream."""
+
+
+def initialize(model: nn.Module, initializer_range: float | None) -> None:
+    """Sets every weight in place.
+
+    | part                      | range given           | None (the scheme of 2017)    |
+    |---------------------------|-----------------------|------------------------------|
+    | embeddings, vocabulary    | normal(range)         | normal(1 / sqrt(E))          |
+    | matrices                  | normal(range)         | uniform, Glorot              |
+    | last matrix of a sub-layer| range / sqrt(2 layers)| as other matrices            |
+    | biases; norms             | 0; 1 and 0            | the same                     |
+
+    The scaling of last matrices is GPT-2's (Radford et al. 2019, section 2.3). On the `meta` device nothing
+    is done.
+    """
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                _matrix(module.weight, initializer_range)
+                if module.bias is not None:
+                    module.bias.zero_()
+            elif isinstance(module, nn.Embedding):
+                _vectors(module.weight, initializer_range)
+        for name, parameter in model.named_parameters():
+            if name == "head.weight":
+                _vectors(parameter, initializer_range)
+        if initializer_range is not None:
+            _shrink_residual(model)
+
+
+def _matrix(weight: torch.Tensor, deviation: float | None) -> None:
+    if deviation is None:
+        nn.init.xavier_uniform_(weight)
+    else:
+        weight.normal_(0.0, deviation)
+
+
+def _vectors(weight: torch.Tensor, deviation: float | None) -> None:
+    weight.normal_(0.0, 1 / math.sqrt(weight.shape[1]) if deviation is None else deviation)
+
+
+def _shrink_residual(model: nn.Module) -> None:
+    """So that the residual stream's variance does not grow with the number of layers."""
+    for stack in ("encoder", "decoder"):
+        part = getattr(model, stack, None)
+        if part is None:
+            continue
+        for name, parameter in part.layers.named_parameters():
+            if name.endswith(RESIDUAL):
+                parameter.div_(math.sqrt(2 * len(part.layers)))

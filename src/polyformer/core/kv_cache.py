@@ -1,0 +1,66 @@
+"""The key-value cache: keys and values of the past in a buffer that grows by doubling, so a token costs O(1)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from polyformer.core.state import State
+
+FIRST_CAPACITY = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyValueCache(State):
+    """Keys [B, Hkv, capacity, D] and values [B, Hkv, capacity, Dv], of which the first `length` slots are filled.
+
+    A cache is a value: `append` returns the longer one and the shorter stays what it was. Both share one
+    buffer; `written` (the buffer's own high-water mark) tells when a second continuation must copy.
+    """
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    length: int = 0
+    written: list[int] = dataclasses.field(default_factory=lambda: [0])
+    reserve: int = 0  # slots to allocate at once, when the final length is known beforehand
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
+        """All keys and values, the new ones [B, Hkv, T, D] last, and the cache that holds them."""
+        if torch.is_grad_enabled() and (keys.requires_grad or (self.keys is not None and self.keys.requires_grad)):
+            return self._append_in_graph(keys, values)
+        length = self.length + keys.shape[2]
+        cache = self._with_room(keys, values, length)
+        assert cache.keys is not None and cache.values is not None
+        cache.keys[:, :, self.length : length] = keys
+        cache.values[:, :, self.length : length] = values
+        cache.written[0] = length
+        longer = dataclasses.replace(cache, length=length)
+        return cache.keys[:, :, :length], cache.values[:, :, :length], longer
+
+    def _append_in_graph(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
+        """Under autograd a buffer must not be overwritten: concatenate."""
+        if self.keys is not None and self.values is not None:
+            keys = torch.cat([self.keys[:, :, : self.length], keys], 2)
+            values = torch.cat([self.values[:, :, : self.length], values], 2)
+        length = keys.shape[2]
+        return keys, values, KeyValueCache(keys, values, length, [length], self.reserve)
+
+    def _with_room(self, keys: Tensor, values: Tensor, length: int) -> "KeyValueCache":
+        """This cache, or a copy in a larger buffer when it is full or its next slots are somebody else's."""
+        free = self.keys is not None and self.written[0] == self.length and not self.keys.requires_grad
+        if free and self.keys is not None and length <= self.keys.shape[2]:
+            return self
+        capacity = max(2 * length if self.length else length, self.reserve, FIRST_CAPACITY)
+        new_keys = keys.new_empty(*keys.shape[:2], capacity, keys.shape[3])
+        new_values = values.new_empty(*values.shape[:2], capacity, values.shape[3])
+        if self.keys is not None and self.values is not None:
+            new_keys[:, :, : self.length] = self.keys[:, :, : self.length].detach()
+            new_values[:, :, : self.length] = self.values[:, :, : self.length].detach()
+        return KeyValueCache(new_keys, new_values, self.length, [self.length], self.reserve)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """As for every state; the copy has a buffer and a high-water mark of its own."""
+        mapped = super().map(function)
+        return dataclasses.replace(mapped, written=[self.length])

@@ -1,0 +1,47 @@
+"""The seam where attention mechanisms meet the model: projected heads in, mixed heads out."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from polyformer.core.config import Config
+from polyformer.core.context import Context
+from polyformer.core.pattern import ScoreMod
+from polyformer.core.state import State
+
+ScoreModMaker = Callable[[Tensor, Tensor, Context], ScoreMod | None]
+"""(q, all keys, context) -> score_mod: `Position.score_mod`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MechanismConfig(Config):
+    """Family of mechanisms: `build(num_heads, head_size)` makes the module.
+
+    `causal`, `packs` and `caches` declare what a member can do; asked for more, it says what to use instead.
+    """
+
+    causal: ClassVar[bool] = True
+    packs: ClassVar[bool] = True
+    caches: ClassVar[bool] = True
+
+    def build(self, num_heads: int, head_size: int) -> "Mechanism":
+        raise NotImplementedError
+
+
+class Mechanism(nn.Module):
+    """Mixes the values of each head."""
+
+    def new_state(self, reserve: int) -> State | None:
+        """The state before the first token, with room for `reserve` tokens; None where there is none."""
+        return None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
+                score_mod: ScoreModMaker | None) -> tuple[Tensor, State | None]:  # fmt: skip
+        """q [B, H, Tq, D] and the new keys and values k, v [B, Hkv, Tq, D] to y [B, H, Tq, D] and the next state.
+
+        The keys that `context` describes are those of the state followed by the new ones. `score_mod` makes
+        the position scheme's score function once all keys are known.
+        """
+        raise NotImplementedError

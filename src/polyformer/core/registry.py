@@ -1,0 +1,40 @@
+"""A list of named things, filled by decorators: one list, never two."""
+
+import fnmatch
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from polyformer.core.errors import InputError, unknown
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Names to things of one sort, in the order in which they were registered."""
+
+    def __init__(self, what: str):
+        self.what = what
+        self._items: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator that enters what it decorates under `name`; a name is taken once."""
+        if name in self._items:
+            raise InputError(f"{self.what} {name!r} is registered already")
+
+        def enter(item: T) -> T:
+            self._items[name] = item
+            return item
+
+        return enter
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._items:
+            raise unknown(self.what, name, self._items)
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """The names that match a shell wildcard, sorted."""
+        return sorted(fnmatch.filter(self._items, pattern))

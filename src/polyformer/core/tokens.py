@@ -1,0 +1,116 @@
+"""Where the tokens of a row stand, over any number of calls: which are real, their positions, their documents."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from polyformer.core.context import Context, positions_from_mask
+from polyformer.core.errors import InputError
+from polyformer.core.state import State
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens(State):
+    """A run of T tokens a row, and of those before them as far as they are known.
+
+    valid: [B, T] bool, or None when all are real. pos: [B, T], or None when they are the slots. doc: [B, T]
+    document numbers, not decreasing along a row, or None for one document.
+    """
+
+    length: int
+    valid: Tensor | None = None
+    pos: Tensor | None = None
+    doc: Tensor | None = None
+
+    def extended(self, ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None,
+                 document_ids: Tensor | None) -> "Tokens":  # fmt: skip
+        """These tokens followed by `ids` [B, T].
+
+        attention_mask: 1 for real tokens; [B, T], or for all tokens so far. position_ids: [B, T] or [T]; by
+        default each row's real tokens are counted, from 0 in every document. document_ids: [B, T].
+        """
+        rows, new = ids.shape
+        length = self.length + new
+        if attention_mask is not None and attention_mask.shape[-1] == length and self.length:
+            valid: Tensor | None = attention_mask.bool()
+        else:
+            mask = None if _all_real(attention_mask) else _checked("attention_mask", attention_mask, ids).bool()
+            valid = _joined(self.valid, mask, (rows, self.length), ids, torch.ones, torch.bool)
+        documents = None if document_ids is None else _checked("document_ids", document_ids, ids)
+        doc = _joined(self.doc, documents, (rows, self.length), ids, torch.zeros, torch.long)
+        return Tokens(length, valid, self._positions(ids, position_ids, valid, doc), doc)
+
+    def _positions(self, ids: Tensor, given: Tensor | None, valid: Tensor | None, doc: Tensor | None) -> Tensor | None:
+        """Positions of these tokens and the new ones, [B, T]; None while they are the slots."""
+        rows, new = ids.shape
+        if given is None and self.pos is None and valid is None and doc is None:
+            return None
+        past = self.pos
+        if past is None:
+            past = torch.arange(self.length, device=ids.device).expand(rows, -1)
+        if given is not None:
+            following = _checked("position_ids", given.expand(rows, -1), ids)
+        elif doc is not None:
+            following = positions_from_documents(doc)[:, -new:]
+        elif valid is not None:
+            following = positions_from_mask(valid)[:, -new:]
+        else:
+            following = past[:, -1:] + torch.arange(1, new + 1, device=ids.device)
+        return torch.cat([past, following], 1)
+
+    def last(self, new: int, device: torch.device) -> Tensor:
+        """Positions of the last `new` tokens: [B, new], or [new] when they are the slots."""
+        if self.pos is not None:
+            return self.pos[:, -new:]
+        return torch.arange(self.length - new, self.length, device=device)
+
+    def context(self, new: int, causal: bool) -> Context:
+        """The last `new` tokens attending to all of these."""
+        pos, doc = self.pos, self.doc
+        return Context(
+            new, self.length, causal=causal,
+            q_pos=None if pos is None else pos[:, -new:], kv_pos=pos,
+            q_doc=None if doc is None else doc[:, -new:], kv_doc=doc,
+            kv_valid=self.valid,
+        )  # fmt: skip
+
+    def new_valid(self, new: int) -> Tensor | None:
+        """Which of the last `new` tokens are real, [B, new]; None when all are."""
+        return None if self.valid is None else self.valid[:, -new:]
+
+
+NO_TOKENS = Tokens(0)
+"""Before the first token."""
+
+
+def positions_from_documents(doc: Tensor) -> Tensor:
+    """Positions [B, T] that count from 0 in every document of doc [B, T], equal numbers standing together."""
+    slots = torch.arange(doc.shape[1], device=doc.device).expand_as(doc)
+    starts = torch.ones_like(doc, dtype=torch.bool)
+    starts[:, 1:] = doc[:, 1:] != doc[:, :-1]
+    return slots - torch.where(starts, slots, 0).cummax(1).values
+
+
+def _all_real(mask: Tensor | None) -> bool:
+    """Whether no mask is needed; asked only where looking is cheap."""
+    if mask is None:
+        return True
+    return mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all())
+
+
+def _checked(name: str, given: Tensor | None, ids: Tensor) -> Tensor:
+    assert given is not None
+    if given.shape != ids.shape:
+        raise InputError(f"{name}: expected the shape of the ids {tuple(ids.shape)}, got {tuple(given.shape)}")
+    return given
+
+
+def _joined(past: Tensor | None, new: Tensor | None, past_shape: tuple[int, int], ids: Tensor, default,
+            dtype: torch.dtype) -> Tensor | None:  # fmt: skip
+    """Past and new entries side by side, what is missing filled in; None when both are."""
+    if past is None and new is None:
+        return None
+    past = default(*past_shape, dtype=dtype, device=ids.device) if past is None else past
+    new = default(*ids.shape, dtype=dtype, device=ids.device) if new is None else new.to(dtype)
+    return torch.cat([past, new], 1)

@@ -1,0 +1,38 @@
+"""The position-wise feed-forward: W_out act(W_in x).
+
+Cost: 2 E F products a token, F the intermediate size. Vaswani et al. 2017, section 3.3.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from polyformer.core.activations import activation
+from polyformer.core.linear import Linear
+from polyformer.feedforward.base import FeedForwardConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DenseConfig(FeedForwardConfig):
+    """act(x W_in + b_in) W_out + b_out."""
+
+    kind: ClassVar[str] = "dense"
+    row: ClassVar[str] = "A7"
+    paper: ClassVar[str] = "Vaswani et al. 2017, section 3.3"
+
+    def build(self, hidden_size: int) -> "Dense":
+        return Dense(hidden_size, self)
+
+
+class Dense(nn.Module):
+    """Two linear layers around an activation: x [..., E] -> [..., E]."""
+
+    def __init__(self, hidden_size: int, config: DenseConfig):
+        super().__init__()
+        self.activation = activation(config.activation)
+        self.up = Linear(hidden_size, config.intermediate_size, bias=config.bias)
+        self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(x)))

@@ -1,0 +1,123 @@
+"""Heads with a fixed set of labels: one for a sequence, one for every token, or a span."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.core.linear import Linear
+from polyformer.core.pooling import check_pooling, pool
+from polyformer.heads.base import Head, HeadConfig, HeadInput
+
+Prediction = tuple[Tensor | None, Callable[[], Tensor]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassifyConfig(HeadConfig):
+    """`pooling`: the "first" token (BERT's), the "last", or the "mean"; `hidden` adds a tanh layer before."""
+
+    num_labels: int = 2
+    pooling: str = "first"
+    hidden: bool = True
+    dropout: float = 0.1
+
+    kind: ClassVar[str] = "classify"
+    row: ClassVar[str] = "A3"
+    paper: ClassVar[str] = "Devlin et al. 2019, section 4.1"
+
+    def __post_init__(self) -> None:
+        check_pooling(self.pooling)
+        _check_labels(self.num_labels)
+
+    def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "Classify":
+        return Classify(hidden_size, self)
+
+
+class Classify(Head):
+    """labels [B] in 0..num_labels-1; predictions [B, num_labels]."""
+
+    def __init__(self, hidden_size: int, config: ClassifyConfig):
+        super().__init__()
+        self.pooling = config.pooling
+        self.dense = Linear(hidden_size, hidden_size) if config.hidden else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = Linear(hidden_size, config.num_labels)
+
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Prediction:
+        pooled = pool(inputs.hidden, inputs.mask, self.pooling)
+        if self.dense is not None:
+            pooled = torch.tanh(self.dense(pooled))
+        logits = self.output(self.dropout(pooled))
+        return None if labels is None else mean_cross_entropy(logits, labels), lambda: logits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TagConfig(HeadConfig):
+    """A label for every token."""
+
+    num_labels: int = 2
+    dropout: float = 0.1
+
+    kind: ClassVar[str] = "tag"
+    row: ClassVar[str] = "A3"
+    paper: ClassVar[str] = "Devlin et al. 2019, section 5.3"
+
+    def __post_init__(self) -> None:
+        _check_labels(self.num_labels)
+
+    def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "Tag":
+        return Tag(hidden_size, self)
+
+
+class Tag(Head):
+    """labels [B, T], -100 where a token has none; predictions [B, T, num_labels]."""
+
+    def __init__(self, hidden_size: int, config: TagConfig):
+        super().__init__()
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = Linear(hidden_size, config.num_labels)
+
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Prediction:
+        logits = self.output(self.dropout(inputs.hidden))
+        return None if labels is None else mean_cross_entropy(logits, labels), lambda: logits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpanConfig(HeadConfig):
+    """Where an answer starts and ends."""
+
+    kind: ClassVar[str] = "span"
+    row: ClassVar[str] = "A3"
+    paper: ClassVar[str] = "Devlin et al. 2019, section 4.2"
+
+    def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "Span":
+        return Span(hidden_size)
+
+
+class Span(Head):
+    """labels [B, 2], first and last token of the answer (-100 for none); predictions [B, T, 2], padding at -inf."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.output = Linear(hidden_size, 2)
+
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Prediction:
+        logits = self.output(inputs.hidden)
+        if inputs.mask is not None:
+            logits = logits.masked_fill(~inputs.mask.unsqueeze(-1), -torch.inf)
+        return None if labels is None else mean_cross_entropy(logits.transpose(1, 2), labels), lambda: logits
+
+
+def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the labels that are not -100, 0 when there is none; logits [..., classes]."""
+    total = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
+    return total / (labels != -100).sum().clamp_min(1)
+
+
+def _check_labels(number: int) -> None:
+    if number < 1:
+        raise InputError(f"num_labels: expected 1 or more, got {number}")

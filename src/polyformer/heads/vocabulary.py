@@ -1,0 +1,96 @@
+"""Heads that predict tokens: the next one (language model) or a hidden one (masked language model)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.activations import activation
+from polyformer.core.cross_entropy import linear_cross_entropy
+from polyformer.core.errors import InputError
+from polyformer.core.linear import Linear, linear
+from polyformer.heads.base import Head, HeadConfig, HeadInput
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig(HeadConfig):
+    """Logits over the vocabulary; `label_smoothing` is the mass spread evenly in training (not in evaluation)."""
+
+    label_smoothing: float = 0.0
+    bias: bool = False
+
+    kind: ClassVar[str] = "language_model"
+    row: ClassVar[str] = "A4"
+    paper: ClassVar[str] = "Vaswani et al. 2017, section 3.4"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise InputError(f"label_smoothing: expected a mass in [0, 1), got {self.label_smoothing}")
+
+    def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "LanguageModelHead":
+        return LanguageModelHead(hidden_size, vocab_size, tied, self)
+
+
+class VocabularyHead(Head):
+    """logits = transform(hidden) W^T + b, where W is the token table itself when `tied`."""
+
+    def __init__(self, hidden_size: int, vocab_size: int, tied: bool, bias: bool, smoothing: float):
+        super().__init__()
+        self.smoothing = smoothing
+        self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, hidden_size))
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        """What is done to the hidden states before they meet the vocabulary."""
+        return hidden
+
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> tuple[Tensor | None, Callable[[], Tensor]]:
+        weight = inputs.table if self.weight is None else self.weight
+        hidden = self.transform(inputs.hidden)
+        loss = None
+        if labels is not None:
+            smoothing = self.smoothing if self.training else 0.0
+            loss = linear_cross_entropy(hidden, weight, self.bias, labels, smoothing)
+        return loss, lambda: linear(hidden, weight, self.bias)
+
+
+class LanguageModelHead(VocabularyHead):
+    """Predicts the next token."""
+
+    predicts_next = True
+
+    def __init__(self, hidden_size: int, vocab_size: int, tied: bool, config: LanguageModelConfig):
+        super().__init__(hidden_size, vocab_size, tied, config.bias, config.label_smoothing)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedConfig(HeadConfig):
+    """BERT's transform (dense, activation, norm) before the vocabulary."""
+
+    activation: str = "gelu"
+    eps: float = 1e-12  # of the norm
+
+    kind: ClassVar[str] = "masked"
+    row: ClassVar[str] = "A3"
+    paper: ClassVar[str] = "Devlin et al. 2019, section 3.1, task 1"
+
+    def __post_init__(self) -> None:
+        activation(self.activation)
+
+    def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "MaskedHead":
+        return MaskedHead(hidden_size, vocab_size, tied, self)
+
+
+class MaskedHead(VocabularyHead):
+    """Predicts the tokens that were hidden."""
+
+    def __init__(self, hidden_size: int, vocab_size: int, tied: bool, config: MaskedConfig):
+        super().__init__(hidden_size, vocab_size, tied, bias=True, smoothing=0.0)
+        self.activation = activation(config.activation)
+        self.dense = Linear(hidden_size, hidden_size)
+        self.norm = nn.LayerNorm(hidden_size, eps=config.eps)
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(hidden)))

@@ -1,0 +1,294 @@
+"""The one public model: token table, an encoder or a decoder or both, and a head."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.config import Config
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError, unknown
+from polyformer.core.files import atomic_write, read_json, read_tensors, write_tensors
+from polyformer.core.initialization import initialize
+from polyformer.core.softmax import recorded
+from polyformer.core.tokens import NO_TOKENS, Tokens
+from polyformer.generation import Generated, GenerationConfig, generate
+from polyformer.heads import HeadConfig, HeadInput, LanguageModelConfig
+from polyformer.outputs import ModelOutput, ModelState
+from polyformer.stack import Embedding, EmbeddingConfig, LayerState, Source, Stack, StackConfig
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpecialTokens(Config):
+    """Ids of the tokens that mean something to the model; None where there is none."""
+
+    pad: int | None = None
+    bos: int | None = None  # what an encoder-decoder's output starts from
+    eos: int | None = None  # where generation stops
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(Config):
+    """A model: with an encoder alone, a decoder alone, or both.
+
+    `initializer_range`: standard deviation of the initial weights; None for the scheme of 2017 (see
+    `initialize`).
+    """
+
+    vocab_size: int
+    hidden_size: int = 512
+    max_position_embeddings: int = 512  # of learned positions; the others take any length
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    encoder: StackConfig | None = None
+    decoder: StackConfig | None = None
+    head: HeadConfig = LanguageModelConfig()
+    special: SpecialTokens = SpecialTokens()
+    initializer_range: float | None = None
+
+    row: ClassVar[str] = "A2"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        if self.encoder is None and self.decoder is None:
+            raise InputError("encoder, decoder: expected at least one of them")
+
+    @classmethod
+    def examples(cls) -> tuple["ModelConfig", ...]:
+        return (cls(vocab_size=11, hidden_size=16, encoder=StackConfig(num_hidden_layers=1)),)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Encoded:
+    """What a stack made of its input."""
+
+    hidden: Tensor
+    tokens: Tokens
+    layers: tuple[LayerState, ...] | None
+    hidden_states: tuple[Tensor, ...] | None
+    attentions: list[Tensor]
+
+
+class Transformer(nn.Module):
+    """See `forward`. `recompute` on its stacks trades time for memory in training."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        width, positions = config.hidden_size, config.max_position_embeddings
+        self.tokens = nn.Embedding(config.vocab_size, width)
+        both = config.encoder is not None and config.decoder is not None
+        self.decoder_tokens = nn.Embedding(config.vocab_size, width) if both and not config.embedding.shared else None
+        for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+            cross = both and name == "decoder"
+            self.add_module(name, None if stack is None else Stack(stack, width, positions, cross))
+            self.add_module(f"{name}_embedding", None if stack is None else
+                            Embedding(config.embedding, width, stack.norm, stack.dropout))  # fmt: skip
+        self.head = config.head.build(width, config.vocab_size, config.embedding.tied)
+        initialize(self, config.initializer_range)
+
+    encoder: Stack | None
+    decoder: Stack | None
+    encoder_embedding: Embedding | None
+    decoder_embedding: Embedding | None
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        state: ModelState | None = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> ModelOutput:
+        """Run the model.
+
+        Args:
+            input_ids: [B, T], the text; of an encoder-decoder the source.
+            attention_mask: [B, T], 1 for real tokens and 0 for padding, on either side.
+            position_ids: [B, T] or [T]; by default real tokens are counted from 0 in every document.
+            document_ids: [B, T], not decreasing: documents packed in one row do not see one another.
+            token_type_ids: [B, T], where the model has token types.
+            decoder_input_ids, decoder_attention_mask: [B, U], what an encoder-decoder has written so far; by
+                default `labels` shifted right by one.
+            labels: what should be predicted, -100 where nothing should. For a decoder alone they are the
+                input_ids: the shift by one happens here, and nothing is predicted across documents.
+            state: from an earlier output with `use_cache`; the ids are then the tokens that follow.
+            use_cache: return the state.
+            output_attentions: return the attention weights (and run attention densely).
+            output_hidden_states: return every layer's input and the final output.
+
+        Returns:
+            `ModelOutput`; with labels its loss is the mean over labelled tokens or items.
+
+        Raises:
+            InputError: shapes that do not fit, or a text longer than learned positions reach.
+        """
+        options = {"attentions": output_attentions, "hidden": output_hidden_states}
+        if self.decoder is None:
+            self._refuse("an encoder alone", decoder_input_ids=decoder_input_ids, state=state)
+            ran = self._run("encoder", input_ids, attention_mask, position_ids, document_ids, token_type_ids, options)
+            return self._finish(ran, input_ids, labels, options)
+        if self.encoder is None:
+            self._refuse("a decoder alone", decoder_input_ids=decoder_input_ids)
+            past = state or (self.new_state() if use_cache else None)
+            ran = self._run("decoder", input_ids, attention_mask, position_ids, document_ids, token_type_ids, options, past)
+            labels = None if labels is None else next_labels(labels, document_ids)
+            return self._finish(ran, input_ids, labels, options, past)
+        self._refuse("an encoder-decoder", document_ids=document_ids)
+        encoded, past = None, state
+        if past is None:
+            encoded = self._run("encoder", input_ids, attention_mask, position_ids, None, token_type_ids, options)
+            past = self._source_state(encoded)
+        if decoder_input_ids is None:
+            decoder_input_ids = self._shifted_right(labels)
+        ran = self._run("decoder", decoder_input_ids, decoder_attention_mask, None, None, None, options,
+                        past, cached=use_cache or state is not None)  # fmt: skip
+        return self._finish(ran, decoder_input_ids, labels, options, past, encoded)
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None, reserve: int = 0) -> ModelState:
+        """The state that an encoder-decoder's decoding starts from, the source [B, S] read once."""
+        assert self.encoder is not None and self.decoder is not None
+        options = {"attentions": False, "hidden": False}
+        return self._source_state(self._run("encoder", input_ids, attention_mask, None, None, None, options), reserve)
+
+    def new_state(self, reserve: int = 0) -> ModelState:
+        """The state of a decoder before its first token, with room for `reserve` tokens."""
+        assert self.decoder is not None
+        return ModelState(NO_TOKENS, self.decoder.new_states(reserve))
+
+    def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, config: GenerationConfig | None = None,
+                 streamer: Callable[[Tensor], None] | None = None) -> Generated:  # fmt: skip
+        """Continue or translate `input_ids`: see `polyformer.generation.generate`."""
+        return generate(self, input_ids, attention_mask, config or GenerationConfig(), streamer)
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write config.json and model.safetensors into `directory`, each whole or not at all."""
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(folder / WEIGHTS, dict(self.state_dict()))
+        atomic_write(folder / CONFIG, self.config.to_json().encode())
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path) -> "Transformer":
+        """The model that `save_pretrained` wrote; raises `InputError` for anything else."""
+        folder = Path(directory)
+        if not (folder / CONFIG).is_file():
+            raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
+        with torch.device("meta"):
+            model = cls(ModelConfig.from_dict(read_json(folder / CONFIG)))
+        load_weights(model, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
+        return model.eval()
+
+    def _source_state(self, encoded: Encoded, reserve: int = 0) -> ModelState:
+        assert self.decoder is not None
+        return ModelState(NO_TOKENS, self.decoder.new_states(reserve), encoded.hidden, encoded.tokens.valid,
+                          encoded.tokens.length)  # fmt: skip
+
+    def _run(self, side: str, ids: Tensor | None, mask: Tensor | None, position_ids: Tensor | None,
+             document_ids: Tensor | None, types: Tensor | None, options: dict[str, bool],
+             past: ModelState | None = None, cached: bool = True) -> Encoded:  # fmt: skip
+        """One side's stack over its ids, after the tokens in `past`."""
+        ids = self._checked_ids(ids, "decoder_input_ids" if side == "decoder" and self.encoder else "input_ids")
+        stack, embedding = self.get_submodule(side), self.get_submodule(f"{side}_embedding")
+        assert isinstance(stack, Stack) and isinstance(embedding, Embedding)
+        tokens = (past.tokens if past else NO_TOKENS).extended(ids, mask, position_ids, document_ids)
+        table = self.tokens if side == "encoder" or self.decoder_tokens is None else self.decoder_tokens
+        pos = tokens.last(ids.shape[1], ids.device)
+        source = None
+        if past is not None and past.source_length:
+            source = Source(past.source, Context(ids.shape[1], past.source_length, kv_valid=past.source_valid))
+        collect: list[Tensor] | None = [] if options["hidden"] else None
+        context = tokens.context(ids.shape[1], causal=side == "decoder")
+        states = past.layers if past is not None and cached else None
+        x = embedding(table(ids), stack.position, pos, types)
+        if options["attentions"]:
+            with recorded() as records:
+                hidden, layers = stack(x, pos, context, source, states, collect)
+        else:
+            records = []
+            hidden, layers = stack(x, pos, context, source, states, collect)
+        return Encoded(hidden, tokens, layers, None if collect is None else tuple(collect), records)
+
+    def _finish(self, ran: Encoded, ids: Tensor | None, labels: Tensor | None, options: dict[str, bool],
+                past: ModelState | None = None, encoded: Encoded | None = None) -> ModelOutput:  # fmt: skip
+        """The head's word on what a stack made, and everything else that was asked for."""
+        table = self.tokens if self.decoder_tokens is None else self.decoder_tokens
+        valid = ran.tokens.new_valid(ran.hidden.shape[1])
+        loss, predictions = self.head(HeadInput(ran.hidden, valid, table.weight), labels)
+        both = self.encoder is not None and self.decoder is not None
+        records = tuple(ran.attentions)
+        state = None
+        if past is not None and ran.layers is not None:
+            state = dataclasses.replace(past, tokens=ran.tokens, layers=ran.layers, source=None)
+        wanted = options["attentions"]
+        return ModelOutput(
+            loss, ran.hidden, predictions, ran.hidden_states,
+            attentions=(records[::2] if both else records) if wanted else None,
+            cross_attentions=records[1::2] if both and wanted else None,
+            encoder_last_hidden_state=encoded.hidden if encoded else None,
+            encoder_hidden_states=encoded.hidden_states if encoded else None,
+            encoder_attentions=tuple(encoded.attentions) if encoded and wanted else None,
+            state=state,
+        )  # fmt: skip
+
+    def _shifted_right(self, labels: Tensor | None) -> Tensor:
+        if labels is None:
+            raise InputError("decoder_input_ids or labels: an encoder-decoder needs one of them")
+        if self.config.special.bos is None:
+            raise InputError("special.bos: this model does not know what its output starts from; set it in the config")
+        start = labels.new_full((len(labels), 1), self.config.special.bos)
+        return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, 0)], 1)
+
+    def _checked_ids(self, ids: Tensor | None, name: str) -> Tensor:
+        if ids is None:
+            raise InputError(f"{name}: expected token ids [batch, length], got None")
+        if ids.dim() != 2 or ids.is_floating_point():
+            raise InputError(f"{name}: expected integer ids [batch, length], got {ids.dtype} {tuple(ids.shape)}")
+        if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
+            low, high = (int(one) for one in ids.aminmax())
+            if low < 0 or high >= self.config.vocab_size:
+                raise InputError(f"{name}: expected ids from 0 to {self.config.vocab_size - 1}, got {low} to {high}")
+        return ids
+
+    def _refuse(self, what: str, **given: Any) -> None:
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(f"{name}: {what} does not take it; leave it out")
+
+
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:
+    """Put `tensors`, read from `file`, into `model`; raises `InputError` unless names and shapes are the model's."""
+    own = model.state_dict()
+    for name in tensors:
+        if name not in own:
+            raise unknown(f"tensor in {file}", name, own)
+    for name, tensor in own.items():
+        if name not in tensors:
+            raise InputError(f"{file}: the tensor {name!r} is missing")
+        if tensors[name].shape != tensor.shape:
+            raise InputError(f"{file}: {name!r} has shape {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}")
+    model.load_state_dict(tensors, assign=True)
+    for parameter in model.parameters():  # an assigned tensor takes the place of the parameter, flag included
+        parameter.requires_grad_(True)
+
+
+def next_labels(labels: Tensor, document_ids: Tensor | None) -> Tensor:
+    """labels [B, T] moved one to the left: what each token should predict; -100 at the end of every document."""
+    moved = torch.full_like(labels, -100)
+    moved[:, :-1] = labels[:, 1:]
+    if document_ids is not None:
+        moved[:, :-1] = moved[:, :-1].masked_fill(document_ids[:, 1:] != document_ids[:, :-1], -100)
+    return moved

@@ -1,0 +1,65 @@
+"""Learned positions: a table of vectors, added to the first layer's input or, one table a layer, to every layer's.
+
+max_positions x E parameters a table; a position beyond the table is an error. Vaswani et al. 2017, section 3.5
+(table 3, row E); per layer: Al-Rfou et al. 2018, section 3.3.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.position.base import Position, PositionConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnedConfig(PositionConfig):
+    """One table, at the input."""
+
+    kind: ClassVar[str] = "learned"
+    row: ClassVar[str] = "P2"
+    paper: ClassVar[str] = "Vaswani et al. 2017, table 3, row E"
+
+    def build(self, hidden_size: int, num_layers: int, max_positions: int) -> "Learned":
+        return Learned(hidden_size, 1, max_positions)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnedPerLayerConfig(PositionConfig):
+    """A table for every layer, added to its input."""
+
+    kind: ClassVar[str] = "learned_per_layer"
+    row: ClassVar[str] = "P3"
+    paper: ClassVar[str] = "Al-Rfou et al. 2018, section 3.3"
+
+    def build(self, hidden_size: int, num_layers: int, max_positions: int) -> "Learned":
+        return Learned(hidden_size, num_layers, max_positions)
+
+
+class Learned(Position):
+    """Tables [layers, max_positions, E]; layers beyond the tables pass unchanged."""
+
+    def __init__(self, hidden_size: int, num_tables: int, max_positions: int):
+        super().__init__()
+        if max_positions < 1:
+            raise InputError(f"max_position_embeddings: learned positions need 1 or more, got {max_positions}")
+        self.tables = nn.ModuleList(nn.Embedding(max_positions, hidden_size) for _ in range(num_tables))
+        self.max_positions = max_positions
+
+    def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
+        if layer >= len(self.tables):
+            return x
+        self._check(x, pos)
+        return x + self.tables[layer](pos)
+
+    def _check(self, x: Tensor, pos: Tensor) -> None:
+        """Raises where it costs nothing: on the CPU, outside compiled code; elsewhere the lookup itself raises."""
+        if pos.device.type != "cpu" or torch.compiler.is_compiling() or not pos.numel():
+            return
+        if int(pos.max()) >= self.max_positions:
+            raise InputError(
+                f"input of {int(pos.max()) + 1} tokens: longer than the {self.max_positions} learned positions "
+                f"(max_position_embeddings); shorten the text or choose another position scheme"
+            )

@@ -1,0 +1,16 @@
+"""No positions: what a causal decoder can do without, and a baseline for every scheme."""
+
+import dataclasses
+from typing import ClassVar
+
+from polyformer.position.base import Position, PositionConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoPositionConfig(PositionConfig):
+    """The identity."""
+
+    kind: ClassVar[str] = "none"
+
+    def build(self, hidden_size: int, num_layers: int, max_positions: int) -> Position:
+        return Position()

@@ -1,0 +1,45 @@
+"""Models by name: `create_model("bert-base", attention=Window(256) | Global(1))`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from polyformer.attention import SoftmaxConfig
+from polyformer.core.mechanism import MechanismConfig
+from polyformer.core.pattern import Pattern
+from polyformer.core.registry import Registry
+from polyformer.model import ModelConfig, Transformer
+
+MODELS: Registry[Callable[[], ModelConfig]] = Registry("model")
+"""Preset name to the function that makes its configuration; the function's docstring cites the source."""
+
+register = MODELS.register
+
+
+def model_config(name: str, overrides: dict[str, Any] | None = None) -> ModelConfig:
+    """The configuration of preset `name` with `overrides` by option name.
+
+    A bare name sets the option wherever the model has it, a dotted path (`decoder.num_hidden_layers`) in one
+    place. `attention` also takes a pattern or a mechanism, for every layer.
+
+    Raises:
+        InputError: an unknown preset or option, with the nearest names; a value of the wrong type.
+    """
+    config = MODELS[name]()
+    for option, value in (overrides or {}).items():
+        if option == "attention" and isinstance(value, Pattern):
+            config = config.override("mechanism", SoftmaxConfig(pattern=value))
+        elif option == "attention" and isinstance(value, MechanismConfig):
+            config = config.override("mechanism", value)
+        else:
+            config = config.override(option, value)
+    return config
+
+
+def create_model(name: str, **overrides: Any) -> Transformer:
+    """A model with fresh weights: see `model_config` for the overrides."""
+    return Transformer(model_config(name, overrides))
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """The presets whose names match a shell wildcard: `list_models("bert*")`."""
+    return MODELS.names(pattern)

@@ -1,0 +1,59 @@
+"""Encoders: for classification, tagging, question answering, embedding."""
+
+from polyformer.block import PreNormConfig
+from polyformer.core.norms import LayerNormConfig
+from polyformer.feedforward import DenseConfig
+from polyformer.heads import ClassifyConfig, MaskedConfig
+from polyformer.model import ModelConfig
+from polyformer.position import LearnedConfig
+from polyformer.presets.base import register
+from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
+
+
+@register("bert-base")
+def bert_base() -> ModelConfig:
+    """Devlin et al. 2019, section 3: 110M parameters; post-norm, learned positions, masked language model."""
+    return ModelConfig(
+        vocab_size=30522,
+        hidden_size=768,
+        embedding=EmbeddingConfig(norm=True, type_vocab_size=2),
+        encoder=StackConfig(
+            num_hidden_layers=12,
+            attention=AttentionConfig(num_attention_heads=12),
+            feedforward=DenseConfig(intermediate_size=3072, activation="gelu"),
+            position=LearnedConfig(),
+            norm=LayerNormConfig(eps=1e-12),
+        ),
+        head=MaskedConfig(),
+        initializer_range=0.02,
+    )
+
+
+def encoder(layers: int, width: int, heads: int, vocab: int, positions: int) -> ModelConfig:
+    """Pre-norm with learned positions and a classification head."""
+    return ModelConfig(
+        vocab_size=vocab,
+        hidden_size=width,
+        max_position_embeddings=positions,
+        encoder=StackConfig(
+            num_hidden_layers=layers,
+            attention=AttentionConfig(num_attention_heads=heads),
+            feedforward=DenseConfig(intermediate_size=4 * width, activation="gelu"),
+            position=LearnedConfig(),
+            block=PreNormConfig(),
+        ),
+        head=ClassifyConfig(pooling="mean", hidden=False),
+        initializer_range=0.02,
+    )
+
+
+@register("encoder-small")
+def encoder_small() -> ModelConfig:
+    """For two cores: 2 layers of 128."""
+    return encoder(2, 128, 4, vocab=8000, positions=512)
+
+
+@register("encoder-tiny")
+def encoder_tiny() -> ModelConfig:
+    """For tests: one layer of 32."""
+    return encoder(1, 32, 2, vocab=300, positions=64)

@@ -1,0 +1,53 @@
+"""The encoder-decoder of 2017. Vaswani et al. 2017, table 3."""
+
+import dataclasses
+
+from polyformer.feedforward import DenseConfig
+from polyformer.heads import LanguageModelConfig
+from polyformer.model import ModelConfig, SpecialTokens
+from polyformer.presets.base import register
+from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
+
+
+def encoder_decoder(layers: int, width: int, heads: int, intermediate: int, dropout: float, vocab: int) -> ModelConfig:
+    """Equal stacks, post-norm, sinusoids, one token table in all three places."""
+    stack = StackConfig(
+        num_hidden_layers=layers,
+        attention=AttentionConfig(num_attention_heads=heads),
+        feedforward=DenseConfig(intermediate_size=intermediate),
+        dropout=dropout,
+    )
+    return ModelConfig(
+        vocab_size=vocab,
+        hidden_size=width,
+        embedding=EmbeddingConfig(scale=True),
+        encoder=stack,
+        decoder=stack,
+        head=LanguageModelConfig(label_smoothing=0.1),
+        special=SpecialTokens(pad=0, bos=1, eos=2),
+    )
+
+
+@register("transformer-base")
+def transformer_base() -> ModelConfig:
+    """Vaswani et al. 2017, table 3, base: about 37000 shared tokens, 65M parameters by the paper's rounding."""
+    return encoder_decoder(6, 512, 8, 2048, 0.1, vocab=37000)
+
+
+@register("transformer-big")
+def transformer_big() -> ModelConfig:
+    """Vaswani et al. 2017, table 3, big: 213M parameters by the paper's rounding."""
+    return encoder_decoder(6, 1024, 16, 4096, 0.3, vocab=37000)
+
+
+@register("transformer-small")
+def transformer_small() -> ModelConfig:
+    """For two cores: 3 + 3 layers of 256, for a corpus like Multi30k. Pre-norm, so that it trains at once."""
+    config = encoder_decoder(3, 256, 4, 1024, 0.1, vocab=8000)
+    return config.override("block", "pre")
+
+
+@register("transformer-tiny")
+def transformer_tiny() -> ModelConfig:
+    """For tests: one layer a side."""
+    return dataclasses.replace(encoder_decoder(1, 32, 4, 64, 0.1, vocab=300), max_position_embeddings=128)

@@ -1,0 +1,62 @@
+"""One layer: self-attention, cross-attention where there is a source, feed-forward, wired by a block."""
+
+import dataclasses
+
+from torch import Tensor, nn
+
+from polyformer.stack.multihead import AttentionConfig, MultiHeadAttention
+from polyformer.block import BlockConfig, SubLayer
+from polyformer.core.context import Context
+from polyformer.core.norms import NormConfig
+from polyformer.core.state import State
+from polyformer.feedforward import FeedForwardConfig
+from polyformer.position import Position
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerState(State):
+    """What a layer leaves for the next call: its own tokens, and the projected source."""
+
+    self_attention: State | None = None
+    cross_attention: State | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """What a decoder reads from: hidden states [B, S, E] (None once every layer has projected them)."""
+
+    hidden: Tensor | None
+    context: Context
+
+
+class Layer(nn.Module):
+    """x [B, T, E] -> [B, T, E]."""
+
+    def __init__(self, hidden_size: int, attention: AttentionConfig, feedforward: FeedForwardConfig,
+                 block: BlockConfig, norm: NormConfig, dropout: float, cross: bool):  # fmt: skip
+        super().__init__()
+        self.attention = attention.build(hidden_size)
+        self.cross_attention: MultiHeadAttention | None = attention.build(hidden_size) if cross else None
+        self.feedforward = feedforward.build(hidden_size)
+        self.block = block.build(hidden_size, 3 if cross else 2, norm, dropout)
+
+    def forward(self, x: Tensor, context: Context, position: Position, source: Source | None = None,
+                state: LayerState | None = None) -> tuple[Tensor, LayerState | None]:  # fmt: skip
+        """The layer's output, and its next state when it was given one."""
+        new: dict[str, State | None] = {}
+
+        def attend_self(x: Tensor) -> Tensor:
+            y, new["self"] = self.attention(x, context, position, state.self_attention if state else None)
+            return y
+
+        def attend_source(x: Tensor) -> Tensor:
+            assert self.cross_attention is not None and source is not None
+            past = state.cross_attention if state else None
+            y, new["cross"] = self.cross_attention.cross(x, source.hidden, source.context, past)
+            return y
+
+        sublayers: list[SubLayer] = [attend_self]
+        if self.cross_attention is not None:
+            sublayers.append(attend_source)
+        x = self.block(x, [*sublayers, self.feedforward])
+        return x, LayerState(new["self"], new.get("cross")) if state else None

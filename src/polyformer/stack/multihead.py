@@ -1,0 +1,106 @@
+"""Multi-head attention: project to heads, let a mechanism mix them, project back.
+
+    head_i = mechanism(x W_q^i, s W_k^i, s W_v^i);  y = concat(head_1 .. head_h) W_o
+
+s is x itself (self-attention) or another sequence (cross-attention). With fewer key heads than query heads,
+groups of query heads share one (Ainslie et al. 2023). Vaswani et al. 2017, section 3.2.2.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from polyformer.attention import SoftmaxConfig
+from polyformer.core.config import Config
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.linear import Linear
+from polyformer.core.mechanism import MechanismConfig
+from polyformer.core.state import State
+from polyformer.position import Position
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionConfig(Config):
+    """Heads and projections around a mechanism."""
+
+    num_attention_heads: int = 8
+    num_key_value_heads: int | None = None  # by default as many as query heads
+    head_size: int | None = None  # by default hidden_size / num_attention_heads
+    bias: bool = True  # of all four projections
+    mechanism: MechanismConfig = SoftmaxConfig()
+
+    row: ClassVar[str] = "A1"
+
+    def __post_init__(self) -> None:
+        heads = self.num_attention_heads
+        if heads < 1:
+            raise InputError(f"num_attention_heads: expected 1 or more, got {heads}")
+        if self.kv_heads < 1 or heads % self.kv_heads:
+            raise InputError(f"num_key_value_heads: expected a divisor of the {heads} query heads, got {self.kv_heads}")
+
+    @property
+    def kv_heads(self) -> int:
+        """Key heads, once settled."""
+        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    def width(self, hidden_size: int) -> int:
+        """The width of one head in a model of `hidden_size`."""
+        if self.head_size is not None:
+            return self.head_size
+        if hidden_size % self.num_attention_heads:
+            raise InputError(
+                f"num_attention_heads: expected a divisor of hidden_size {hidden_size}, "
+                f"got {self.num_attention_heads}; or give head_size"
+            )
+        return hidden_size // self.num_attention_heads
+
+    def build(self, hidden_size: int) -> "MultiHeadAttention":
+        return MultiHeadAttention(hidden_size, self)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProjectedSource(State):
+    """Keys and values of a cross-attention's source, projected once: [B, Hkv, S, D] each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class MultiHeadAttention(nn.Module):
+    """x [B, T, E] -> [B, T, E]."""
+
+    def __init__(self, hidden_size: int, config: AttentionConfig):
+        super().__init__()
+        self.config = config
+        self.head_size = config.width(hidden_size)
+        inner, inner_kv = config.num_attention_heads * self.head_size, config.kv_heads * self.head_size
+        self.query = Linear(hidden_size, inner, bias=config.bias)
+        self.key = Linear(hidden_size, inner_kv, bias=config.bias)
+        self.value = Linear(hidden_size, inner_kv, bias=config.bias)
+        self.output = Linear(inner, hidden_size, bias=config.bias)
+        self.mechanism = config.mechanism.build(config.num_attention_heads, self.head_size)
+
+    def forward(self, x: Tensor, context: Context, position: Position,
+                state: State | None = None) -> tuple[Tensor, State | None]:  # fmt: skip
+        """Self-attention of x, after the tokens in `state`; also the state that includes x."""
+        q, k, v = self._heads(self.query, x), self._heads(self.key, x), self._heads(self.value, x)
+        q, k = position.rotate(q, k, context)
+        y, state = self.mechanism(q, k, v, context, state, position.score_mod)
+        return self._join(y), state
+
+    def cross(self, x: Tensor, source: Tensor | None, context: Context,
+              state: State | None = None) -> tuple[Tensor, ProjectedSource]:  # fmt: skip
+        """Attention of x [B, T, E] to source [B, S, E], whose projection is returned and reused as `state`."""
+        if not isinstance(state, ProjectedSource):
+            assert source is not None
+            state = ProjectedSource(self._heads(self.key, source), self._heads(self.value, source))
+        y, _ = self.mechanism(self._heads(self.query, x), state.keys, state.values, context, None, None)
+        return self._join(y), state
+
+    def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
+        return projection(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+
+    def _join(self, heads: Tensor) -> Tensor:
+        return self.output(heads.transpose(1, 2).flatten(2))

@@ -1,0 +1,83 @@
+"""A stack of layers: an encoder, or with a causal context a decoder, or with a source the decoder of a pair."""
+
+import dataclasses
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+
+from polyformer.stack.multihead import AttentionConfig
+from polyformer.block import BlockConfig, PostNormConfig
+from polyformer.core.config import Config
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.norms import LayerNormConfig, NormConfig
+from polyformer.feedforward import DenseConfig, FeedForwardConfig
+from polyformer.position import PositionConfig, SinusoidalConfig
+from polyformer.stack.layer import Layer, LayerState, Source
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StackConfig(Config):
+    """The parts of every layer of a stack, and how many layers."""
+
+    num_hidden_layers: int = 6
+    attention: AttentionConfig = AttentionConfig()
+    feedforward: FeedForwardConfig = DenseConfig()
+    position: PositionConfig = SinusoidalConfig()
+    block: BlockConfig = PostNormConfig()
+    norm: NormConfig = LayerNormConfig()
+    dropout: float = 0.1  # of sub-layer outputs and of the embedding sum
+
+    def __post_init__(self) -> None:
+        if self.num_hidden_layers < 1:
+            raise InputError(f"num_hidden_layers: expected 1 or more, got {self.num_hidden_layers}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise InputError(f"dropout: expected a probability in [0, 1), got {self.dropout}")
+
+
+class Stack(nn.Module):
+    """Layers one after another: x [B, T, E] -> [B, T, E].
+
+    `recompute` drops the activations inside each layer in training and computes them again in the backward
+    pass (Chen et al. 2016): memory of one layer plus one tensor a layer, for a third more time.
+    """
+
+    def __init__(self, config: StackConfig, hidden_size: int, max_positions: int, cross: bool):
+        super().__init__()
+        self.recompute = False
+        self.position = config.position.build(hidden_size, config.num_hidden_layers, max_positions)
+        self.layers = nn.ModuleList(
+            Layer(hidden_size, config.attention, config.feedforward, config.block, config.norm, config.dropout, cross)
+            for _ in range(config.num_hidden_layers)
+        )
+        self.final_norm = nn.Identity() if config.block.normalizes_output else config.norm.build(hidden_size)
+
+    def forward(self, x: Tensor, pos: Tensor, context: Context, source: Source | None = None,
+                states: tuple[LayerState, ...] | None = None,
+                collect: list[Tensor] | None = None) -> tuple[Tensor, tuple[LayerState, ...] | None]:  # fmt: skip
+        """The last layer's output (normalised), and the layers' next states when there are any.
+
+        x: the embedding sum, positions of layer 0 included. pos: [T] or [B, T]. `collect` receives the
+        input of every layer and the final output.
+        """
+        new_states = []
+        for index, layer in enumerate(self.layers):
+            if index:
+                x = self.position.embed(x, pos, index)
+            if collect is not None:
+                collect.append(x)
+            arguments = (x, context, self.position, source, states[index] if states else None)
+            if self.recompute and self.training and torch.is_grad_enabled():
+                x, state = torch.utils.checkpoint.checkpoint(layer, *arguments, use_reentrant=False)
+            else:
+                x, state = layer(*arguments)
+            new_states.append(state)
+        x = self.final_norm(x)
+        if collect is not None:
+            collect.append(x)
+        return x, tuple(new_states) if states else None
+
+    def new_states(self, reserve: int) -> tuple[LayerState, ...]:
+        """The states before the first token, with room for `reserve` tokens."""
+        return tuple(LayerState(layer.attention.mechanism.new_state(reserve)) for layer in self.layers)
