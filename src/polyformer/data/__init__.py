@@ -1,8 +1,35 @@
-"""Text in, batches out: sources -> tokenizer -> packed or paired rows -> batches (with corruptions on the way).
+"""Text in, batches out: sources -> tokenizer -> packed or paired rows -> batches, corrupted on the way if need be.
 
-    splits = load(DataConfig(path="reviews.csv"), needs=("text", "label"))      # rows of plain values
-    tokenizer = Tokenizer.build(TokenizerConfig(vocab_size=8192), splits.train["text"])
-    rows = list(pack((tokenizer.encode(row["text"]) for row in splits.train), length=256))
-    batches = Batches(rows, partial(by_rows, batch_size=32), Collate(tokenizer.pad_id), seed=1)
-    for position, batch in batches.epoch(0): ...
+splits = load(DataConfig(path="notes.txt"), needs=("text",))                  # rows of plain values
+texts = splits.train["text"]
+tokenizer = Tokenizer.build(TokenizerConfig(vocab_size=8192), texts)
+rows = list(pack(tokenizer.encode_batch(texts), length=256))                  # rows of token ids
+batches = Batches(rows, partial(by_rows, batch_size=32), Collate(tokenizer.pad_id), seed=1)
+for position, batch in batches.epoch(0): ...                                  # tensors; resume from `position`
 """
+
+from polyformer.data.batching import Batches, Collate, Position, Stream, by_rows, by_tokens, padding_share
+from polyformer.data.corruption import mask_tokens
+from polyformer.data.default_text import default_documents
+from polyformer.data.packing import pack
+from polyformer.data.sources import DataConfig, Splits, load, read
+from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
+
+__all__ = [
+    "Batches",
+    "Collate",
+    "DataConfig",
+    "Position",
+    "Splits",
+    "Stream",
+    "Tokenizer",
+    "TokenizerConfig",
+    "by_rows",
+    "by_tokens",
+    "default_documents",
+    "load",
+    "mask_tokens",
+    "pack",
+    "padding_share",
+    "read",
+]

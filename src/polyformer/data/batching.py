@@ -34,7 +34,9 @@ class Position(NamedTuple):
     batch: int = 0
 
 
-def by_rows(lengths: np.ndarray, generator: np.random.Generator | None, *, batch_size: int) -> list[np.ndarray]:
+def by_rows(
+    lengths: np.ndarray, generator: np.random.Generator | None, *, batch_size: int
+) -> list[np.ndarray]:
     """Row numbers of each batch: `batch_size` rows, the last batch maybe fewer; in order without `generator`.
 
     `lengths` is [rows, sides], of which only the number of rows counts here.
@@ -45,7 +47,9 @@ def by_rows(lengths: np.ndarray, generator: np.random.Generator | None, *, batch
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
 
-def by_tokens(lengths: np.ndarray, generator: np.random.Generator | None, *, max_tokens: int) -> list[np.ndarray]:
+def by_tokens(
+    lengths: np.ndarray, generator: np.random.Generator | None, *, max_tokens: int
+) -> list[np.ndarray]:
     """Row numbers of each batch: rows of like length, at most `max_tokens` tokens a side, padding included.
 
     `lengths` is [rows, sides]: one side, or source and target. Rows are sorted by length, equal ones in random
@@ -91,7 +95,9 @@ def row_lengths(rows: Sequence[Row]) -> np.ndarray:
     sides = ["input_ids"]
     if rows and np.ndim(rows[0].get("labels", 0)) == 1:
         sides.append("labels")
-    return np.array([[len(row[side]) for side in sides] for row in rows], dtype=np.int64).reshape(-1, len(sides))
+    return np.array([[len(row[side]) for side in sides] for row in rows], dtype=np.int64).reshape(
+        -1, len(sides)
+    )
 
 
 @dataclass(frozen=True)

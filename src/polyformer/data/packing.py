@@ -54,7 +54,9 @@ def pack(
         yield _row(pieces, length, pad_id, masked=True)
 
 
-def _row(pieces: list[tuple[np.ndarray, int]], length: int, pad_id: int, masked: bool) -> dict[str, np.ndarray]:
+def _row(
+    pieces: list[tuple[np.ndarray, int]], length: int, pad_id: int, masked: bool
+) -> dict[str, np.ndarray]:
     """One row from `pieces`: (ids, how many of them repeat the row before)."""
     row = {
         "input_ids": np.full(length, pad_id, np.int32),

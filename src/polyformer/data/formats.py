@@ -1,0 +1,233 @@
+"""Files to rows: one generator per format, each row a dict of plain values. Errors name the file and the line.
+
+Every reader takes UTF-8 text, plain or gzipped, and holds one row at a time; `header` names the columns of a
+file that does not name them itself.
+"""
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from polyformer.core.errors import InputError
+
+Row = dict[str, Any]
+Header = Sequence[str] | None
+Reader = Callable[[Path, Header], Iterator[Row]]
+
+PIECE = (
+    2**18
+)  # characters; a longer document is read in pieces, so that neither memory nor tokenizers choke on it
+_TITLE = re.compile(r"\s*= [^=\s].* =\s*")  # WikiText: " = Title = "; its sections have more signs
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[TextIO]:
+    """The text of `path`, decompressed if it is gzipped; an `InputError` for what cannot be read."""
+    try:
+        with path.open("rb") as raw:
+            gzipped = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            binary = gzip.GzipFile(fileobj=raw) if gzipped else raw
+            # Only \n ends a line: Unicode's other separators stand inside texts, and parallel files must not drift.
+            with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="\n") as text:
+                yield text
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: not UTF-8 text ({error.reason}); convert it, for example with iconv"
+        ) from error
+    except EOFError as error:
+        raise InputError(f"{path}: truncated: the gzip file ends too early; fetch it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path}: a damaged gzip file ({error}); fetch it again") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def read_text(path: Path, header: Header = None) -> Iterator[Row]:
+    """{text}: the file as one document, in pieces of about 256 Ki characters that end with a line if they can."""
+    with opened(path) as file:
+        while piece := file.read(PIECE):
+            yield {"text": piece + file.readline(PIECE)}
+
+
+def read_lines(path: Path, header: Header = None) -> Iterator[Row]:
+    """{text}: a document per line, blank lines left out."""
+    with opened(path) as file:
+        yield from ({"text": line.rstrip("\r\n")} for line in file if line.strip())
+
+
+def read_paragraphs(path: Path, header: Header = None) -> Iterator[Row]:
+    """{text}: a document per run of lines between blank ones."""
+    with opened(path) as file:
+        for blank, lines in itertools.groupby(file, key=lambda line: not line.strip()):
+            if not blank:
+                yield {"text": "".join(lines)}
+
+
+def read_articles(path: Path, header: Header = None) -> Iterator[Row]:
+    """{text}: a document per article of WikiText, which begins with a line ` = Title = ` between blank ones."""
+    article: list[str] = []
+    with opened(path) as file:
+        lines = itertools.chain(file, [""])
+        before, line = "", next(lines)
+        for after in lines:
+            if (
+                _TITLE.fullmatch(line)
+                and not before.strip()
+                and not after.strip()
+                and any(map(str.strip, article))
+            ):
+                yield {"text": "".join(article)}
+                article = []
+            article.append(line)
+            before, line = line, after
+    if any(map(str.strip, article)):
+        yield {"text": "".join(article)}
+
+
+def read_jsonl(path: Path, header: Header = None) -> Iterator[Row]:
+    """One JSON object per line, its keys the columns."""
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise InputError(
+                    f"{path}, line {number}: not JSON ({error.msg}, column {error.colno})"
+                ) from error
+            if not isinstance(row, dict):
+                raise InputError(
+                    f"{path}, line {number}: expected an object, one per line, got {line.strip():.40}"
+                )
+            yield row
+
+
+def read_csv(path: Path, header: Header = None) -> Iterator[Row]:
+    """Comma-separated values, quoted as spreadsheets do; the first line names the columns unless `header` does."""
+    with opened(path) as file:
+        lines = csv.reader(file, strict=True)
+        try:
+            yield from _table(path, ((lines.line_num, fields) for fields in lines if fields), header)
+        except csv.Error as error:
+            raise InputError(f"{path}, line {lines.line_num}: not CSV ({error})") from error
+
+
+def read_tsv(path: Path, header: Header = None) -> Iterator[Row]:
+    """Tab-separated values, nothing quoted; the first line names the columns unless `header` does."""
+    with opened(path) as file:
+        lines = ((number, line.rstrip("\r\n")) for number, line in enumerate(file, 1))
+        yield from _table(path, ((number, line.split("\t")) for number, line in lines if line), header)
+
+
+def _table(path: Path, lines: Iterator[tuple[int, list[str]]], header: Header) -> Iterator[Row]:
+    names = list(header) if header is not None else next(lines, (0, []))[1]
+    for number, fields in lines:
+        if len(fields) != len(names):
+            raise InputError(
+                f"{path}, line {number}: {len(fields)} fields where {len(names)} columns are expected "
+                f"({', '.join(names):.80})"
+            )
+        yield dict(zip(names, fields))
+
+
+def read_parquet(path: Path, header: Header = None) -> Iterator[Row]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(
+            f"{path}: not a Parquet file, or a damaged one ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def read_conll(path: Path, header: Header = None) -> Iterator[Row]:
+    """A token per line, a blank line between sentences; each column becomes a list.
+
+    Fields are split at tabs, or at spaces where there is no tab. Without `header` the first field is the token
+    and the last its tag: {tokens, tags}. Lines of CoNLL-2003's `-DOCSTART-` are left out.
+    """
+    sentence: list[Sequence[str]] = []
+    names = list(header) if header is not None else ["tokens", "tags"]
+    with opened(path) as file:
+        for number, line in enumerate(itertools.chain(file, [""]), 1):
+            if line.strip():
+                fields = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
+                if header is None and len(fields) > 1:
+                    fields = [fields[0], fields[-1]]
+                if len(fields) != len(names):
+                    raise InputError(
+                        f"{path}, line {number}: {len(fields)} fields where {len(names)} are expected "
+                        f"({', '.join(names)}): {line.strip():.40}"
+                    )
+                if fields[0] != "-DOCSTART-":
+                    sentence.append(fields)
+            elif sentence:
+                yield {name: list(column) for name, column in zip(names, zip(*sentence))}
+                sentence = []
+
+
+def read_pairs(first: Path, second: Path) -> Iterator[Row]:
+    """{source, target}: line by line from two files of as many lines."""
+    with opened(first) as sources, opened(second) as targets:
+        for number, (source, target) in enumerate(itertools.zip_longest(sources, targets)):
+            if source is None or target is None:
+                short, long = (first, second) if source is None else (second, first)
+                raise InputError(
+                    f"{short} ends after {number} lines and {long} goes on: parallel files need as many"
+                )
+            yield {"source": source.rstrip("\r\n"), "target": target.rstrip("\r\n")}
+
+
+READERS: dict[str, Reader] = {
+    "text": read_text,
+    "lines": read_lines,
+    "paragraphs": read_paragraphs,
+    "articles": read_articles,
+    "jsonl": read_jsonl,
+    "csv": read_csv,
+    "tsv": read_tsv,
+    "parquet": read_parquet,
+    "conll": read_conll,
+}
+
+SUFFIXES = {
+    ".txt": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".conll": "conll",
+    ".bio": "conll",
+    ".annotated": "conll",
+}
+
+TABLES = ("csv", "tsv", "conll")  # the formats whose files may not name their columns
+
+
+def format_of(path: Path, given: str | None) -> str:
+    """The format `given`, or the one that the file's name tells (`.gz` left aside)."""
+    if given is not None:
+        return given
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(
+            f"{path}: its name does not tell its format (known: {', '.join(SUFFIXES)}, also with .gz); "
+            f"say format=, one of {', '.join(READERS)}"
+        )
+    return SUFFIXES[suffix]

@@ -1,0 +1,162 @@
+"""The string that names a source, made into its rows as they stand there.
+
+    None                     the default text (chapters of Python's language reference)
+    "notes.txt", "a/*.csv"   a file, or every file that the pattern matches, in the order of their names
+    "train.{en,de}.gz"       two parallel files, a line to a line: the source, then the target
+    "saved/"                 a directory written by `save_to_disk` of `datasets`
+    "hub:owner/name"         a data set of the Hugging Face hub; "hub:owner/name:part" where it has parts
+
+A saved or hub data set may hold several splits, known by their usual names.
+"""
+
+import glob
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from polyformer.core.errors import InputError
+from polyformer.data.default_text import default_documents
+from polyformer.data.formats import READERS, TABLES, Header, Row, format_of, read_pairs
+
+_HUB = "hub:"
+_PAIR = re.compile(r"(.*)\{([^{},]*),([^{},]*)\}(.*)")
+_SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+
+
+def open_source(
+    path: str | None, split: str, given: str | None = None, header: Header = None
+) -> Iterator[Row]:
+    """The rows of the source `path`, read lazily; `given` and `header` as `format` and `header` of `DataConfig`.
+
+    `split` ("train", "validation" or "test") is what to take from a data set that has several.
+    """
+    if path is None:
+        return ({"text": text} for text in default_documents())
+    if path.startswith(_HUB):
+        return _hub_rows(path, split)
+    if Path(path).is_dir():
+        return _saved_rows(Path(path), split)
+    if pair := _PAIR.fullmatch(path):
+        head, first, second, tail = pair.groups()
+        return read_pairs(_existing(head + first + tail), _existing(head + second + tail))
+    return _file_rows(path, given, header)
+
+
+def source_name(path: str | None) -> str:
+    """How messages call the source."""
+    return "the default text" if path is None else path
+
+
+def has_validation(path: str | None) -> bool:
+    """Whether the source is a data set with a validation split of its own."""
+    if path is not None and path.startswith(_HUB):
+        return bool(_chosen(_hub_splits(path), "validation"))
+    if path is not None and Path(path).is_dir():
+        return bool(_chosen(_saved_splits(Path(path)), "validation"))
+    return False
+
+
+def _existing(name: str) -> Path:
+    if not Path(name).is_file():
+        hint = (
+            f"; a data set of the hub is written {_HUB}{name}"
+            if re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+            else ""
+        )
+        raise InputError(f"{name}: no such file{hint}")
+    return Path(name)
+
+
+def _file_rows(path: str, given: str | None, header: Header) -> Iterator[Row]:
+    matches = [] if Path(path).exists() else sorted(glob.glob(path, recursive=True))
+    for file in [Path(match) for match in matches if Path(match).is_file()] or [_existing(path)]:
+        kind = format_of(file, given)
+        if header is not None and kind not in TABLES:
+            raise InputError(f"header: {file} is read as {kind}; only {', '.join(TABLES)} take a header")
+        yield from READERS[kind](file, header)
+
+
+def _chosen(splits: Iterable[str], wanted: str) -> str | None:
+    return next((name for name in _SPLITS[wanted] if name in splits), None)
+
+
+def _split(path: object, splits: list[str], wanted: str) -> str:
+    name = _chosen(splits, wanted)
+    if name is None:
+        raise InputError(f"{path}: no {wanted} split; it has {', '.join(splits) or 'none'}")
+    return name
+
+
+def _saved_splits(path: Path) -> list[str]:
+    """The splits of a saved data set; none where it is a single one."""
+    if (path / "state.json").is_file():
+        return []
+    if not (path / "dataset_dict.json").is_file():
+        raise InputError(
+            f"{path}: a directory, but not one written by save_to_disk; for the files in it give a pattern, "
+            f"such as {path}/*.txt"
+        )
+    try:
+        return list(json.loads((path / "dataset_dict.json").read_text(encoding="utf-8"))["splits"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}/dataset_dict.json: damaged ({error})") from error
+
+
+def _saved_rows(path: Path, split: str) -> Iterator[Row]:
+    import datasets
+    import pyarrow
+
+    splits = _saved_splits(path)
+    folder = path / _split(path, splits, split) if splits else path
+    try:
+        yield from _named(datasets.Dataset.load_from_disk(str(folder)))
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder}: a damaged data set ({str(error).splitlines()[0]})") from error
+
+
+def _hub_splits(path: str) -> list[str]:
+    import datasets
+
+    name, _, part = path.removeprefix(_HUB).partition(":")
+    try:
+        return list(datasets.get_dataset_split_names(name, part or None))
+    except Exception as error:
+        raise _unreachable(path, error) from error
+
+
+def _hub_rows(path: str, split: str) -> Iterator[Row]:
+    import datasets
+
+    name, _, part = path.removeprefix(_HUB).partition(":")
+    chosen = _split(path, _hub_splits(path), split)
+    try:
+        rows = datasets.load_dataset(name, part or None, split=chosen, streaming=True)
+        yield from _named(rows)
+    except Exception as error:
+        raise _unreachable(path, error) from error
+
+
+def _unreachable(path: str, error: Exception) -> InputError:
+    """The network, the hub and each data set's format fail with exceptions of their own; all mean this to the user."""
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return InputError(
+        f"{path}: cannot be read from the hub ({reason[0]}); check the name and the network, "
+        "or download it elsewhere and give the directory of its save_to_disk"
+    )
+
+
+def _named(rows: Any) -> Iterator[Row]:
+    """Rows with the names of their classes, where the data set knows them, instead of numbers."""
+    features = rows.features or {}
+    for row in rows:
+        yield {name: _class_name(features.get(name), value) for name, value in row.items()}
+
+
+def _class_name(feature: Any, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_class_name(getattr(feature, "feature", None), item) for item in value]
+    if isinstance(value, int) and hasattr(feature, "names"):
+        return feature.names[value] if value >= 0 else None  # -1: a label that is kept secret
+    return value

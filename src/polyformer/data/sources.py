@@ -1,0 +1,191 @@
+"""Data by one configuration: splits of checked rows, through the `datasets` library, in memory or as a stream.
+
+How a source is named stands in `polyformer.data.origins`; the formats of files in `polyformer.data.formats`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.data.formats import Row
+from polyformer.data.origins import has_validation, open_source, source_name
+
+if TYPE_CHECKING:
+    import datasets
+
+    Rows = datasets.Dataset | datasets.IterableDataset
+
+# What a role of a row must hold, as said in messages. A label is any single value.
+_TEXT, _LIST = "text", "a list of texts"
+_HOLDS = {"text": _TEXT, "source": _TEXT, "target": _TEXT, "tokens": _LIST, "tags": _LIST}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Config):
+    """What to read and how; how a source is written stands at the head of `polyformer.data.origins`."""
+
+    path: str | None = None  # a source to train on; None: the default text
+    validation: str | None = None  # another source; None: the source's own validation split, or rows held out
+    test: str | None = None
+    # None: by the file's name, .txt being "text". The first four say what a document of a plain text is: the file,
+    # a line, what stands between blank lines, an article of WikiText.
+    format: (
+        Literal["text", "lines", "paragraphs", "articles", "jsonl", "csv", "tsv", "parquet", "conll"] | None
+    ) = None
+    header: tuple[str, ...] | None = (
+        None  # the columns of a csv, tsv or conll file whose first line is a row already
+    )
+    columns: dict[str, str] = field(default_factory=dict)  # what tasks call it -> what the data call it
+    streaming: bool = False  # read as training goes, for data larger than memory
+    validation_fraction: float = 0.05  # of the rows, held out evenly spread; 0: none
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation_fraction <= 0.5:
+            raise InputError(
+                f"validation_fraction: expected a share from 0 to 0.5, got {self.validation_fraction}"
+            )
+
+
+class Splits(NamedTuple):
+    """Rows to train on, to validate with and to test on; None where there are none."""
+
+    train: "Rows"
+    validation: "Rows | None"
+    test: "Rows | None"
+
+
+def load(config: DataConfig, needs: Sequence[str]) -> Splits:
+    """The splits that `config` names. Every row is a dict of exactly the columns in `needs`.
+
+    `needs`: "text" for language models; "text" and "label"; "source" and "target"; "tokens" and "tags" (lists).
+    In memory they are `datasets.Dataset`, with `streaming` `datasets.IterableDataset`; both give the same rows.
+    Labels come as the file has them: texts from CSV and TSV, names where a saved data set has names.
+    """
+    test = read(config, needs, config.test, "test") if config.test else None
+    name = config.validation or (config.path if has_validation(config.path) else None)
+    if name or not config.validation_fraction:
+        validation = read(config, needs, name, "validation") if name else None
+        return Splits(read(config, needs, config.path), validation, test)
+    return Splits(*_hold_out(config, needs), test)
+
+
+def read(config: DataConfig, needs: Sequence[str], path: str | None, split: str = "train") -> "Rows":
+    """All rows of one source `path`, as `load` gives them; `split` is the one to take where the source has several."""
+    if config.streaming:
+        return _streamed(config, needs, path, split)
+    return _in_memory(list(_rows(config, needs, path, split)), path)
+
+
+def _hold_out(config: DataConfig, needs: Sequence[str]) -> "tuple[Rows, Rows]":
+    """Every k-th row is held out, which needs neither order nor chance nor memory; of few texts, their ends."""
+    every = round(1 / config.validation_fraction)
+    if config.streaming:
+        kept = _streamed(config, needs, config.path, "train", every, held=False)
+        return kept, _streamed(config, needs, config.path, "train", every, held=True)
+    rows = list(_rows(config, needs, config.path, "train"))
+    if tuple(needs) == ("text",) and len(rows) < 2 * every:
+        kept, held = _cut(rows, config.validation_fraction)
+    else:
+        every = min(every, len(rows))
+        kept, held = list(_part(rows, every, held=False)), list(_part(rows, every, held=True))
+    if not kept or not held:
+        raise InputError(
+            f"validation_fraction: {source_name(config.path)} is too short to hold some of it out; "
+            "name a validation source, or set validation_fraction=0"
+        )
+    return _in_memory(kept, config.path), _in_memory(held, config.path)
+
+
+def _part(rows: Iterable[Row], every: int, held: bool) -> Iterator[Row]:
+    """Every `every`-th row if `held`, else the others."""
+    return (row for number, row in enumerate(rows, 1) if (number % every == 0) == held)
+
+
+def _cut(rows: list[Row], fraction: float) -> tuple[list[Row], list[Row]]:
+    """The beginnings and the ends of a few long texts, cut after a line, else after a word."""
+    kept, held = [], []
+    for text in (row["text"] for row in rows):
+        limit = round(len(text) * (1 - fraction))
+        place = text.rfind("\n", 0, limit) + 1 or text.rfind(" ", 0, limit) + 1
+        kept.append({"text": text[:place]})
+        held.append({"text": text[place:]})
+    return [row for row in kept if row["text"].strip()], [row for row in held if row["text"].strip()]
+
+
+def _in_memory(rows: list[Row], path: str | None) -> "datasets.Dataset":
+    import datasets
+    import pyarrow
+
+    try:
+        return datasets.Dataset.from_list(rows)
+    except (pyarrow.ArrowException, TypeError, OverflowError) as error:
+        raise InputError(f"{source_name(path)}: a column holds values of several types ({error})") from error
+
+
+def _streamed(
+    config: DataConfig, needs: Sequence[str], path: str | None, split: str, every: int = 0, held: bool = False
+) -> "datasets.IterableDataset":
+    import datasets
+
+    options = {
+        "config": config,
+        "needs": tuple(needs),
+        "path": path,
+        "split": split,
+        "every": every,
+        "held": held,
+    }
+    if next(_stream(**options), None) is None:  # so that what is wrong with a source is said before training
+        raise InputError(f"{source_name(path)}: no row to hold out for validation; name a validation source")
+    return datasets.IterableDataset.from_generator(_stream, gen_kwargs=options)
+
+
+def _stream(
+    config: DataConfig, needs: tuple[str, ...], path: str | None, split: str, every: int, held: bool
+) -> Iterator[Row]:
+    rows = _rows(config, needs, path, split)
+    yield from _part(rows, every, held) if every else rows
+
+
+def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:
+    """The rows of a source, each checked and cut down to what is needed."""
+    number = 0
+    for number, row in enumerate(open_source(path, split, config.format, config.header), 1):
+        chosen = {}
+        for role in needs:
+            column = config.columns.get(role, role)
+            if column not in row:
+                raise _no_column(config, path, number, role, column, row)
+            value = chosen[role] = row[column]
+            if not _fits(value, _HOLDS.get(role)):
+                expected = _HOLDS.get(role, "a single value")
+                raise InputError(
+                    f"{source_name(path)}, row {number}: column {column!r} holds {value!r:.40}, expected {expected}"
+                )
+        yield chosen
+    if not number:
+        raise InputError(f"{source_name(path)}: empty: there is nothing to read in it")
+
+
+def _fits(value: object, expected: str | None) -> bool:
+    if expected == _TEXT:
+        return isinstance(value, str)
+    if expected == _LIST:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return isinstance(value, str | int | float)
+
+
+def _no_column(
+    config: DataConfig, path: str | None, number: int, role: str, column: str, row: Row
+) -> InputError:
+    names = ", ".join(f"{name!r:.40}" for name in row)
+    asked = repr(column) if column == role else f"{column!r} (columns gives it for {role!r})"
+    way = f"say which one it is, as in columns={{{role!r}: {next(iter(row), 'name')!r:.40}}}"
+    if config.header is None and {config.format, *Path(path or "").suffixes} & {"csv", "tsv", ".csv", ".tsv"}:
+        way += "; if the first line is not a heading, name the columns with header"
+    return InputError(
+        f"{source_name(path)}, row {number}: no column {asked}; it has {names or 'none'}: {way}"
+    )
