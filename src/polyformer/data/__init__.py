@@ -1,11 +1,11 @@
-"""Text in, batches out: sources -> tokenizer -> packed or paired rows -> batches, corrupted on the way if need be.
+"""Text in, batches out: sources -> tokenizer -> packed or paired rows -> corruptions -> batches.
 
 splits = load(DataConfig(path="notes.txt"), needs=("text",))                  # rows of plain values
 texts = splits.train["text"]
 tokenizer = Tokenizer.build(TokenizerConfig(vocab_size=8192), texts)
 rows = list(pack(tokenizer.encode_batch(texts), length=256))                  # rows of token ids
 batches = Batches(rows, partial(by_rows, batch_size=32), Collate(tokenizer.pad_id), seed=1)
-for position, batch in batches.epoch(0): ...                                  # tensors; resume from `position`
+for position, batch in batches.epoch(0): ...                                  # tensors; `position` resumes
 """
 
 from polyformer.data.batching import Batches, Collate, Position, Stream, by_rows, by_tokens, padding_share

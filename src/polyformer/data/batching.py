@@ -1,8 +1,8 @@
 """Batches in an order that is a pure function of (seed, epoch), so that a run resumes where it stopped.
 
-`Batches` serves rows held in memory; `Stream` serves rows too many for it as a sequence of blocks, each of which
-is a small `Batches`. Both give `(position, batch)` pairs: the position after a batch, two integers for a
-checkpoint, brings `epoch(...)` back to what follows it without touching the rows before. No global random
+`Batches` serves rows held in memory; `Stream` serves rows too many for it as a sequence of blocks, each of
+which is a small `Batches`. Both give `(position, batch)` pairs: the position after a batch, two integers for
+a checkpoint, brings `epoch(...)` back to what follows it without touching the rows before. No global random
 state is read or set.
 """
 
@@ -52,8 +52,9 @@ def by_tokens(
 ) -> list[np.ndarray]:
     """Row numbers of each batch: rows of like length, at most `max_tokens` tokens a side, padding included.
 
-    `lengths` is [rows, sides]: one side, or source and target. Rows are sorted by length, equal ones in random
-    order, and the batches come in random order; without `generator`, longest first. (Vaswani et al. 2017, 5.1)
+    `lengths` is [rows, sides]: one side, or source and target. Rows are sorted by length, equal ones in
+    random order, and the batches come in random order; without `generator`, longest first.
+    Source: Vaswani et al. 2017, section 5.1.
     """
     longest = lengths.max(axis=1, initial=0)
     if len(longest) and longest.max() > max_tokens:
@@ -75,15 +76,16 @@ def by_tokens(
 
 
 def padding_share(lengths: np.ndarray, batches: Sequence[np.ndarray]) -> float:
-    """The share of all cells, on all sides, that is padding when rows of `lengths` [rows, sides] form `batches`."""
+    """The share of cells that is padding, all sides together; `lengths` is [rows, sides]."""
     cells = sum(len(batch) * int(lengths[batch].max(axis=0).sum()) for batch in batches)
     return 1 - int(lengths.sum()) / cells if cells else 0.0
 
 
 def share(batch: np.ndarray, rank: int, world: int) -> np.ndarray:
-    """The rows of a global batch that process `rank` of `world` takes; together the processes take each row once.
+    """The rows of a global batch that process `rank` of `world` takes.
 
-    Sizes differ by at most one; with fewer rows than processes, the last ones get none.
+    Together the processes take each row once. Sizes differ by at most one; with fewer rows than processes,
+    the last ones get none.
     """
     if not 0 <= rank < world:
         raise InputError(f"rank: expected 0 to {world - 1} for world={world}, got {rank}")
@@ -104,9 +106,9 @@ def row_lengths(rows: Sequence[Row]) -> np.ndarray:
 class Collate:
     """Rows to one batch of long tensors [B, T], padded on the right to the longest row.
 
-    T is rounded up to a `multiple`. Token ids are padded with `pad_id`, labels with -100, `document_ids` with a
-    document of its own, all else with 0. Single numbers (labels of a class, span ends) become [B]. Rows that
-    are not packed get an `attention_mask` (1 = keep).
+    T is rounded up to a `multiple`. Token ids are padded with `pad_id`, labels with -100, `document_ids` with
+    a document of its own, all else with 0. Single numbers (labels of a class, span ends) become [B]. Rows
+    that are not packed get an `attention_mask` (1 = keep).
     """
 
     pad_id: int
@@ -140,8 +142,8 @@ class Batches:
 
     `corrupt(row, generator)`, if any, changes each row as it is served, by a generator of its own for
     (seed, epoch, row), so that what it does depends neither on the batch nor on the process.
-    Without `shuffle`, rows come in order (`by_rows`) or longest first (`by_tokens`) and are corrupted alike every
-    time: for evaluation. `start` is the number of the first row in the whole source.
+    Without `shuffle`, rows come in order (`by_rows`) or longest first (`by_tokens`) and are corrupted alike
+    every time: for evaluation. `start` is the number of the first row in the whole source.
     """
 
     rows: Sequence[Row]
@@ -165,7 +167,7 @@ class Batches:
     def epoch(
         self, epoch: int, *, position: Sequence[int] = Position(), rank: int = 0, world: int = 1
     ) -> Iterator[tuple[Position, Batch]]:
-        """`(position after it, batch)` from `position` on; the share of process `rank`, an empty dict if none."""
+        """`(position after it, batch)` from `position` on: the share of process `rank`, {} if none."""
         batches = self.order(epoch)
         for number in range(Position(*position).batch, len(batches)):
             chosen = share(batches[number], rank, world)
@@ -186,8 +188,8 @@ class Stream:
     """Batches of a `source` larger than memory: any re-iterable of rows, such as a streaming data set.
 
     The source is read in order, in blocks of about `buffer` characters (default 4 Mi; list items count as
-    one); `prepare` turns the rows of a block into rows of token ids (tokenise, pack), and each block is shuffled and
-    batched as `Batches` does. A restored position skips source rows without preparing them.
+    one); `prepare` turns the rows of a block into rows of token ids (tokenise, pack), and each block is
+    shuffled and batched as `Batches` does. A restored position skips source rows without preparing them.
     """
 
     source: Iterable[Row]

@@ -19,18 +19,19 @@ def mask_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Masked language modelling: `(input_ids, labels)`, both shaped as `ids` [T].
 
-    Chosen are `share` of the tokens among `ordinary_ids` (rounded, at least one if there is any); special tokens,
-    which are not among them, never. Of the chosen, `random_share` become a random ordinary token, `kept_share`
-    stay, the others become `mask_id`. `labels` are the original ids where chosen and -100 elsewhere.
-    A generator seeded by the row alone gives static masking, by row and epoch dynamic masking.
+    Chosen are `share` of the tokens among `ordinary_ids` (rounded, at least one if there is any); special
+    tokens, which are not among them, never. Of the chosen, `random_share` become a random ordinary token,
+    `kept_share` stay, the others become `mask_id`. `labels` are the original ids where chosen and -100
+    elsewhere. A generator seeded by the row alone gives static masking, by row and epoch dynamic masking.
 
-    Source: BERT (Devlin et al. 2019), section 3.1 and appendix A.1; dynamic: RoBERTa (Liu et al. 2019), section 4.1.
+    Source: BERT (Devlin et al. 2019), section 3.1 and appendix A.1; dynamic: RoBERTa (Liu et al. 2019),
+    section 4.1.
     """
     if not 0 < share <= 1:
         raise InputError(f"share: expected a share of the tokens in (0, 1], got {share}")
     if random_share < 0 or kept_share < 0 or random_share + kept_share > 1:
         raise InputError(
-            f"random_share and kept_share: expected shares that sum to at most 1, got {random_share} and {kept_share}"
+            f"random_share, kept_share: expected a sum of at most 1, got {random_share} and {kept_share}"
         )
     ids = np.asarray(ids)
     candidates = np.flatnonzero(np.isin(ids, ordinary_ids))

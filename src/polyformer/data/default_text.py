@@ -1,4 +1,4 @@
-"""The text to train on when none is given: the chapters of Python's language reference that every CPython ships."""
+"""The text to train on when none is given: chapters of Python's language reference, in every CPython."""
 
 import importlib
 
@@ -8,7 +8,7 @@ from polyformer.core.errors import InputError
 def default_documents() -> list[str]:
     """English prose, about 450 kB in some 80 documents, in the order of their names.
 
-    Source: `pydoc_data.topics`, the text behind Python's `help("...")`. It differs a little between versions of Python.
+    Source: `pydoc_data.topics`, the text behind Python's `help("...")`; each version of Python has its own.
     """
     try:
         topics = importlib.import_module("pydoc_data.topics").topics

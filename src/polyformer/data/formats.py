@@ -1,7 +1,7 @@
-"""Files to rows: one generator per format, each row a dict of plain values. Errors name the file and the line.
+"""Files to rows: one generator per format, each row a dict of plain values.
 
-Every reader takes UTF-8 text, plain or gzipped, and holds one row at a time; `header` names the columns of a
-file that does not name them itself.
+Every reader takes UTF-8 text, plain or gzipped, holds one row at a time, and names file and line in errors;
+`header` names the columns of a file that does not name them itself.
 """
 
 import csv
@@ -36,7 +36,8 @@ def opened(path: Path) -> Iterator[TextIO]:
             gzipped = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             binary = gzip.GzipFile(fileobj=raw) if gzipped else raw
-            # Only \n ends a line: Unicode's other separators stand inside texts, and parallel files must not drift.
+            # Only \n ends a line: Unicode's other separators stand inside texts, and parallel files
+            # must not drift.
             with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="\n") as text:
                 yield text
     except UnicodeDecodeError as error:
@@ -52,7 +53,7 @@ def opened(path: Path) -> Iterator[TextIO]:
 
 
 def read_text(path: Path, header: Header = None) -> Iterator[Row]:
-    """{text}: the file as one document, in pieces of about 256 Ki characters that end with a line if they can."""
+    """{text}: the file as one document, in pieces of 256 Ki characters and the rest of the line."""
     with opened(path) as file:
         while piece := file.read(PIECE):
             yield {"text": piece + file.readline(PIECE)}
@@ -73,7 +74,7 @@ def read_paragraphs(path: Path, header: Header = None) -> Iterator[Row]:
 
 
 def read_articles(path: Path, header: Header = None) -> Iterator[Row]:
-    """{text}: a document per article of WikiText, which begins with a line ` = Title = ` between blank ones."""
+    """{text}: a document per article of WikiText, each headed by ` = Title = ` between blank lines."""
     article: list[str] = []
     with opened(path) as file:
         lines = itertools.chain(file, [""])
@@ -113,7 +114,7 @@ def read_jsonl(path: Path, header: Header = None) -> Iterator[Row]:
 
 
 def read_csv(path: Path, header: Header = None) -> Iterator[Row]:
-    """Comma-separated values, quoted as spreadsheets do; the first line names the columns unless `header` does."""
+    """Comma-separated values, quoted as spreadsheets do; the first line is the header unless given."""
     with opened(path) as file:
         lines = csv.reader(file, strict=True)
         try:
@@ -123,7 +124,7 @@ def read_csv(path: Path, header: Header = None) -> Iterator[Row]:
 
 
 def read_tsv(path: Path, header: Header = None) -> Iterator[Row]:
-    """Tab-separated values, nothing quoted; the first line names the columns unless `header` does."""
+    """Tab-separated values, nothing quoted; the first line is the header unless given."""
     with opened(path) as file:
         lines = ((number, line.rstrip("\r\n")) for number, line in enumerate(file, 1))
         yield from _table(path, ((number, line.split("\t")) for number, line in lines if line), header)
@@ -157,8 +158,8 @@ def read_parquet(path: Path, header: Header = None) -> Iterator[Row]:
 def read_conll(path: Path, header: Header = None) -> Iterator[Row]:
     """A token per line, a blank line between sentences; each column becomes a list.
 
-    Fields are split at tabs, or at spaces where there is no tab. Without `header` the first field is the token
-    and the last its tag: {tokens, tags}. Lines of CoNLL-2003's `-DOCSTART-` are left out.
+    Fields are split at tabs, or at spaces where there is no tab. Without `header` the first field is the
+    token and the last its tag: {tokens, tags}. Lines of CoNLL-2003's `-DOCSTART-` are left out.
     """
     sentence: list[Sequence[str]] = []
     names = list(header) if header is not None else ["tokens", "tags"]

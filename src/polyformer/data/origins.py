@@ -28,9 +28,9 @@ _SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "de
 def open_source(
     path: str | None, split: str, given: str | None = None, header: Header = None
 ) -> Iterator[Row]:
-    """The rows of the source `path`, read lazily; `given` and `header` as `format` and `header` of `DataConfig`.
+    """The rows of the source `path`, read lazily.
 
-    `split` ("train", "validation" or "test") is what to take from a data set that has several.
+    `given` and `header` are the format and the column names that the user states, if any. `split` ("train", "validation" or "test") is what to take from a data set that has several.
     """
     if path is None:
         return ({"text": text} for text in default_documents())
@@ -139,7 +139,7 @@ def _hub_rows(path: str, split: str) -> Iterator[Row]:
 
 
 def _unreachable(path: str, error: Exception) -> InputError:
-    """The network, the hub and each data set's format fail with exceptions of their own; all mean this to the user."""
+    """Network, hub and data set fail with exceptions of their own; to the user they mean this."""
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return InputError(
         f"{path}: cannot be read from the hub ({reason[0]}); check the name and the network, "

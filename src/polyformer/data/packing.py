@@ -24,11 +24,12 @@ def pack(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Rows of `length` tokens from `documents` (token ids each), lazily and in order.
 
-    Each row holds int32 arrays [length]: `input_ids`; `document_ids`, counted from 0 in each row; `position_ids`,
-    from 0 in each document; `labels`, the input ids, -100 on what is padded or repeated. With `last="pad"` the
-    last, partial row is filled with `pad_id` (a document of its own) and every row has an `attention_mask` (1 =
-    keep); with `last="drop"` a partial row is left out. `overlap` tokens (default 0) are repeated without label at
-    the head of a continued document: with 1, everything but the first token of each document is predicted once.
+    Each row holds int32 arrays [length]: `input_ids`; `document_ids`, counted from 0 in each row;
+    `position_ids`, from 0 in each document; `labels`, the input ids, -100 on what is padded or repeated. With
+    `last="pad"` the last, partial row is filled with `pad_id` (a document of its own) and every row has an
+    `attention_mask` (1 = keep); with `last="drop"` a partial row is left out. `overlap` tokens (default 0)
+    are repeated without label at the head of a continued document: with 1, everything but the first token of
+    each document is predicted once.
     """
     if length < 1:
         raise InputError(f"length: expected at least 1 token per row, got {length}")

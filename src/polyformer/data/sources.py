@@ -1,4 +1,4 @@
-"""Data by one configuration: splits of checked rows, through the `datasets` library, in memory or as a stream.
+"""Data by one configuration: splits of checked rows as `datasets` objects, in memory or as a stream.
 
 How a source is named stands in `polyformer.data.origins`; the formats of files in `polyformer.data.formats`.
 """
@@ -30,8 +30,8 @@ class DataConfig(Config):
     path: str | None = None  # a source to train on; None: the default text
     validation: str | None = None  # another source; None: the source's own validation split, or rows held out
     test: str | None = None
-    # None: by the file's name, .txt being "text". The first four say what a document of a plain text is: the file,
-    # a line, what stands between blank lines, an article of WikiText.
+    # None: by the file's name, .txt being "text". The first four say what a document of a plain text is:
+    # the file, a line, what stands between blank lines, an article of WikiText.
     format: (
         Literal["text", "lines", "paragraphs", "articles", "jsonl", "csv", "tsv", "parquet", "conll"] | None
     ) = None
@@ -60,9 +60,10 @@ class Splits(NamedTuple):
 def load(config: DataConfig, needs: Sequence[str]) -> Splits:
     """The splits that `config` names. Every row is a dict of exactly the columns in `needs`.
 
-    `needs`: "text" for language models; "text" and "label"; "source" and "target"; "tokens" and "tags" (lists).
-    In memory they are `datasets.Dataset`, with `streaming` `datasets.IterableDataset`; both give the same rows.
-    Labels come as the file has them: texts from CSV and TSV, names where a saved data set has names.
+    `needs`: "text" for language models; "text" and "label"; "source" and "target"; "tokens" and "tags"
+    (lists). In memory they are `datasets.Dataset`, with `streaming` `datasets.IterableDataset`; both give the
+    same rows. Labels come as the file has them: texts from CSV and TSV, names where a saved data set has
+    names.
     """
     test = read(config, needs, config.test, "test") if config.test else None
     name = config.validation or (config.path if has_validation(config.path) else None)
@@ -73,14 +74,14 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
 
 
 def read(config: DataConfig, needs: Sequence[str], path: str | None, split: str = "train") -> "Rows":
-    """All rows of one source `path`, as `load` gives them; `split` is the one to take where the source has several."""
+    """All rows of one source as `load` gives them; `split` is what to take where there are several."""
     if config.streaming:
         return _streamed(config, needs, path, split)
     return _in_memory(list(_rows(config, needs, path, split)), path)
 
 
 def _hold_out(config: DataConfig, needs: Sequence[str]) -> "tuple[Rows, Rows]":
-    """Every k-th row is held out, which needs neither order nor chance nor memory; of few texts, their ends."""
+    """Every k-th row is held out, which needs neither chance nor memory; of a few texts, their ends."""
     every = round(1 / config.validation_fraction)
     if config.streaming:
         kept = _streamed(config, needs, config.path, "train", every, held=False)
@@ -162,9 +163,8 @@ def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str
             value = chosen[role] = row[column]
             if not _fits(value, _HOLDS.get(role)):
                 expected = _HOLDS.get(role, "a single value")
-                raise InputError(
-                    f"{source_name(path)}, row {number}: column {column!r} holds {value!r:.40}, expected {expected}"
-                )
+                where = f"{source_name(path)}, row {number}: column {column!r}"
+                raise InputError(f"{where} holds {value!r:.40}, expected {expected}")
         yield chosen
     if not number:
         raise InputError(f"{source_name(path)}: empty: there is nothing to read in it")
@@ -183,7 +183,7 @@ def _no_column(
 ) -> InputError:
     names = ", ".join(f"{name!r:.40}" for name in row)
     asked = repr(column) if column == role else f"{column!r} (columns gives it for {role!r})"
-    way = f"say which one it is, as in columns={{{role!r}: {next(iter(row), 'name')!r:.40}}}"
+    way = f"say which one is the {role} with columns, as in {{{role}: {next(iter(row), 'name'):.40}}}"
     if config.header is None and {config.format, *Path(path or "").suffixes} & {"csv", "tsv", ".csv", ".tsv"}:
         way += "; if the first line is not a heading, name the columns with header"
     return InputError(

@@ -1,4 +1,4 @@
-"""Text to token ids and back: bytes, BPE, WordPiece or Unigram, trained here or loaded from the files people have.
+"""Text to token ids and back: bytes, BPE, WordPiece or Unigram, trained here or loaded.
 
 A thin layer over the `tokenizers` library: one place for the special tokens' names, for the pipelines of each
 algorithm, and for errors. Text is text: what looks like a special token in it is encoded as plain characters.
@@ -18,7 +18,7 @@ from polyformer.core.errors import InputError
 if TYPE_CHECKING:
     import tokenizers
 
-# The names a special token goes by, ours first. RoBERTa's <s> and </s> and BERT's [CLS] and [SEP] serve twice.
+# The names a special token goes by, ours first; <s>, </s>, [CLS] and [SEP] serve two roles where need be.
 _NAMES = {
     "pad": ("<pad>", "[PAD]"),
     "unk": ("<unk>", "[UNK]"),
@@ -59,9 +59,9 @@ class TokenizerConfig(Config):
 
 
 class Tokenizer:
-    """Text <-> token ids. `pad_id`, `unk_id`, `bos_id`, `eos_id`, `cls_id`, `sep_id`, `mask_id` are None when absent.
+    """Text <-> token ids.
 
-    `special_ids` are all of those that exist and any other special token; `ordinary_ids` [V'] the rest.
+    `pad_id`, `unk_id`, `bos_id`, `eos_id`, `cls_id`, `sep_id`, `mask_id` are None when absent; `special_ids` are all of those that exist and any other special token; `ordinary_ids` [V'] the rest.
     Encoding adds no special token: who wants `bos` or `eos` puts it there.
     """
 
@@ -102,11 +102,11 @@ class Tokenizer:
     def load(
         cls, path: str | Path, *, merges: str | Path | None = None, lowercase: bool | None = None
     ) -> Self:
-        """The tokenizer in `path`: a directory, a `tokenizer.json`, a `vocab.txt` (WordPiece) or a `vocab.json`.
+        """The tokenizer in `path`: a directory, `tokenizer.json`, `vocab.txt` (WordPiece) or `vocab.json`.
 
-        A `vocab.json` (byte-level BPE) needs its `merges`, by default the `merges.txt` beside it. `lowercase` is for
-        `vocab.txt`, which does not say it: by default true when no ordinary token has a capital letter.
-        In a directory, `tokenizer.json` is preferred, then `vocab.txt`, then `vocab.json`.
+        A `vocab.json` (byte-level BPE) needs its `merges`, by default the `merges.txt` beside it. `lowercase`
+        is for `vocab.txt`, which does not say it: by default true when no ordinary token has a capital
+        letter. In a directory, `tokenizer.json` is preferred, then `vocab.txt`, then `vocab.json`.
         """
         path = _find(Path(path))
         try:
@@ -128,7 +128,7 @@ class Tokenizer:
         return target
 
     def export(self, directory: str | Path) -> list[Path]:
-        """Write the algorithm's own files: `vocab.txt` for WordPiece, `vocab.json` and `merges.txt` for bytes and BPE."""
+        """Write the algorithm's own files: `vocab.txt` (WordPiece) or `vocab.json`, `merges.txt` (BPE)."""
         models = _tokenizers().models
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encoded]
 
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
-        """The text of `ids`, without special tokens unless they are kept; exact for bytes and byte-level BPE."""
+        """The text of `ids`, special tokens left out unless kept; exact for bytes and byte-level BPE."""
         return self.backend.decode([int(number) for number in ids], skip_special_tokens=not keep_special)
 
     def token(self, number: int) -> str:
@@ -244,7 +244,7 @@ def _unigram(lowercase: bool) -> "tokenizers.Tokenizer":
 
 
 def _without_special_pieces(backend: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
-    """A trained Unigram that never finds a special token in a text: its trainer makes them the best pieces of all."""
+    """A trained Unigram that finds no special token in a text: its trainer makes them the best pieces."""
     data = json.loads(backend.to_str())
     for piece in data["model"]["vocab"][: len(_SPECIAL_OF["unigram"])]:
         piece[1] = _NEVER
