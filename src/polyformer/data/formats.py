@@ -22,9 +22,8 @@ Row = dict[str, Any]
 Header = Sequence[str] | None
 Reader = Callable[[Path, Header], Iterator[Row]]
 
-PIECE = (
-    2**18
-)  # characters; a longer document is read in pieces, so that neither memory nor tokenizers choke on it
+# Characters; a longer document is read in pieces, so that neither memory nor tokenizers choke on it.
+PIECE = 2**18
 _TITLE = re.compile(r"\s*= [^=\s].* =\s*")  # WikiText: " = Title = "; its sections have more signs
 
 

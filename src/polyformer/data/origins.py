@@ -30,7 +30,8 @@ def open_source(
 ) -> Iterator[Row]:
     """The rows of the source `path`, read lazily.
 
-    `given` and `header` are the format and the column names that the user states, if any. `split` ("train", "validation" or "test") is what to take from a data set that has several.
+    `given` and `header` are the format and the column names that the user states, if any. `split`
+    ("train", "validation" or "test") is what to take from a data set that has several.
     """
     if path is None:
         return ({"text": text} for text in default_documents())

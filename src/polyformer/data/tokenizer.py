@@ -4,39 +4,19 @@ A thin layer over the `tokenizers` library: one place for the special tokens' na
 algorithm, and for errors. Text is text: what looks like a special token in it is encoded as plain characters.
 """
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.data.special_tokens import BYTES, NAMES, SPECIAL_OF
 
 if TYPE_CHECKING:
     import tokenizers
-
-# The names a special token goes by, ours first; <s>, </s>, [CLS] and [SEP] serve two roles where need be.
-_NAMES = {
-    "pad": ("<pad>", "[PAD]"),
-    "unk": ("<unk>", "[UNK]"),
-    "bos": ("<s>", "<bos>", "[BOS]", "<|endoftext|>", "[CLS]"),
-    "eos": ("</s>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]"),
-    "cls": ("[CLS]", "<cls>", "<s>"),
-    "sep": ("[SEP]", "<sep>", "</s>"),
-    "mask": ("<mask>", "[MASK]"),
-}
-_SPECIAL = ("<pad>", "<s>", "</s>", "<mask>")
-_SPECIAL_OF = {
-    "bytes": _SPECIAL,
-    "bpe": _SPECIAL,
-    "unigram": (*_SPECIAL, "<unk>"),
-    "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
-}
-_BYTES = 256
-_NEVER = -1e6  # a log probability below that of any text spelt character by character
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +29,9 @@ class TokenizerConfig(Config):
     path: str | None = None  # tokenizer.json, vocab.txt or a directory with one; then nothing is trained
 
     def __post_init__(self) -> None:
-        if self.algorithm not in _SPECIAL_OF:
-            raise InputError(f"algorithm: expected one of {', '.join(_SPECIAL_OF)}, got {self.algorithm!r}")
-        least = len(_SPECIAL_OF[self.algorithm]) + (_BYTES if self.algorithm == "bpe" else 1)
+        if self.algorithm not in SPECIAL_OF:
+            raise InputError(f"algorithm: expected one of {', '.join(SPECIAL_OF)}, got {self.algorithm!r}")
+        least = len(SPECIAL_OF[self.algorithm]) + (BYTES if self.algorithm == "bpe" else 1)
         if self.algorithm != "bytes" and self.vocab_size < least:
             raise InputError(
                 f"vocab_size: expected at least {least} for {self.algorithm}, got {self.vocab_size}"
@@ -61,8 +41,9 @@ class TokenizerConfig(Config):
 class Tokenizer:
     """Text <-> token ids.
 
-    `pad_id`, `unk_id`, `bos_id`, `eos_id`, `cls_id`, `sep_id`, `mask_id` are None when absent; `special_ids` are all of those that exist and any other special token; `ordinary_ids` [V'] the rest.
-    Encoding adds no special token: who wants `bos` or `eos` puts it there.
+    `pad_id`, `unk_id`, `bos_id`, `eos_id`, `cls_id`, `sep_id`, `mask_id` are None when absent; `special_ids`
+    are all of those that exist and any other special token; `ordinary_ids` [V'] the rest. Encoding adds
+    no special token: who wants `bos` or `eos` puts it there.
     """
 
     def __init__(self, backend: "tokenizers.Tokenizer") -> None:
@@ -70,7 +51,7 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
-        ids = {role: _first(backend, names) for role, names in _NAMES.items()}
+        ids = {role: _first(backend, names) for role, names in NAMES.items()}
         self.pad_id, self.unk_id, self.mask_id = ids["pad"], ids["unk"], ids["mask"]
         self.bos_id, self.eos_id, self.cls_id, self.sep_id = ids["bos"], ids["eos"], ids["cls"], ids["sep"]
         added = {number for number, token in backend.get_added_tokens_decoder().items() if token.special}
@@ -85,18 +66,21 @@ class Tokenizer:
     @classmethod
     def train(cls, config: TokenizerConfig, texts: Iterable[str]) -> Self:
         """A tokenizer learnt from `texts`, read once; the same texts give the same tokenizer."""
-        backend = _PIPELINES[config.algorithm](config.lowercase)
+        from polyformer.data import pipelines
+
+        backend = pipelines.PIPELINES[config.algorithm](config.lowercase)
         if config.algorithm == "bytes":
             return cls(backend)
+        trainer = pipelines.trainer(config.algorithm, config.vocab_size)
         try:
-            backend.train_from_iterator(_not_empty(texts), _trainer(config))
+            backend.train_from_iterator(_not_empty(texts), trainer)
         except Exception as error:
             if type(error) is not Exception:  # the library's own errors are bare; others come from the texts
                 raise
             raise InputError(
                 f"vocab_size: {config.vocab_size} is too small for these texts ({error})"
             ) from error
-        return cls(_without_special_pieces(backend) if config.algorithm == "unigram" else backend)
+        return cls(pipelines.without_special_pieces(backend) if config.algorithm == "unigram" else backend)
 
     @classmethod
     def load(
@@ -108,13 +92,16 @@ class Tokenizer:
         is for `vocab.txt`, which does not say it: by default true when no ordinary token has a capital
         letter. In a directory, `tokenizer.json` is preferred, then `vocab.txt`, then `vocab.json`.
         """
+        from polyformer.data import pipelines
+
         path = _find(Path(path))
         try:
             if path.suffix == ".txt":
-                return cls(_load_wordpiece(path, lowercase))
+                return cls(pipelines.load_wordpiece(path, lowercase))
             if merges is not None or path.name == "vocab.json":
-                return cls(_load_bpe(path, Path(merges) if merges else path.with_name("merges.txt")))
-            return cls(_tokenizers().Tokenizer.from_str(path.read_text(encoding="utf-8")))
+                pairs = Path(merges) if merges else path.with_name("merges.txt")
+                return cls(pipelines.load_bpe(path, pairs))
+            return cls(pipelines.load_json(path))
         except InputError:
             raise
         except Exception as error:  # the library raises bare Exception for whatever it cannot read
@@ -129,7 +116,8 @@ class Tokenizer:
 
     def export(self, directory: str | Path) -> list[Path]:
         """Write the algorithm's own files: `vocab.txt` (WordPiece) or `vocab.json`, `merges.txt` (BPE)."""
-        models = _tokenizers().models
+        from tokenizers import models
+
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         if isinstance(self.backend.model, models.BPE | models.WordPiece):
@@ -168,21 +156,9 @@ class Tokenizer:
         return name
 
 
-def _tokenizers() -> Any:
-    import tokenizers
-
-    return tokenizers
-
-
 def _first(backend: "tokenizers.Tokenizer", names: Sequence[str]) -> int | None:
     found = [number for name in names if (number := backend.token_to_id(name)) is not None]
     return found[0] if found else None
-
-
-def _with_special(backend: "tokenizers.Tokenizer", names: Iterable[str]) -> "tokenizers.Tokenizer":
-    tokens = [_tokenizers().AddedToken(name, special=True, normalized=False) for name in names]
-    backend.add_special_tokens(tokens)
-    return backend
 
 
 def _is_text(value: object) -> bool:
@@ -198,83 +174,6 @@ def _not_empty(texts: Iterable[str]) -> Iterable[str]:
         raise InputError("texts: a tokenizer cannot be trained on no text")
 
 
-def _bytelevel(model: Any, lowercase: bool, split: bool) -> "tokenizers.Tokenizer":
-    """The pipeline of byte-level BPE (GPT-2): every byte is a character, so that nothing is unknown."""
-    library = _tokenizers()
-    backend = library.Tokenizer(model)
-    if lowercase:
-        backend.normalizer = library.normalizers.Lowercase()
-    backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split)
-    backend.decoder = library.decoders.ByteLevel()
-    return backend
-
-
-def _bytes(lowercase: bool) -> "tokenizers.Tokenizer":
-    """BPE without merges, whose ids are the bytes themselves."""
-    # GPT-2's table: bytes that print stand for themselves, the others for the characters from U+0100 on.
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = sorted(set(range(_BYTES)) - set(visible))
-    vocab = {chr(byte): byte for byte in visible} | {chr(_BYTES + i): byte for i, byte in enumerate(hidden)}
-    vocab |= {name: _BYTES + i for i, name in enumerate(_SPECIAL)}
-    model = _tokenizers().models.BPE(vocab=vocab, merges=[])
-    return _with_special(_bytelevel(model, lowercase, split=False), _SPECIAL)
-
-
-def _bpe(lowercase: bool) -> "tokenizers.Tokenizer":
-    return _bytelevel(_tokenizers().models.BPE(), lowercase, split=True)
-
-
-def _wordpiece(lowercase: bool, model: Any = None) -> "tokenizers.Tokenizer":
-    library = _tokenizers()
-    backend = library.Tokenizer(model or library.models.WordPiece(unk_token="[UNK]"))
-    backend.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
-    backend.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-    backend.decoder = library.decoders.WordPiece()
-    return backend
-
-
-def _unigram(lowercase: bool) -> "tokenizers.Tokenizer":
-    library = _tokenizers()
-    backend = library.Tokenizer(library.models.Unigram())
-    steps = [library.normalizers.NFKC(), *([library.normalizers.Lowercase()] if lowercase else [])]
-    backend.normalizer = library.normalizers.Sequence(steps)
-    backend.pre_tokenizer = library.pre_tokenizers.Metaspace()
-    backend.decoder = library.decoders.Metaspace()
-    return backend
-
-
-def _without_special_pieces(backend: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
-    """A trained Unigram that finds no special token in a text: its trainer makes them the best pieces."""
-    data = json.loads(backend.to_str())
-    for piece in data["model"]["vocab"][: len(_SPECIAL_OF["unigram"])]:
-        piece[1] = _NEVER
-    return _tokenizers().Tokenizer.from_str(json.dumps(data))
-
-
-_PIPELINES: dict[str, Callable[[bool], "tokenizers.Tokenizer"]] = {
-    "bytes": _bytes,
-    "bpe": _bpe,
-    "wordpiece": _wordpiece,
-    "unigram": _unigram,
-}
-
-
-def _trainer(config: TokenizerConfig) -> Any:
-    library = _tokenizers()
-    common = {
-        "vocab_size": config.vocab_size,
-        "special_tokens": list(_SPECIAL_OF[config.algorithm]),
-        "show_progress": False,
-    }
-    if config.algorithm == "bpe":
-        return library.trainers.BpeTrainer(
-            initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()), **common
-        )
-    if config.algorithm == "wordpiece":
-        return library.trainers.WordPieceTrainer(**common)
-    return library.trainers.UnigramTrainer(unk_token="<unk>", **common)
-
-
 def _find(path: Path) -> Path:
     if path.is_file():
         return path
@@ -287,30 +186,3 @@ def _find(path: Path) -> Path:
         if (path / name).is_file():
             return path / name
     raise InputError(f"{path}: no tokenizer in this directory; expected one of {', '.join(names)} in it")
-
-
-def _known_special(vocab: Iterable[str]) -> list[str]:
-    names = {name for group in _NAMES.values() for name in group}
-    return [token for token in vocab if token in names]
-
-
-def _load_wordpiece(path: Path, lowercase: bool | None) -> "tokenizers.Tokenizer":
-    tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    vocab = {token.rstrip("\r"): number for number, token in enumerate(tokens)}
-    if "[UNK]" not in vocab:
-        raise InputError(f"{path}: not a WordPiece vocabulary: it has no line [UNK]")
-    special = _known_special(vocab)
-    if lowercase is None:
-        lowercase = not any(token != token.lower() for token in vocab if not token.startswith("["))
-    model = _tokenizers().models.WordPiece(vocab=vocab, unk_token="[UNK]")
-    return _with_special(_wordpiece(lowercase, model), special)
-
-
-def _load_bpe(vocab: Path, merges: Path) -> "tokenizers.Tokenizer":
-    if not merges.is_file():
-        raise InputError(f"{merges}: no such file; a vocab.json needs the merges of its BPE beside it")
-    model = _tokenizers().models.BPE
-    tokens, pairs = model.read_file(str(vocab), str(merges))
-    return _with_special(
-        _bytelevel(model(tokens, pairs), lowercase=False, split=True), _known_special(tokens)
-    )

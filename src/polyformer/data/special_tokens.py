@@ -1,0 +1,21 @@
+"""The names of special tokens, here and in the tokenizers that people have."""
+
+# By role, ours first; <s>, </s>, [CLS] and [SEP] serve two roles where need be.
+NAMES = {
+    "pad": ("<pad>", "[PAD]"),
+    "unk": ("<unk>", "[UNK]"),
+    "bos": ("<s>", "<bos>", "[BOS]", "<|endoftext|>", "[CLS]"),
+    "eos": ("</s>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]"),
+    "cls": ("[CLS]", "<cls>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "</s>"),
+    "mask": ("<mask>", "[MASK]"),
+}
+_SPECIAL = ("<pad>", "<s>", "</s>", "<mask>")
+# What tokenizers trained here get, with the ids 0, 1, ... (bytes: 256, 257, ...).
+SPECIAL_OF = {
+    "bytes": _SPECIAL,
+    "bpe": _SPECIAL,
+    "unigram": (*_SPECIAL, "<unk>"),
+    "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+}
+BYTES = 256
