@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside the target, synced, renamed; read with errors that name them.
+"""Files that are whole or absent: written beside the target, synced, renamed; errors name the file.
 
 Weights are safetensors, everything else is JSON; nothing here ever reads a pickle, which can run code.
 """
@@ -28,7 +28,8 @@ SHARED = "shared"  # metadata key: names of tensors that are another one's memor
 def atomic_write(path: str | Path, content: bytes | Callable[[Path], object]) -> None:
     """Make `path` hold `content`, all of it or (on any error, or a kill) what it held before.
 
-    `content` is the bytes, or a function that writes the file whose name it gets. Missing parent folders are made.
+    `content` is the bytes, or a function that writes the file whose name it gets. Missing parent folders
+    are made.
     Raises `InputError` when the disk is full or cannot be written.
     """
     path = Path(path)
@@ -172,8 +173,8 @@ def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
             head = file.read(4)
         if head.startswith(PICKLES):
             raise InputError(
-                f"{path} is a pickle (torch.save), not safetensors: reading one can run code, so it is refused; "
-                "convert it to safetensors where you trust it"
+                f"{path} is a pickle (torch.save), not safetensors: reading one can run code, so it is "
+                "refused; convert it to safetensors where you trust it"
             )
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping

@@ -1,0 +1,21 @@
+"""Training: one loop for every task, its optimizers and schedules, and checkpoints that survive a kill."""
+
+from polyformer.training.config import EngineConfig, ReportingConfig, SavingConfig, TrainingConfig
+from polyformer.training.loop import Result, train
+from polyformer.training.optimizers import OptimizerConfig
+from polyformer.training.schedules import ScheduleConfig
+from polyformer.training.task import Batch, Task, share
+
+__all__ = [
+    "Batch",
+    "EngineConfig",
+    "OptimizerConfig",
+    "ReportingConfig",
+    "Result",
+    "SavingConfig",
+    "ScheduleConfig",
+    "Task",
+    "TrainingConfig",
+    "share",
+    "train",
+]

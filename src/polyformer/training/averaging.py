@@ -1,0 +1,48 @@
+"""The mean of the weights of several checkpoints: the first Transformer's last step (row A5)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from polyformer.core.errors import InputError
+from polyformer.core.files import read_tensors
+
+
+def average_weights(files: Sequence[Path]) -> dict[str, torch.Tensor]:
+    """The mean over `files` (safetensors) of each tensor, summed in float64, in the type it is stored in.
+
+    Tensors of integers and truth values are counters and masks, not weights: the last file's are taken.
+    Vaswani et al. 2017, section 6.1: the last 5 checkpoints for base models, the last 20 for big ones.
+    """
+    if not files:
+        raise InputError("averaging: expected one checkpoint or more, got none")
+    sums: dict[str, torch.Tensor] = {}
+    last: dict[str, torch.Tensor] = {}
+    for file in files:
+        last = read_tensors(file)
+        if sums:
+            _check_alike(files[0], sums, file, last)
+        for name, tensor in last.items():
+            if not tensor.is_floating_point():
+                sums[name] = tensor
+            elif name in sums:
+                sums[name] += tensor
+            else:
+                sums[name] = tensor.to(torch.float64, copy=True)
+    return {
+        name: (sums[name] / len(files)).to(tensor.dtype) if tensor.is_floating_point() else tensor.clone()
+        for name, tensor in last.items()
+    }
+
+
+def _check_alike(
+    one: Path, first: dict[str, torch.Tensor], other: Path, second: dict[str, torch.Tensor]
+) -> None:
+    strange = sorted(first.keys() ^ second.keys()) or [
+        name for name in first if first[name].shape != second[name].shape
+    ]
+    if strange:
+        raise InputError(
+            f"averaging: {one} and {other} are not of the same model: they differ in {strange[0]!r}"
+        )

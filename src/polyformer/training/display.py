@@ -1,0 +1,120 @@
+"""How a run looks while it goes: a bar on a terminal, a line per report anywhere else."""
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+
+class Display(Protocol):
+    """Used as a context; `report` after every row of metrics, `note` for what happens besides."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def report(self, step: int, values: dict[str, float], left: float) -> None:
+        """Show the metrics of `step`, and `left`, the seconds that the rest will take."""
+        ...
+
+    def note(self, text: str) -> None: ...
+
+
+def open_display(steps: int, done: int, active: bool, stream: TextIO | None = None) -> Display:
+    """The display on `stream` (default: standard output) of a run of `steps`, `done` of them behind it."""
+    if not active:
+        return Silent()
+    output: TextIO = sys.stdout if stream is None else stream
+    return Live(steps, done, output) if output.isatty() else Lines(steps, output)
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def report(self, step: int, values: dict[str, float], left: float) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
+class Lines(Silent):
+    """One plain line per report."""
+
+    def __init__(self, steps: int, stream: TextIO) -> None:
+        self.steps, self.stream = steps, stream
+
+    def report(self, step: int, values: dict[str, float], left: float) -> None:
+        self.note(f"step {step}/{self.steps}  {summary(values)}  {duration(left)} left")
+
+    def note(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+
+class Live:
+    """A progress bar that stays at the bottom of the terminal; evaluations and notes scroll above it."""
+
+    def __init__(self, steps: int, done: int, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = (
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[text]}", markup=False),
+        )
+        # Refreshed at reports only: a thread that redraws would take time from the loop.
+        self.progress = Progress(*columns, console=Console(file=stream), auto_refresh=False)
+        self.bar: TaskID = self.progress.add_task("", total=steps, completed=done, text="")
+        self.validation: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.refresh()
+        self.progress.stop()
+
+    def report(self, step: int, values: dict[str, float], left: float) -> None:
+        evaluated = {name: value for name, value in values.items() if name.startswith("valid_")}
+        if evaluated:
+            self.validation = evaluated
+            self.note(f"step {step}  {summary(evaluated)}")
+        shown = summary({**values, **dict(list(self.validation.items())[:1])})
+        self.progress.update(self.bar, completed=step, text=f"{shown}  {duration(left)} left", refresh=True)
+
+    def note(self, text: str) -> None:
+        self.progress.console.print(text, markup=False, highlight=False)
+
+
+def summary(values: dict[str, float]) -> str:
+    """The metrics a reader follows, in one line: the loss, the speed, all measured in validation."""
+    parts = [f"loss {values['loss']:.4f}"] if "loss" in values else []
+    parts += [f"{values['tokens_per_s']:,.0f} tokens/s"] if "tokens_per_s" in values else []
+    parts += [
+        f"{name.replace('_', ' ')} {value:.4g}" for name, value in values.items() if name.startswith("valid_")
+    ]
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """3725.0 -> 1:02:05"""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

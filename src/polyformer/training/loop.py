@@ -1,0 +1,303 @@
+"""The training loop: one for every task, resumable at any step, the same on one process or several."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from polyformer.core.errors import InputError, unknown
+from polyformer.core.files import remove_partials
+from polyformer.training.averaging import average_weights
+from polyformer.training.checkpoint import (
+    MODEL,
+    Checkpoints,
+    Progress,
+    load_checkpoint,
+    load_model,
+    put_weights,
+)
+from polyformer.training.config import TrainingConfig
+from polyformer.training.curves import plot_curves
+from polyformer.training.display import Display, Silent, open_display
+from polyformer.training.engine import Engine, recomputing
+from polyformer.training.feed import Feed, Group
+from polyformer.training.metrics import MetricsLog
+from polyformer.training.optimizers import OptimizerConfig
+from polyformer.training.schedules import ScheduleConfig
+from polyformer.training.seeding import seed_step
+from polyformer.training.task import Task
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. The model it was given holds the final weights, in evaluation mode."""
+
+    step: int  # updates made
+    metrics: dict[str, float]  # of the final weights
+    best: float | None  # best value of the task's metric during the run
+    best_step: int | None
+    stopped_early: bool  # by `patience`
+    checkpoint: Path  # the last one
+
+
+def train(
+    model: nn.Module,
+    task: Task,
+    config: TrainingConfig,
+    optimizer_config: OptimizerConfig,
+    schedule_config: ScheduleConfig,
+    out: str | Path,
+    seed: int = 0,
+    resume: bool = False,
+) -> Result:
+    """Train `model` on `task`; checkpoints, metrics and curves go to the folder `out`.
+
+    With `resume` the run goes on from the last whole checkpoint in `out` (from the start if there is none
+    yet) and, on the CPU, ends bit for bit as if it had never stopped; without, `out` must hold no checkpoint.
+    The seed decides dropout and the like: each step and process seeds torch, numpy and random from it.
+
+    Under `accelerate launch` or `torchrun`, every process calls this with the same arguments. The loss of a
+    step is the mean over the labelled tokens of all its batches on all processes.
+
+    Raises `InputError` for a device or precision that is not there, a run that cannot be resumed, a full
+    disk, and a loss that is no longer finite; the last checkpoint then stays whole.
+    """
+    out = Path(out)
+    with recomputing(model, config.engine.recompute):
+        run = _Run(model, task, config, optimizer_config, schedule_config)
+        run.begin(out, seed, resume)
+        return run.go()
+
+
+class _Run:
+    """One call of `train`: its parts, and the numbers that have not yet left the device."""
+
+    progress: Progress
+    feed: Feed
+    log: MetricsLog | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        config: TrainingConfig,
+        optimizer: OptimizerConfig,
+        schedule: ScheduleConfig,
+    ) -> None:
+        self.task, self.config, self.schedule = task, config, schedule
+        self.engine = Engine(config.engine)
+        self.model = model.to(self.engine.device)
+        self.optimizer = optimizer.build(self.model)
+        self.rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
+        self.display: Display = Silent()
+        self.main = self.engine.rank == 0
+        self.tokens = 0  # read by this process since the last row
+        self.weight = 0  # labelled tokens of this process not yet in `progress`
+        self.loss = self._number(0.0)  # loss times labelled tokens, likewise
+        self.norm = self._number(0.0)  # of the last gradient
+        self.bad = self._number(float("inf"))  # first step whose loss or gradient is not finite
+
+    def _number(self, value: float) -> torch.Tensor:
+        return torch.tensor(value, dtype=torch.float64, device=self.engine.device)
+
+    def begin(self, out: Path, seed: int, resume: bool) -> None:
+        """Take up the run in `out`, or start one there."""
+        self.out = out
+        saving = self.config.saving
+        self.checkpoints = Checkpoints(out / "checkpoints", saving.checkpoint_every, saving.kept)
+        latest = self.checkpoints.latest()
+        if latest is not None and not resume:
+            raise InputError(
+                f"out: {out} already holds a run (to {latest.name}); resume it or name another folder"
+            )
+        self.progress = Progress(seed=seed)
+        if latest is not None:
+            self.progress = load_checkpoint(latest, self.model, self.optimizer)
+            if self.progress.seed != seed:
+                raise InputError(
+                    f"seed: the run in {out} has {self.progress.seed}, got {seed}; use the same one"
+                )
+            self.engine.scaler.load_state_dict(self.progress.scaler)
+        self.log = None
+        if self.main:
+            remove_partials(self.checkpoints.folder)
+            self.log = MetricsLog(out, self.progress.step, self.config.reporting.tensorboard)
+        self.engine.wrap(self.model)
+        self.feed = Feed(
+            self.task, self.engine, self.config.accumulate, self.progress.epoch, self.progress.used
+        )
+
+    def go(self) -> Result:
+        """All remaining steps, and the end."""
+        self.began = self.row_began = time.perf_counter()
+        self.first = self.progress.step
+        self.earlier_seconds = self.log.seconds if self.log else 0.0
+        self.model.train()
+        with open_display(self.config.steps, self.first, self.main) as self.display:
+            if self.first:
+                self.display.note(f"resumed {self.out} at step {self.first}")
+            while self.progress.step < self.config.steps and not self.out_of_patience():
+                self.step(self.feed.next())
+                self.after_step()
+            self.finish()
+        if self.log is not None:
+            self.log.close()
+            if self.config.reporting.curves:
+                plot_curves(self.out)
+        return Result(
+            step=self.progress.step,
+            metrics=self.progress.metrics,
+            best=self.progress.best,
+            best_step=self.progress.best_step,
+            stopped_early=self.progress.step < self.config.steps,
+            checkpoint=self.checkpoints.path(self.progress.step),
+        )
+
+    def step(self, group: Group) -> None:
+        """One update of the weights."""
+        progress, engine = self.progress, self.engine
+        progress.step, progress.epoch, progress.used = progress.step + 1, self.feed.epoch, self.feed.used
+        seed_step(progress.seed, progress.step, engine.rank)
+        factor = self.schedule.factor(progress.step, self.config.steps)
+        for settings, rate in zip(self.optimizer.param_groups, self.rates):
+            settings["lr"] = rate * factor
+        for i, (batch, weight) in enumerate(zip(group.batches, group.weights)):
+            with engine.unsynced(skip=i + 1 < len(group.batches)):
+                with engine.autocast():
+                    loss = self.task.loss(engine.wrapped, engine.place(batch))
+                # Data parallelism takes the mean over processes; `world` makes it the sum of the shares.
+                engine.scaler.scale(loss * (weight * engine.world / group.total)).backward()
+            self.loss += loss.detach().double() * weight
+        self.weight += sum(group.weights)
+        self.tokens += group.tokens
+        self.norm = engine.update(self.optimizer, self.config.clip)
+        # Loss scaling of fp16 skips updates whose gradient overflows: only the loss tells.
+        telltale = self.loss if engine.scaler.is_enabled() else self.loss + self.norm
+        self.bad = torch.where(telltale.isfinite(), self.bad, self.bad.clamp(max=progress.step))
+
+    def after_step(self) -> None:
+        """What is due after a step: a row of metrics, an evaluation, a checkpoint."""
+        step, reporting = self.progress.step, self.config.reporting
+        last = step == self.config.steps
+        row: dict[str, float] = {}
+        if step % reporting.log_every == 0 or last:
+            row |= self.training_row()
+        improved = False
+        if step % reporting.evaluate_every == 0 or last:
+            with self.paused():
+                improved = self.evaluate()
+            row |= {f"valid_{name}": value for name, value in self.progress.metrics.items()}
+        if row and self.log is not None:
+            self.log.write(step, row)
+            self.display.report(step, row, self.seconds_left())
+        regular = step % self.config.saving.checkpoint_every == 0
+        if regular or improved or last or self.out_of_patience():
+            with self.paused():
+                self.save()
+
+    def collect(self) -> float:
+        """Move the loss since the last time off the device, stop if it is not finite; returns tokens read."""
+        mine = torch.stack([self.loss, self._number(self.weight), self._number(self.tokens), self.bad])
+        losses, weights, tokens, bad = zip(*self.engine.rows(mine))
+        self.loss.zero_()
+        self.weight = 0
+        if min(bad) <= self.progress.step:
+            kept = self.checkpoints.latest()
+            raise InputError(
+                f"training: the loss or its gradient is not a finite number at step {min(bad):.0f}; "
+                f"{f'{kept} is intact' if kept else 'there is no checkpoint yet'}; lower the learning rate, "
+                "lengthen the warm-up or clip the gradient"
+            )
+        self.progress.loss_sum += sum(losses)
+        self.progress.weight_sum += sum(weights)
+        return sum(tokens)
+
+    def training_row(self) -> dict[str, float]:
+        """The metrics of training since the last row."""
+        tokens = self.collect()
+        now = time.perf_counter()
+        row = {
+            "epoch": self.progress.epoch,
+            "loss": self.progress.loss_sum / max(self.progress.weight_sum, 1.0),
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "grad_norm": float(self.norm),
+            "tokens_per_s": tokens / (now - self.row_began),
+            "seconds": self.earlier_seconds + now - self.began,
+        }
+        self.progress.loss_sum = self.progress.weight_sum = 0.0
+        self.tokens, self.row_began = 0, now
+        return row
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time spent inside is not training's: it counts neither as speed nor towards the time left."""
+        start = time.perf_counter()
+        yield
+        spent = time.perf_counter() - start
+        self.row_began += spent
+
+    def seconds_left(self) -> float:
+        """What the rest will take at the pace so far, evaluations and checkpoints included."""
+        pace = (time.perf_counter() - self.began) / (self.progress.step - self.first)
+        return pace * (self.config.steps - self.progress.step)
+
+    def measure(self) -> dict[str, float]:
+        """The task's metrics of the weights as they are."""
+        self.model.eval()
+        with torch.no_grad(), self.engine.autocast():
+            metrics = self.task.evaluate(self.model, self.engine.accelerator)
+        self.model.train()
+        # All processes must agree on what is best, to the last bit, or they would part ways.
+        return self.engine.agree({name: float(value) for name, value in metrics.items()})
+
+    def evaluate(self) -> bool:
+        """Measure, and compare with the best so far; says whether this is the best."""
+        progress = self.progress
+        progress.metrics = self.measure()
+        if not progress.metrics:
+            if self.config.patience is not None or self.config.saving.final == "best":
+                raise InputError(
+                    "patience and final 'best' need an evaluation, but the task has no data for one"
+                )
+            return False
+        if self.task.best not in progress.metrics:
+            raise unknown("metric to choose the best by", self.task.best, progress.metrics)
+        value = progress.metrics[self.task.best]
+        sign = 1.0 if self.task.direction == "min" else -1.0
+        # A value that is not a number is never the best: every comparison with it is false.
+        improved = value == value and (progress.best is None or sign * value < sign * progress.best)
+        if improved:
+            progress.best, progress.best_step, progress.stale = value, progress.step, 0
+        else:
+            progress.stale += 1
+        return improved
+
+    def out_of_patience(self) -> bool:
+        return self.config.patience is not None and self.progress.stale >= self.config.patience
+
+    def save(self) -> None:
+        """Write a checkpoint of the weights as they are, after checking that they are sound."""
+        self.tokens = int(self.collect()) if self.main else 0
+        if self.log is None:
+            return
+        self.progress.scaler = self.engine.scaler.state_dict()
+        self.log.sync()
+        self.checkpoints.save(self.progress, self.model, self.optimizer)
+
+    def finish(self) -> None:
+        """Put the final weights into the model."""
+        self.engine.accelerator.wait_for_everyone()
+        final = self.config.saving.final
+        if final == "average":
+            files = [path / MODEL for path in self.checkpoints.regular()[-self.config.saving.average :]]
+            put_weights(self.model, average_weights(files), files[-1])
+            self.display.note(f"averaged the weights of {len(files)} checkpoints")
+        elif final == "best" and self.progress.best_step is not None:
+            load_model(self.checkpoints.path(self.progress.best_step), self.model)
+        if final != "last":
+            self.progress.metrics = self.measure()
+        self.model.eval()

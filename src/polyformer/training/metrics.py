@@ -1,0 +1,98 @@
+"""What a run measured, one row per step that has something to say: OUT/metrics.jsonl and OUT/metrics.csv."""
+
+import csv
+import io
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from polyformer.core.errors import InputError
+from polyformer.core.files import atomic_write, reading, writing
+
+Row = dict[str, float | None]
+
+
+def read_metrics(run: str | Path) -> list[Row]:
+    """The rows of a run's metrics.jsonl, in order; a last line cut short by a kill is left out."""
+    path = Path(run) / "metrics.jsonl"
+    with reading(path):
+        lines = path.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+class MetricsLog:
+    """Appends rows to both files; the JSON lines are the record, the table is made from them.
+
+    Going on from step `after`, the rows of later steps, which will be run again, are dropped.
+    With `tensorboard` the rows also go to events in OUT/tensorboard.
+    """
+
+    def __init__(self, out: Path, after: int, tensorboard: bool) -> None:
+        self.lines, self.table = out / "metrics.jsonl", out / "metrics.csv"
+        earlier = read_metrics(out) if after and self.lines.exists() else []
+        self._rows = [row for row in earlier if (row["step"] or 0) <= after]
+        self._columns: list[str] = []
+        self._rewrite()
+        self._events = _event_writer(out / "tensorboard", after) if tensorboard else None
+
+    @property
+    def seconds(self) -> float:
+        """The time that the rows so far say the run has taken."""
+        return max((row.get("seconds") or 0.0 for row in self._rows), default=0.0)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Add a row. What is not finite is written as nothing: neither format has a word for it."""
+        row: Row = {"step": step}
+        row |= {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._rows.append(row)
+        if set(row) <= set(self._columns):
+            _append(self.lines, json.dumps(row) + "\n")
+            _append(self.table, _table_rows(self._columns, [row]))
+        else:
+            self._rewrite()
+        if self._events is not None:
+            for name, value in values.items():
+                self._events.add_scalar(name, value, step)
+
+    def sync(self) -> None:
+        """Everything written is on the disk: done before a checkpoint that counts on it."""
+        for path in (self.lines, self.table):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
+
+    def _rewrite(self) -> None:
+        """Both files anew: at the start, and when a column appears that the table does not have."""
+        self._columns = list(dict.fromkeys(name for row in self._rows for name in row))
+        atomic_write(self.lines, "".join(json.dumps(row) + "\n" for row in self._rows).encode())
+        header = (
+            _table_rows(self._columns, [dict(zip(self._columns, self._columns))]) if self._columns else ""
+        )
+        atomic_write(self.table, (header + _table_rows(self._columns, self._rows)).encode())
+
+
+def _append(path: Path, text: str) -> None:
+    with writing(path), path.open("a") as file:
+        file.write(text)
+
+
+def _table_rows(columns: list[str], rows: list[Any]) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _event_writer(folder: Path, after: int) -> Any:
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError as error:
+        raise InputError(
+            "tensorboard: it was asked for but is not installed; pip install 'polyformer[tensorboard]', "
+            "or leave it out: metrics.csv and metrics.jsonl are written anyway"
+        ) from error
+    return SummaryWriter(str(folder), purge_step=after + 1)

@@ -1,0 +1,127 @@
+"""Optimizers: torch's own, with the choices that papers make."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Config):
+    """Base of the optimizers. `lr` is the rate where the schedule's factor is 1."""
+
+    lr: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise InputError(f"lr: expected a number above 0, got {self.lr}")
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of the parameters of `model` that ask for gradients, on the device they lie on."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(OptimizerConfig):
+    """Adam without decay; the defaults are the first Transformer's."""
+
+    kind: ClassVar[str] = "adam"
+    row: ClassVar[str] = "A5"
+    paper: ClassVar[str] = "Kingma and Ba 2015; values of Vaswani et al. 2017, section 5.3"
+
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-9
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        parameters = trained(model)
+        return torch.optim.Adam(
+            parameters, lr=self.lr, betas=self.betas, eps=self.eps, fused=has_fused(parameters)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(OptimizerConfig):
+    """Adam with decoupled decay of the matrices; norms and biases (vectors) are never decayed."""
+
+    kind: ClassVar[str] = "adamw"
+    paper: ClassVar[str] = "Loshchilov and Hutter 2019; values of Brown et al. 2020 (GPT-3), appendix B"
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # per step, times the learning rate
+    decay_embeddings: bool = False  # whether embedding tables are decayed (and an output layer tied to one)
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        groups = decay_groups(model, self.weight_decay, self.decay_embeddings)
+        return torch.optim.AdamW(
+            groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=has_fused(trained(model))
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(OptimizerConfig):
+    """Stochastic gradient descent."""
+
+    kind: ClassVar[str] = "sgd"
+
+    lr: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0  # of matrices, added to their gradient
+    decay_embeddings: bool = False
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        groups = decay_groups(model, self.weight_decay, self.decay_embeddings)
+        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adafactor(OptimizerConfig):
+    """Adam's second moment kept as a row and a column per matrix: little memory; T5's choice."""
+
+    kind: ClassVar[str] = "adafactor"
+    paper: ClassVar[str] = "Shazeer and Stern 2018"
+
+    lr: float = 1e-2
+    beta2_decay: float = -0.8  # the second moment's beta at step t is 1 - t ** beta2_decay
+    clip_threshold: float = 1.0  # largest root mean square of an update
+    weight_decay: float = 0.0
+    decay_embeddings: bool = False
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        groups = decay_groups(model, self.weight_decay, self.decay_embeddings)
+        return torch.optim.Adafactor(groups, lr=self.lr, beta2_decay=self.beta2_decay, d=self.clip_threshold)
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that ask for gradients, tied ones once."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise InputError("model: no parameter asks for gradients, so there is nothing to train")
+    return parameters
+
+
+def has_fused(parameters: list[nn.Parameter]) -> bool:
+    """Whether torch has its one-kernel update for all of them."""
+    return all(one.device.type in ("cpu", "cuda") and one.is_floating_point() for one in parameters)
+
+
+def decay_groups(model: nn.Module, weight_decay: float, decay_embeddings: bool) -> list[dict[str, Any]]:
+    """Parameter groups: matrices with `weight_decay`; vectors, and tables unless asked for, without."""
+    tables = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    }
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    for parameter in trained(model):
+        exempt = parameter.ndim < 2 or (id(parameter) in tables and not decay_embeddings)
+        (plain if exempt else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

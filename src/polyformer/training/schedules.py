@@ -1,0 +1,123 @@
+"""Learning-rate schedules: pure functions of the step.
+
+`factor(step, steps)` multiplies the optimizer's `lr` at update number `step` (the first is 1) of `steps`.
+Nothing to save or restore; as a torch scheduler:
+`LambdaLR(optimizer, lambda done: schedule.factor(done + 1, steps))`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig(Config):
+    """Base of the schedules: a linear rise over the first `warmup` steps, then `decay`."""
+
+    warmup: int = 0  # steps until the factor is 1
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0:
+            raise InputError(f"warmup: expected a number of steps, 0 or more, got {self.warmup}")
+
+    def factor(self, step: int, steps: int) -> float:
+        """What `lr` is multiplied by at update `step` (1 is the first) of `steps`."""
+        return step / self.warmup if step < self.warmup else self.decay(step, steps)
+
+    def decay(self, step: int, steps: int) -> float:
+        """The factor at a `step` that is not before the end of the warm-up."""
+        raise NotImplementedError
+
+    def progress(self, step: int, steps: int) -> float:
+        """How much of the time after the warm-up has gone: 1 at the last step, and after it."""
+        return min(1.0, (step - self.warmup) / max(1, steps - self.warmup))
+
+
+def check_floor(floor: float) -> None:
+    if not 0.0 <= floor <= 1.0:
+        raise InputError(f"floor: expected a factor from 0 to 1, got {floor}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(ScheduleConfig):
+    """`lr` all the time, after the warm-up if there is one."""
+
+    kind: ClassVar[str] = "constant"
+
+    def decay(self, step: int, steps: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(ScheduleConfig):
+    """Straight from 1 down to `floor` at the last step."""
+
+    kind: ClassVar[str] = "linear"
+    paper: ClassVar[str] = "Devlin et al. 2019 (BERT), A.2"
+
+    floor: float = 0.0  # factor at the last step
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_floor(self.floor)
+
+    def decay(self, step: int, steps: int) -> float:
+        return 1.0 - (1.0 - self.floor) * self.progress(step, steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(ScheduleConfig):
+    """Half a cosine from 1 down to `floor` at the last step."""
+
+    kind: ClassVar[str] = "cosine"
+    paper: ClassVar[str] = "Loshchilov and Hutter 2017 (SGDR), equation 5, one period"
+
+    floor: float = 0.1  # factor at the last step
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_floor(self.floor)
+
+    def decay(self, step: int, steps: int) -> float:
+        return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * self.progress(step, steps)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InverseSquareRoot(ScheduleConfig):
+    """min(step / warmup, sqrt(warmup / step)): `lr` is the peak, reached at step `warmup`."""
+
+    kind: ClassVar[str] = "inverse-sqrt"
+    row: ClassVar[str] = "A5"
+    paper: ClassVar[str] = "Vaswani et al. 2017, section 5.3, equation 3, divided by its peak"
+
+    warmup: int = 4000
+
+    def decay(self, step: int, steps: int) -> float:
+        return math.sqrt(max(1, self.warmup) / step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noam(ScheduleConfig):
+    """hidden_size^-0.5 * min(step^-0.5, step * warmup^-1.5): the paper's own rate, where `lr` is 1."""
+
+    kind: ClassVar[str] = "noam"
+    row: ClassVar[str] = "A5"
+    paper: ClassVar[str] = "Vaswani et al. 2017, section 5.3, equation 3"
+
+    hidden_size: int
+    warmup: int = 4000
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "warmup"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        return (cls(hidden_size=512),)
+
+    def factor(self, step: int, steps: int) -> float:
+        return self.hidden_size**-0.5 * min(step**-0.5, step * self.warmup**-1.5)

@@ -1,0 +1,65 @@
+"""What the training loop asks of a task: batches, a loss, and how good the model is."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Batch = dict[str, torch.Tensor]
+Item = TypeVar("Item")
+
+
+@runtime_checkable
+class Task(Protocol):
+    """One way to train a model. The loop knows tasks only through this."""
+
+    @property
+    def best(self) -> str:
+        """The name of the metric, among those of `evaluate`, that decides which checkpoint is best."""
+        ...
+
+    @property
+    def direction(self) -> Literal["min", "max"]:
+        """Whether a smaller ("min") or a larger ("max") `best` metric is better."""
+        ...
+
+    def batches(self, epoch: int, skip: int, rank: int, world: int) -> Iterator[Batch]:
+        """The batches of one pass over the data that this process takes, as CPU tensors.
+
+        An epoch is one fixed sequence of batches, the same on every process and every call: a function of
+        the task's seed and `epoch` (0, 1, ...) alone, never of global random state. The first `skip` batches
+        of it (counted over all processes) are used already; of the rest this process takes those at `rank`,
+        `rank + world`, `rank + 2 * world`, ... (`share` below does it; where making a batch is dear, skip
+        without making it). Batches may differ in size, and be of any number.
+        """
+        ...
+
+    def weight(self, batch: Batch) -> int:
+        """How many labelled tokens (or items) the mean of `loss` runs over. Called on the CPU tensors."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """The mean loss over the labelled tokens of `batch`: a scalar to differentiate.
+
+        `model` may be wrapped (data parallel, compiled): call it as `model(**batch)`, read no attribute.
+        """
+        ...
+
+    def evaluate(self, model: nn.Module, accelerator: "Accelerator") -> dict[str, float]:
+        """Metrics on held-out data, the same on every process; called on all of them, without gradients.
+
+        `model` is the plain module in evaluation mode. Share the work by `accelerator.process_index` and
+        `accelerator.num_processes`, add up with `accelerator.reduce` or `accelerator.gather`.
+        An empty mapping says there is nothing to evaluate on.
+        """
+        ...
+
+
+def share(sequence: Iterable[Item], skip: int, rank: int, world: int) -> Iterator[Item]:
+    """The items of `sequence` after the first `skip` that fall to process `rank` of `world`."""
+    return islice(sequence, skip + rank, None, world)
