@@ -64,8 +64,8 @@ def by_tokens(
             "raise max_tokens or shorten the rows"
         )
     shuffled = np.arange(len(lengths)) if generator is None else generator.permutation(len(lengths))
-    # Long rows first; among them those whose other side is as long, so that neither side pads much.
-    order = shuffled[np.lexsort((-lengths[shuffled].sum(axis=1), -longest[shuffled]))]
+    # Longest first, and rows that are equally long by their first side: a batch then pads neither side much.
+    order = shuffled[np.lexsort((*-lengths[shuffled].T[::-1], -longest[shuffled]))]
     batches = []
     start = 0
     while start < len(order):
@@ -136,7 +136,7 @@ class Collate:
         return torch.from_numpy(stacked)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batches:
     """Batches of `rows` in memory, by a `plan` such as `partial(by_tokens, max_tokens=4096)`.
 
@@ -183,7 +183,7 @@ class Batches:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stream:
     """Batches of a `source` larger than memory: any re-iterable of rows, such as a streaming data set.
 

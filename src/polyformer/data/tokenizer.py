@@ -65,22 +65,21 @@ class Tokenizer:
 
     @classmethod
     def train(cls, config: TokenizerConfig, texts: Iterable[str]) -> Self:
-        """A tokenizer learnt from `texts`, read once; the same texts give the same tokenizer."""
+        """A tokenizer learnt from `texts`: always the same from the same texts, but for Unigram.
+
+        `texts` are read once, by WordPiece twice (an iterator is then held in memory). Unigram's scores are
+        summed in the order of a hash table, so that their last digits, and with them ids, differ each time.
+        """
         from polyformer.data import pipelines
 
-        backend = pipelines.PIPELINES[config.algorithm](config.lowercase)
-        if config.algorithm == "bytes":
-            return cls(backend)
-        trainer = pipelines.trainer(config.algorithm, config.vocab_size)
         try:
-            backend.train_from_iterator(_not_empty(texts), trainer)
+            return cls(pipelines.train(config.algorithm, config.lowercase, config.vocab_size, texts))
         except Exception as error:
             if type(error) is not Exception:  # the library's own errors are bare; others come from the texts
                 raise
             raise InputError(
                 f"vocab_size: {config.vocab_size} is too small for these texts ({error})"
             ) from error
-        return cls(pipelines.without_special_pieces(backend) if config.algorithm == "unigram" else backend)
 
     @classmethod
     def load(
@@ -163,15 +162,6 @@ def _first(backend: "tokenizers.Tokenizer", names: Sequence[str]) -> int | None:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _not_empty(texts: Iterable[str]) -> Iterable[str]:
-    empty = True
-    for text in texts:
-        empty = empty and not text
-        yield text
-    if empty:
-        raise InputError("texts: a tokenizer cannot be trained on no text")
 
 
 def _find(path: Path) -> Path:
