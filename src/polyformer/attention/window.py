@@ -32,9 +32,13 @@ class Window(Pattern):
         if self.after is None:
             object.__setattr__(self, "after", self.before)
         if self.before < 0 or self.reach_after < 0:
-            raise InputError(f"Window: before and after count keys, expected 0 or more, got {self.before}, {self.after}")
+            raise InputError(
+                f"Window: before and after count keys, expected 0 or more, got {self.before}, {self.after}"
+            )
         if self.before == 0 and self.reach_after == 0:
-            raise InputError("Window: a window of 0 keys on both sides sees only the token itself; give at least 1")
+            raise InputError(
+                "Window: a window of 0 keys on both sides sees only the token itself; give at least 1"
+            )
         if self.dilation < 1:
             raise InputError(f"Window: dilation is a step in keys, expected 1 or more, got {self.dilation}")
 
@@ -55,6 +59,9 @@ class Window(Pattern):
         some = clip(first - left, last + right + 1, context.kv_len)
         full = clip(last - left, first + right + 1, context.kv_len) if self.dilation == 1 else ()
         return Keys(some, full)
+
+    def relative(self, context: Context) -> bool:
+        return True
 
     @classmethod
     def examples(cls) -> tuple["Window", ...]:

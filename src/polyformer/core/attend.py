@@ -11,7 +11,7 @@ from torch import Tensor
 from polyformer.core import blocks, definition, flex, sdpa
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.pattern import MaskMod, Pattern, ScoreMod, as_pattern
+from polyformer.core.pattern import Foreign, MaskMod, Pattern, ScoreMod, Where, as_pattern
 from polyformer.core.patterns import implied
 from polyformer.core.request import Request, check
 from polyformer.core.softmax import recording
@@ -23,20 +23,25 @@ BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "flex": flex, "blocks": blocks,
 
 
 @overload
-def attend(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None = ..., score_mod: ScoreMod | None = ...,
-           context: Context | None = ..., scale: float | None = ..., dropout: float = ..., backend: str = ...,
-           return_lse: Literal[False] = ...) -> Tensor: ...  # fmt: skip
+def attend(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None = ...,
+           mask_mod: MaskMod | None = ..., layout: Where | None = ..., score_mod: ScoreMod | None = ...,
+           context: Context | None = ..., scale: float | None = ..., dropout: float = ...,
+           backend: str = ..., return_lse: Literal[False] = ...) -> Tensor: ...  # fmt: skip
 @overload
-def attend(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None = ..., score_mod: ScoreMod | None = ...,
-           context: Context | None = ..., scale: float | None = ..., dropout: float = ..., backend: str = ...,
-           return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...  # fmt: skip
-def attend(q, k, v, *, pattern=None, score_mod=None, context=None, scale=None, dropout=0.0, backend="auto",
-           return_lse=False):  # fmt: skip
+def attend(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None = ...,
+           mask_mod: MaskMod | None = ..., layout: Where | None = ..., score_mod: ScoreMod | None = ...,
+           context: Context | None = ..., scale: float | None = ..., dropout: float = ...,
+           backend: str = ..., return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None, context=None, scale=None,
+           dropout=0.0, backend="auto", return_lse=False):  # fmt: skip
     """softmax(score_mod(q k^T * scale)) v over the keys that the pattern and the context allow.
 
     Args:
         q: [B, H, Tq, D]. k: [B, Hkv, Tk, D]. v: [B, Hkv, Tk, Dv]. H is a multiple of Hkv (grouped queries).
         pattern: who may see whom: a `Pattern`, or any FlexAttention `mask_mod(b, h, q_idx, kv_idx)`.
+        mask_mod: a FlexAttention `mask_mod` by its own name; with a pattern too, both must allow a key.
+        layout: the keys that `mask_mod` needs, a function (start, stop) -> `Keys` of a run of queries, or
+            the rows of a `Layout`; without it every key is looked at. What it leaves out is not seen.
         score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, on scaled scores.
         context: positions, documents, padding, causality; by default Tq queries that are the last of Tk keys.
         scale: by default 1 / sqrt(D).
@@ -51,58 +56,76 @@ def attend(q, k, v, *, pattern=None, score_mod=None, context=None, scale=None, d
     Raises:
         InputError: shapes, dtypes or devices that do not fit; a backend that cannot take the request.
     """
-    request = prepare(q, k, v, pattern=pattern, score_mod=score_mod, context=context, scale=scale, dropout=dropout)
-    choice = choose(request, backend, return_lse)
-    if backend not in ("auto", choice.backend):
-        raise InputError(f"backend {backend!r} cannot take this call: {choice.reasons[backend]}; use 'auto'")
-    out, lse = BACKENDS[choice.backend].run(request)
+    request = prepare(q, k, v, pattern=joined(pattern, mask_mod, layout), score_mod=score_mod,
+                      context=context, scale=scale, dropout=dropout)  # fmt: skip
+    out, lse = BACKENDS[choose(request, backend, return_lse).backend].run(request)
     return (out, lse) if return_lse else out
 
 
-def prepare(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None, score_mod: ScoreMod | None,
+def joined(pattern: Pattern | MaskMod | None, mask_mod: MaskMod | None,
+           layout: Where | None) -> Pattern | None:  # fmt: skip
+    """The pattern that these arguments of `attend` say together; None when they limit nothing."""
+    if mask_mod is None:
+        if layout is not None:
+            raise InputError("layout: it says which keys a mask_mod needs, and no mask_mod was given")
+        return None if pattern is None else as_pattern(pattern)
+    foreign = Foreign(mask_mod, layout)
+    return foreign if pattern is None else as_pattern(pattern) & foreign
+
+
+def prepare(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | None, score_mod: ScoreMod | None,
             context: Context | None, scale: float | None, dropout: float) -> Request:  # fmt: skip
     """The checked request of one call."""
     check(q, k, v, dropout)
     context = context or Context(q.shape[2], k.shape[2])
-    if (context.q_len, context.kv_len) != (q.shape[2], k.shape[2]):
-        raise InputError(f"context: made for {context.q_len} queries and {context.kv_len} keys, got {q.shape[2]} and {k.shape[2]}")
+    lengths = q.shape[2], k.shape[2]
+    if (context.q_len, context.kv_len) != lengths:
+        made = f"{context.q_len} queries and {context.kv_len} keys"
+        raise InputError(f"context: made for {made}, got {lengths[0]} and {lengths[1]}")
     limits = implied(context)
     if pattern is not None:
-        limits = as_pattern(pattern) if limits is None else as_pattern(pattern) & limits
-    return Request(q, k, v, context, limits, score_mod, 1 / math.sqrt(q.shape[3]) if scale is None else scale, dropout)
+        limits = pattern if limits is None else pattern & limits
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    return Request(q, k, v, context, limits, score_mod, scale, dropout)
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The backend that runs a call, and why the others do not."""
+    """The backend that runs a call, and why the ones asked before it do not."""
 
     backend: str
     reasons: dict[str, str]
 
     def __str__(self) -> str:
-        return f"{self.backend} ({'; '.join(f'not {name}: {why}' for name, why in self.reasons.items()) or 'first choice'})"
+        passed = "; ".join(f"not {name}: {why}" for name, why in self.reasons.items())
+        return f"{self.backend} ({passed or 'first choice'})"
 
 
 def choose(request: Request, backend: str, return_lse: bool) -> Choice:
-    """The backend asked for, or the first that takes the request."""
+    """The backend asked for, or the first that takes the request; `definition` while weights are recorded."""
     if backend != "auto" and backend not in BACKENDS:
         raise unknown("backend", backend, ["auto", *BACKENDS])
+    asked = BACKENDS if backend == "auto" else [backend]
     reasons: dict[str, str] = {}
-    for name in [backend] if backend != "auto" else BACKENDS:
-        why = "attention weights are being recorded" if recording() and name != "definition" else None
-        why = why or BACKENDS[name].refuses(request, return_lse)
+    for name in asked if not recording() else ["definition"]:
+        why = BACKENDS[name].refuses(request, return_lse)
         if why is None:
             break
         reasons[name] = why
     else:
-        name = "definition"
+        raise InputError(f"backend {backend!r} cannot take this call: {reasons[backend]}; use 'auto'")
+    if recording():
+        reasons = {other: "attention weights are being recorded" for other in asked if other != name}
     choice = Choice(name, reasons)
     log.debug("attend: %s", choice)
     return choice
 
 
-def explain(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None = None, score_mod: ScoreMod | None = None,
-            context: Context | None = None, backend: str = "auto", return_lse: bool = False) -> Choice:  # fmt: skip
+def explain(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None = None,
+            mask_mod: MaskMod | None = None, layout: Where | None = None, score_mod: ScoreMod | None = None,
+            context: Context | None = None, dropout: float = 0.0, backend: str = "auto",
+            return_lse: bool = False) -> Choice:  # fmt: skip
     """Which backend `attend` would run for these inputs, and why not the ones asked before it."""
-    request = prepare(q, k, v, pattern=pattern, score_mod=score_mod, context=context, scale=None, dropout=0.0)
+    request = prepare(q, k, v, pattern=joined(pattern, mask_mod, layout), score_mod=score_mod,
+                      context=context, scale=None, dropout=dropout)  # fmt: skip
     return choose(request, backend, return_lse)

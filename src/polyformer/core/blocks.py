@@ -1,13 +1,28 @@
-"""Exact attention over the keys of a layout, a run of queries at a time: any pattern, any device, both ways."""
+"""Exact attention over the keys of a layout, tile by tile: any pattern, any device, forward and backward.
+
+Nothing of size Tq x Tk is ever made. The forward pass keeps the output and the log-sum-exp of each row; the
+backward pass computes the scores again, tile by tile, and adds into gradients made once (Dao et al. 2022,
+FlashAttention, algorithms 1 and 4; here over the intervals of a layout). Scores are kept in base 2, because
+exp2 is the faster function on a CPU. float16 and bfloat16 are computed in float32.
+
+It cannot be traced by `torch.compile` (the tiles depend on the layout, and the gradients of a `score_mod`
+are found by watching it run): under `fullgraph=True` use the backends `sdpa` or `flex`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from polyformer.core.patterns import Full
+from polyformer.core.captured import Evaluation, captured
 from polyformer.core.request import Request
-from polyformer.core.softmax import softmax
+from polyformer.core.tiles import Part, Tile, give, take
 
-BLOCK = 128
+LN2 = math.log(2)
 
 
 def refuses(request: Request, return_lse: bool) -> str | None:
@@ -15,21 +30,142 @@ def refuses(request: Request, return_lse: bool) -> str | None:
     return None
 
 
+@torch.compiler.disable(reason="blocks walks a layout in Python; compile with the backend 'sdpa' or 'flex'")
 def run(request: Request) -> tuple[Tensor, Tensor]:
     """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]."""
-    pattern, context = request.pattern or Full(), request.context
-    k = request.k.repeat_interleave(request.groups, dim=1)
-    v = request.v.repeat_interleave(request.groups, dim=1)
-    b = torch.arange(k.shape[0], device=k.device).view(-1, 1, 1, 1)
-    h = torch.arange(k.shape[1], device=k.device).view(1, -1, 1, 1)
-    outs, lses = [], []
-    for row in pattern.layout(context, BLOCK):
-        kv = torch.cat([torch.arange(*one, device=k.device) for one in row.keys.some] or [torch.arange(0, device=k.device)])
-        q_idx = torch.arange(row.start, row.stop, device=k.device).view(-1, 1)
-        scores = request.q[:, :, row.start : row.stop] @ k[:, :, kv].transpose(-1, -2) * request.scale
-        if request.score_mod is not None:
-            scores = request.score_mod(scores, b, h, q_idx, kv)
-        p, lse = softmax(scores, pattern.allows(context, b, h, q_idx, kv))
-        outs.append(torch.dropout(p, request.dropout, True) @ v[:, :, kv])
-        lses.append(lse)
-    return torch.cat(outs, 2), torch.cat(lses, 2)
+    half = request.q.dtype in (torch.float16, torch.bfloat16)
+    q, k, v = (x.float() if half else x for x in (request.q, request.k, request.v))
+    tables = captured(request.score_mod, q)
+    # The seed comes from torch's generator, so that torch.manual_seed repeats a run; the rest from our own.
+    seed = int(torch.randint(2**62, ())) if request.dropout else 0
+    out, lse = _Attention.apply(_Call(request, tables, seed), q, k, v, *tables)  # type: ignore[misc]
+    return out.to(request.q.dtype), lse
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Call:
+    """What forward and backward share besides the tensors that autograd sees."""
+
+    request: Request
+    tables: tuple[Tensor, ...]
+    seed: int
+
+    def parts(self) -> Iterator[Part]:
+        """The call, some rows of the batch at a time: one by one on a CPU, whose cache then holds a tile."""
+        generator = (
+            torch.Generator(self.request.q.device).manual_seed(self.seed) if self.request.dropout else None
+        )
+        batch = self.request.q.shape[0]
+        step = batch if self.request.q.is_cuda else 1
+        for start in range(0, batch, step):
+            yield Part(self.request, start, start + step, generator)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        out = q.new_zeros(*q.shape[:3], v.shape[3])
+        lse = q.new_full((*q.shape[:3], 1), -torch.inf)
+        for part in call.parts():
+            inputs = part.by_query(q), part.by_key(k), part.by_key(v)
+            outs, lses = part.by_query(out), part.by_query(lse)
+            for row in part.rows:
+                value, total = _row_forward(part, row, *inputs)
+                part.put(outs, row[0], value)
+                part.put(lses, row[0], total)
+        lse = lse.squeeze(-1)
+        ctx.call = call
+        ctx.save_for_backward(q, k, v, out, lse, *tables)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, *tables = ctx.saved_tensors
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        gradients = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+        totals = tuple(torch.zeros_like(table) for table in tables)
+        empty = lse == -torch.inf
+        # d score = p (d p - shift): every path through the softmax's denominator, and through lse itself.
+        shift = (grad_out * out).sum(-1)
+        shift = shift if grad_lse is None else shift - grad_lse
+        rows = (
+            grad_out,
+            shift.masked_fill(empty, 0).unsqueeze(-1),
+            lse.masked_fill(empty, 0).unsqueeze(-1) / LN2,
+        )
+        for part in ctx.call.parts():
+            inputs = part.by_query(q), part.by_key(k), part.by_key(v)
+            outs = tuple(part.by_query(x) for x in rows)
+            dq, dk, dv = part.by_query(gradients[0]), part.by_key(gradients[1]), part.by_key(gradients[2])
+            for row in part.rows:
+                part.put(
+                    dq, row[0], _row_backward(part, row, inputs, outs, (dk, dv), (ctx.call.tables, totals))
+                )
+        for gradient in gradients[:2]:
+            gradient *= ctx.call.request.scale
+        return None, *gradients, *totals
+
+
+def _row_forward(part: Part, row: tuple[Tile, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of one row, [N, G * queries, Dv or 1]; several tiles are joined as they come."""
+    queries = part.queries(q, row[0]) * part.factor
+    lowest, tiny = torch.finfo(q.dtype).min, torch.finfo(q.dtype).tiny
+    top = total = value = None
+    for tile in row:
+        scores = part.scores(tile, queries, take(k, tile.keys))
+        peak = scores.amax(-1, keepdim=True).clamp_(min=lowest)  # a row of nothing: exp2(-inf - lowest) = 0
+        if top is not None:
+            peak = torch.maximum(top, peak)
+        weights = scores.sub_(peak).exp2_()
+        mass = weights.sum(-1, keepdim=True)
+        if part.generator is not None:
+            weights *= part.kept(weights)
+        seen = torch.bmm(weights, take(v, tile.keys))
+        if top is None or total is None or value is None:
+            total, value = mass, seen
+        else:
+            fade = torch.exp2(top - peak)
+            total, value = total.mul_(fade).add_(mass), value.mul_(fade).add_(seen)
+        top = peak
+    assert top is not None, "a row has at least one tile"
+    assert total is not None
+    assert value is not None
+    return value / total.clamp_min(tiny), (top + total.log2()) * LN2
+
+
+def _row_backward(part: Part, row: tuple[Tile, ...], inputs: tuple[Tensor, ...], outs: tuple[Tensor, ...],
+                  keys: tuple[Tensor, Tensor],
+                  tables: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]) -> Tensor:  # fmt: skip
+    """The gradient of one row's queries [N, G * queries, D]; to those of keys and tables it is added."""
+    q, k, v = inputs
+    raw = part.queries(q, row[0])
+    queries = raw * part.factor
+    grad_out, shift, lse = (part.queries(x, row[0]) for x in outs)
+    grad_queries = None
+    for tile in row:
+        tile_k = take(k, tile.keys)
+        if part.request.score_mod is None:
+            evaluation, scores = None, part.scores(tile, queries, tile_k)
+        else:
+            evaluation = Evaluation(part.request.score_mod, tables[0], *part.raw(tile, queries, tile_k))
+            scores = part.finish(tile, evaluation.value.detach())
+        weights = scores.sub_(lse).exp2_()
+        grad = part.product("gradient", grad_out, take(v, tile.keys).mT)
+        kept = weights
+        if part.generator is not None:
+            keep = part.kept(weights)
+            kept, grad = weights * keep, grad.mul_(keep)
+        give(keys[1], tile.keys, torch.bmm(kept.mT, grad_out))
+        grad = grad.sub_(shift).mul_(weights)
+        if evaluation is not None:
+            grad = evaluation.backward(part.tiled(tile, grad), tables[1]).reshape(grad.shape)
+        give(keys[0], tile.keys, torch.bmm(grad.mT, raw))
+        seen = torch.bmm(grad, tile_k)
+        grad_queries = seen if grad_queries is None else grad_queries.add_(seen)
+    assert grad_queries is not None, "a row has at least one tile"
+    return grad_queries

@@ -8,7 +8,6 @@ memories and left padding therefore need no offset arithmetic anywhere else.
 import dataclasses
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
@@ -38,14 +37,15 @@ class Context:
     q_doc: Tensor | None = None
     kv_doc: Tensor | None = None
     kv_valid: Tensor | None = None
-    memo: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)  # layouts, shared by all layers
+    memo: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)  # what all layers share
 
     def __post_init__(self) -> None:
         for name, length in (("q_pos", self.q_len), ("kv_pos", self.kv_len), ("q_doc", self.q_len),
                              ("kv_doc", self.kv_len), ("kv_valid", self.kv_len)):  # fmt: skip
             tensor = getattr(self, name)
             if tensor is not None and tensor.shape[-1] != length:
-                raise InputError(f"{name}: expected {length} entries per row, got shape {tuple(tensor.shape)}")
+                shape = tuple(tensor.shape)
+                raise InputError(f"{name}: expected {length} entries per row, got shape {shape}")
         if (self.q_doc is None) != (self.kv_doc is None):
             raise InputError("q_doc and kv_doc: expected both or neither")
 
@@ -53,6 +53,17 @@ class Context:
     def offset(self) -> int:
         """The slot of the first query."""
         return self.kv_len - self.q_len if self.q_start is None else self.q_start
+
+    def rows(self, start: int, stop: int) -> "Context":
+        """The same call for batch rows start <= b < stop alone; this context where all rows are alike."""
+        tables = {name: getattr(self, name) for name in ("q_pos", "kv_pos", "q_doc", "kv_doc", "kv_valid")}
+        own = {name: x[start:stop] for name, x in tables.items() if x is not None and x.dim() == 2}
+        if not own:
+            return self
+        key = ("rows", start, stop)
+        if key not in self.memo:
+            self.memo[key] = dataclasses.replace(self, memo={}, **own)
+        return self.memo[key]
 
     def distance(self, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """How many slots the key lies before the query: 0 is the query's own slot."""

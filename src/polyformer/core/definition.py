@@ -1,8 +1,11 @@
 """Attention as the equation says it: the oracle that every other backend is tested against.
 
     softmax(score_mod(Q K^T * scale), over the keys that the pattern allows) V
+
+float16 and bfloat16 are computed in float32, as the fused kernels do.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,14 +20,15 @@ def refuses(request: Request, return_lse: bool) -> str | None:
 
 def run(request: Request) -> tuple[Tensor, Tensor]:
     """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]; dense: time and memory Tq x Tk."""
-    k = request.k.repeat_interleave(request.groups, dim=1)
-    v = request.v.repeat_interleave(request.groups, dim=1)
-    scores = request.q @ k.transpose(-1, -2) * request.scale  # [B, H, Tq, Tk]
+    half = request.q.dtype in (torch.float16, torch.bfloat16)
+    q, k, v = (x.float() if half else x for x in (request.q, request.k, request.v))
+    k, v = (x.repeat_interleave(request.groups, dim=1) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) * request.scale  # [B, H, Tq, Tk]
     b, h, q_idx, kv_idx = indices(request)
     if request.score_mod is not None:
-        scores = request.score_mod(scores, b, h, q_idx, kv_idx)
+        scores = request.score_mod(scores, b, h, q_idx, kv_idx).expand(scores.shape)
     allowed = None
     if request.pattern is not None:
-        allowed = request.pattern.allows(request.context, b, h, q_idx, kv_idx)
+        allowed = request.pattern.mask(request.context, b, h, q_idx, kv_idx)
     probabilities, lse = softmax(scores, allowed)
-    return F.dropout(probabilities, request.dropout) @ v, lse
+    return (F.dropout(probabilities, request.dropout) @ v).to(request.q.dtype), lse

@@ -1,16 +1,94 @@
-"""Compiled FlexAttention on CUDA, with a BlockMask made from the layout, never by evaluating the mask densely."""
+"""Compiled FlexAttention on CUDA, its BlockMask made from the layout and never from a dense mask."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
 from torch import Tensor
 
+from polyformer.core.context import Context
+from polyformer.core.layout import Interval, intersect, unite
+from polyformer.core.pattern import Pattern
 from polyformer.core.request import Request
+
+BLOCK = 128
+"""Queries and keys per block of a BlockMask: FlexAttention's own default."""
 
 
 def refuses(request: Request, return_lse: bool) -> str | None:
     """Why this backend cannot take the request, or None."""
+    widths = request.q.shape[3], request.v.shape[3]
     if request.q.device.type != "cuda":
-        return "FlexAttention has no backward on this device"
+        return f"FlexAttention has no backward on {request.q.device.type} and is slower there than blocks"
+    if request.dropout:
+        return "FlexAttention has no dropout"
+    if request.q.dtype == torch.float64:
+        return "its kernels have no float64"
+    if min(widths) < 16:
+        return f"its kernels need widths of 16 or more, got {min(widths)}"
+    if request.groups & (request.groups - 1):
+        return f"its kernels need a power of 2 of query heads per key head, got {request.groups}"
+    if 0 in (request.q.shape[0], request.context.q_len, request.context.kv_len):
+        return "there is nothing to attend to"
     return None
 
 
 def run(request: Request) -> tuple[Tensor, Tensor]:
-    raise NotImplementedError
+    """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]."""
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    mask = None if request.pattern is None else block_mask(request.pattern, request.context, request.q.device)
+    out, aux = _compiled()(
+        request.q, request.k, request.v, score_mod=request.score_mod, block_mask=mask, scale=request.scale,
+        enable_gqa=request.groups > 1, return_aux=AuxRequest(lse=True),
+    )  # fmt: skip
+    return out, aux.lse
+
+
+def block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any:
+    """The BlockMask of a pattern: the layout's intervals in blocks, `some` outwards and `full` inwards.
+
+    Batch and heads are broadcast: the layout holds for all of them. Kept with the context.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    key = ("block mask", pattern, device)
+    if key in context.memo:
+        return context.memo[key]
+    partial, full = [], []
+    for some, whole in _rows(pattern, context):
+        inner = {block for start, stop in whole for block in range(-(-start // BLOCK), stop // BLOCK)}
+        outer = {block for start, stop in some for block in range(start // BLOCK, -(-stop // BLOCK))}
+        partial.append(sorted(outer - inner))
+        full.append(sorted(inner))
+    columns = -(-context.kv_len // BLOCK)
+    context.memo[key] = BlockMask.from_kv_blocks(
+        *_padded(partial, columns, device), *_padded(full, columns, device), BLOCK_SIZE=BLOCK,
+        mask_mod=pattern.mask_mod(context), seq_lengths=(context.q_len, context.kv_len),
+    )  # fmt: skip
+    return context.memo[key]
+
+
+def _rows(pattern: Pattern, context: Context) -> list[tuple[tuple[Interval, ...], tuple[Interval, ...]]]:
+    """What each block of queries needs: a layout may cut rows shorter than a block, which are joined here."""
+    joined: dict[int, tuple[tuple[Interval, ...], tuple[Interval, ...]]] = {}
+    for row in pattern.layout(context, BLOCK):
+        block = row.start // BLOCK
+        some, full = joined.get(block, ((), row.keys.full))
+        joined[block] = unite((*some, *row.keys.some)), intersect(full, row.keys.full)
+    return [joined[block] for block in sorted(joined)]
+
+
+def _padded(rows: list[list[int]], columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """How many blocks each row has, [1, 1, rows], and which, padded with zeros: [1, 1, rows, columns]."""
+    counts = torch.tensor([len(row) for row in rows], dtype=torch.int32)
+    indices = torch.tensor([row + [0] * (columns - len(row)) for row in rows], dtype=torch.int32)
+    return counts[None, None].to(device), indices[None, None].to(device)
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)

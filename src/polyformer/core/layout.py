@@ -68,6 +68,21 @@ def unite(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     return tuple(joined)
 
 
+def subtract(a: Iterable[Interval], b: Iterable[Interval]) -> tuple[Interval, ...]:
+    """What of the sorted, disjoint intervals `a` lies in none of the sorted, disjoint intervals `b`."""
+    holes, left = list(b), []
+    for start, stop in a:
+        for first, last in holes:
+            if last <= start or first >= stop:
+                continue
+            if start < first:
+                left.append((start, first))
+            start = last
+        if start < stop:
+            left.append((start, stop))
+    return tuple(left)
+
+
 def clip(start: int, stop: int, length: int) -> tuple[Interval, ...]:
     """The part of start..stop inside 0..length, as intervals."""
     start, stop = max(start, 0), min(stop, length)

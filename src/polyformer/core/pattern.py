@@ -7,17 +7,23 @@ with two short methods: `allows`, the rule, and `keys`, where to look (every key
 
 import ast
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.layout import Keys, Layout, Row
+from polyformer.core.layout import Keys, Layout, Row, clip, unite
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """mask_mod(b, h, q_idx, kv_idx) -> bool: FlexAttention's signature; the indices broadcast."""
+
+Where = Callable[[int, int], Keys] | Layout
+"""Which keys a `mask_mod` needs: a function of a run of queries (start, stop), or the rows of a layout."""
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """score_mod(score, b, h, q_idx, kv_idx) -> score: FlexAttention's signature."""
@@ -39,13 +45,22 @@ class Pattern:
         """Whether query `q_idx` may see key `kv_idx`; the indices broadcast, as in a `mask_mod`."""
         raise NotImplementedError
 
+    def mask(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """`allows` for q_idx [Tq, 1] and kv_idx [Tk], with both axes there: [(B, H,) Tq, Tk]."""
+        allowed = self.allows(context, b, h, q_idx, kv_idx)
+        return allowed.expand(torch.broadcast_shapes(allowed.shape, (q_idx.shape[0], kv_idx.shape[0])))
+
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """The keys that queries start <= i < stop need; O(1) where the pattern is static."""
-        return Keys(some=((0, context.kv_len),))
+        return Keys(some=clip(0, context.kv_len, context.kv_len))
 
     def cuts(self, context: Context) -> tuple[int, ...]:
         """Query indices where the needed keys change abruptly and a row of the layout should end."""
         return ()
+
+    def relative(self, context: Context) -> bool:
+        """Whether `allows` depends on `q_idx - kv_idx` alone, so that one mask serves a whole diagonal."""
+        return False
 
     def mask_mod(self, context: Context) -> MaskMod:
         """This pattern as a FlexAttention `mask_mod`."""
@@ -55,7 +70,7 @@ class Pattern:
         """Rows of at most `block` queries with the keys they need, in O(Tq / block)."""
         edges = {*range(0, context.q_len, block), *self.cuts(context), context.q_len}
         inside = sorted(edge for edge in edges if 0 <= edge <= context.q_len)
-        return tuple(Row(a, b, self.keys(context, a, b)) for a, b in zip(inside[:-1], inside[1:]))
+        return tuple(Row(a, b, self.keys(context, a, b)) for a, b in itertools.pairwise(inside))
 
     def __and__(self, other: "Pattern | MaskMod") -> "Pattern":
         return And(self, as_pattern(other))
@@ -88,7 +103,9 @@ class Pattern:
         try:
             return _read(ast.parse(text.strip(), mode="eval").body, text)
         except SyntaxError:
-            raise InputError(f"pattern: expected an expression like 'Window(256) | Global(1)', got {text!r}") from None
+            raise InputError(
+                f"pattern: expected an expression like 'Window(256) | Global(1)', got {text!r}"
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +120,9 @@ class _Pair(Pattern):
     def cuts(self, context: Context) -> tuple[int, ...]:
         return (*self.left.cuts(context), *self.right.cuts(context))
 
+    def relative(self, context: Context) -> bool:
+        return self.left.relative(context) and self.right.relative(context)
+
     def to_text(self) -> str:
         return f"({self.left.to_text()} {self.sign} {self.right.to_text()})"
 
@@ -114,7 +134,9 @@ class And(_Pair):
     sign: ClassVar[str] = "&"
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return self.left.allows(context, b, h, q_idx, kv_idx) & self.right.allows(context, b, h, q_idx, kv_idx)
+        return self.left.allows(context, b, h, q_idx, kv_idx) & self.right.allows(
+            context, b, h, q_idx, kv_idx
+        )
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         return self.left.keys(context, start, stop) & self.right.keys(context, start, stop)
@@ -127,7 +149,9 @@ class Or(_Pair):
     sign: ClassVar[str] = "|"
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return self.left.allows(context, b, h, q_idx, kv_idx) | self.right.allows(context, b, h, q_idx, kv_idx)
+        return self.left.allows(context, b, h, q_idx, kv_idx) | self.right.allows(
+            context, b, h, q_idx, kv_idx
+        )
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         return self.left.keys(context, start, stop) | self.right.keys(context, start, stop)
@@ -138,6 +162,23 @@ class Foreign(Pattern):
     """Any FlexAttention `mask_mod`, ours or a user's; without a layout it may look at every key."""
 
     function: MaskMod
+    where: Where | None = None
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        if self.where is None:
+            return super().keys(context, start, stop)
+        if callable(self.where):
+            given = self.where(start, stop)
+        else:
+            rows = [row.keys for row in self.where if row.start < stop and start < row.stop]
+            given = (
+                functools.reduce(lambda a, b: Keys((a | b).some, (a & b).full), rows) if rows else Keys(())
+            )
+        inside = clip(0, context.kv_len, context.kv_len)
+        return Keys(unite(given.some), unite(given.full)) & Keys(inside, inside)
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        return () if self.where is None or callable(self.where) else tuple(row.start for row in self.where)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return self.function(b, h, q_idx, kv_idx)
@@ -172,7 +213,9 @@ def _read(node: ast.expr, text: str) -> Pattern:
     try:
         return named[name.id](*positional, **keywords)
     except TypeError as error:
-        raise InputError(f"pattern {ast.unparse(node)!r}: {str(error).replace('__init__', name.id)}") from None
+        raise InputError(
+            f"pattern {ast.unparse(node)!r}: {str(error).replace('__init__', name.id)}"
+        ) from None
 
 
 def _literal(node: ast.expr, text: str) -> Any:

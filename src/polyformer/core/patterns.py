@@ -22,8 +22,11 @@ class Full(Pattern):
         return (q_idx >= 0) & (kv_idx >= 0)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
-        everything = ((0, context.kv_len),)
+        everything = clip(0, context.kv_len, context.kv_len)
         return Keys(everything, everything)
+
+    def relative(self, context: Context) -> bool:
+        return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,9 @@ class Causal(Pattern):
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         first, last = start + context.offset, stop - 1 + context.offset
         return Keys(clip(0, last + 1, context.kv_len), clip(0, first + 1, context.kv_len))
+
+    def relative(self, context: Context) -> bool:
+        return True
 
 
 @dataclasses.dataclass(frozen=True)

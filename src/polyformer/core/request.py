@@ -41,7 +41,9 @@ def check(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
     """Raises `InputError` unless the shapes, types and devices of one call fit together."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
-            raise InputError(f"{name}: expected 4 axes [batch, heads, length, width], got {tuple(tensor.shape)}")
+            raise InputError(
+                f"{name}: expected 4 axes [batch, heads, length, width], got {tuple(tensor.shape)}"
+            )
     if not (q.dtype == k.dtype == v.dtype):
         raise InputError(f"q, k, v: expected one dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast them first")
     if not q.is_floating_point():
@@ -49,7 +51,9 @@ def check(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
     if not (q.device == k.device == v.device):
         raise InputError(f"q, k, v: expected one device, got {q.device}, {k.device}, {v.device}")
     if k.shape[:3] != v.shape[:3]:
-        raise InputError(f"k, v: expected the same batch, heads and length, got {tuple(k.shape)}, {tuple(v.shape)}")
+        raise InputError(
+            f"k, v: expected the same batch, heads and length, got {tuple(k.shape)}, {tuple(v.shape)}"
+        )
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise InputError(f"q, k: expected the same batch and width, got {tuple(q.shape)}, {tuple(k.shape)}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
@@ -63,6 +67,5 @@ def indices(request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     device = request.q.device
     b = torch.arange(request.q.shape[0], device=device).view(-1, 1, 1, 1)
     h = torch.arange(request.q.shape[1], device=device).view(1, -1, 1, 1)
-    return b, h, torch.arange(request.context.q_len, device=device).view(-1, 1), torch.arange(
-        request.context.kv_len, device=device
-    )
+    q_idx = torch.arange(request.context.q_len, device=device).view(-1, 1)
+    return b, h, q_idx, torch.arange(request.context.kv_len, device=device)

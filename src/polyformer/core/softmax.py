@@ -34,6 +34,8 @@ def softmax(scores: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tens
 
 def safe_logsumexp(scores: Tensor) -> Tensor:
     """log-sum-exp over the last axis, with a zero gradient where every entry is minus infinity."""
+    if scores.shape[-1] == 0:
+        return scores.sum(-1) - torch.inf
     top = scores.detach().amax(-1, keepdim=True)
     top = top.masked_fill(top == -torch.inf, 0.0)
     total = torch.exp(scores - top).sum(-1)
