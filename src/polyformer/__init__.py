@@ -1,38 +1,43 @@
-"""polyformer: the whole Transformer family as parts that compose."""
+"""polyformer: the whole Transformer family as parts that compose.
 
-from polyformer.attention import Causal, Documents, Full, Global, Padding, Pattern, Window
-from polyformer.core.attend import attend, explain
-from polyformer.core.context import Context
-from polyformer.core.errors import InputError
-from polyformer.generation import GenerationConfig
-from polyformer.model import ModelConfig, Transformer
-from polyformer.outputs import ModelOutput, ModelState
-from polyformer.presets import create_model, list_models, model_config, register
+Names are loaded when they are first used, so that the command line answers before torch is imported.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyformer.attention import Causal, Documents, Full, Global, Padding, Pattern, Window
+    from polyformer.core.attend import attend, explain
+    from polyformer.core.context import Context
+    from polyformer.core.errors import InputError
+    from polyformer.generation import GenerationConfig
+    from polyformer.model import ModelConfig, Transformer, from_pretrained
+    from polyformer.outputs import ModelOutput, ModelState
+    from polyformer.presets import create_model, list_models, model_config, register
 
 __version__ = "0.1.0"
 
-from_pretrained = Transformer.from_pretrained
+_HOMES = {
+    "attention": ("Causal", "Documents", "Full", "Global", "Padding", "Pattern", "Window"),
+    "core.attend": ("attend", "explain"),
+    "core.context": ("Context",),
+    "core.errors": ("InputError",),
+    "generation": ("GenerationConfig",),
+    "model": ("ModelConfig", "Transformer", "from_pretrained"),
+    "outputs": ("ModelOutput", "ModelState"),
+    "presets": ("create_model", "list_models", "model_config", "register"),
+}
 
-__all__ = [
-    "Causal",
-    "Context",
-    "Documents",
-    "Full",
-    "GenerationConfig",
-    "Global",
-    "InputError",
-    "ModelConfig",
-    "ModelOutput",
-    "ModelState",
-    "Padding",
-    "Pattern",
-    "Transformer",
-    "Window",
-    "attend",
-    "create_model",
-    "explain",
-    "from_pretrained",
-    "list_models",
-    "model_config",
-    "register",
-]
+__all__ = [name for names in _HOMES.values() for name in names]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"polyformer.{module}"), name)
+    raise AttributeError(f"module 'polyformer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

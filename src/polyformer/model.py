@@ -58,6 +58,8 @@ class ModelConfig(Config):
                 raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
         if self.encoder is None and self.decoder is None:
             raise InputError("encoder, decoder: expected at least one of them")
+        if self.decoder is not None:
+            self.decoder.attention.mechanism.require("causal")
 
     @classmethod
     def examples(cls) -> tuple["ModelConfig", ...]:
@@ -138,20 +140,23 @@ class Transformer(nn.Module):
         """
         options = {"attentions": output_attentions, "hidden": output_hidden_states}
         if self.decoder is None:
-            self._refuse("an encoder alone", decoder_input_ids=decoder_input_ids, state=state)
+            self._refuse("an encoder alone", decoder_input_ids=decoder_input_ids,
+                         decoder_attention_mask=decoder_attention_mask, state=state, use_cache=use_cache or None)  # fmt: skip
             ran = self._run("encoder", input_ids, attention_mask, position_ids, document_ids, token_type_ids, options)
             return self._finish(ran, input_ids, labels, options)
         if self.encoder is None:
-            self._refuse("a decoder alone", decoder_input_ids=decoder_input_ids)
+            self._refuse("a decoder alone", decoder_input_ids=decoder_input_ids,
+                         decoder_attention_mask=decoder_attention_mask)  # fmt: skip
             past = state or (self.new_state() if use_cache else None)
             ran = self._run("decoder", input_ids, attention_mask, position_ids, document_ids, token_type_ids, options, past)
-            labels = None if labels is None else next_labels(labels, document_ids)
+            if labels is not None and self.head.predicts_next:
+                labels = next_labels(labels, document_ids)
             return self._finish(ran, input_ids, labels, options, past)
         self._refuse("an encoder-decoder", document_ids=document_ids)
         encoded, past = None, state
         if past is None:
             encoded = self._run("encoder", input_ids, attention_mask, position_ids, None, token_type_ids, options)
-            past = self._source_state(encoded)
+            past = self._source_state(encoded, self.decoder.new_states(0) if use_cache else ())
         if decoder_input_ids is None:
             decoder_input_ids = self._shifted_right(labels)
         ran = self._run("decoder", decoder_input_ids, decoder_attention_mask, None, None, None, options,
@@ -162,7 +167,8 @@ class Transformer(nn.Module):
         """The state that an encoder-decoder's decoding starts from, the source [B, S] read once."""
         assert self.encoder is not None and self.decoder is not None
         options = {"attentions": False, "hidden": False}
-        return self._source_state(self._run("encoder", input_ids, attention_mask, None, None, None, options), reserve)
+        encoded = self._run("encoder", input_ids, attention_mask, None, None, None, options)
+        return self._source_state(encoded, self.decoder.new_states(reserve))
 
     def new_state(self, reserve: int = 0) -> ModelState:
         """The state of a decoder before its first token, with room for `reserve` tokens."""
@@ -192,10 +198,8 @@ class Transformer(nn.Module):
         load_weights(model, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
         return model.eval()
 
-    def _source_state(self, encoded: Encoded, reserve: int = 0) -> ModelState:
-        assert self.decoder is not None
-        return ModelState(NO_TOKENS, self.decoder.new_states(reserve), encoded.hidden, encoded.tokens.valid,
-                          encoded.tokens.length)  # fmt: skip
+    def _source_state(self, encoded: Encoded, layers: tuple[LayerState, ...]) -> ModelState:
+        return ModelState(NO_TOKENS, layers, encoded.hidden, encoded.tokens.valid, encoded.tokens.length)
 
     def _run(self, side: str, ids: Tensor | None, mask: Tensor | None, position_ids: Tensor | None,
              document_ids: Tensor | None, types: Tensor | None, options: dict[str, bool],
@@ -292,3 +296,6 @@ def next_labels(labels: Tensor, document_ids: Tensor | None) -> Tensor:
     if document_ids is not None:
         moved[:, :-1] = moved[:, :-1].masked_fill(document_ids[:, 1:] != document_ids[:, :-1], -100)
     return moved
+
+
+from_pretrained = Transformer.from_pretrained

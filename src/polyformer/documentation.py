@@ -1,0 +1,88 @@
+"""The tables of the documentation, made from the registry: `python -m polyformer.documentation [--check]`."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from polyformer.core.config import Config
+from polyformer.core.pattern import Pattern
+from polyformer.presets import MODELS, model_config
+
+ROOT = Path(__file__).parents[2]
+README = "README.md"
+
+
+def members() -> Iterator[tuple[str, str, str, str, str]]:
+    """Every registered member: family, name, row, first sentence, paper."""
+    for family in sorted(Config.__subclasses__(), key=lambda one: one.__name__):
+        for kind, member in sorted(family.members.items()):
+            yield family.__name__.removesuffix("Config"), kind, member.row, sentence(member), member.paper
+    for name, pattern in sorted(Pattern.registry.items()):
+        if pattern.row:
+            yield "Pattern", name, pattern.row, sentence(pattern), pattern.paper
+
+
+def sentence(thing: object) -> str:
+    """The first sentence of a docstring, without line breaks."""
+    text = " ".join((thing.__doc__ or "").split("\n\n")[0].split())
+    return text if text.endswith(".") or not text else text + "."
+
+
+def member_table() -> str:
+    """The members as a Markdown table."""
+    lines = ["| axis | name | row | what | source |", "|---|---|---|---|---|"]
+    lines += [f"| {axis} | `{name}` | {row} | {_cell(what)} | {paper} |" for axis, name, row, what, paper in members()]
+    return "\n".join(lines)
+
+
+def preset_table() -> str:
+    """The presets with their exact parameter counts, made on the `meta` device."""
+    from polyformer.model import Transformer
+
+    lines = ["| preset | parameters | what |", "|---|---|---|"]
+    for name in MODELS.names():
+        with torch.device("meta"):
+            count = sum(parameter.numel() for parameter in Transformer(model_config(name)).parameters())
+        lines.append(f"| `{name}` | {count:,} | {_cell(sentence(MODELS[name]))} |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+TABLES = {"members": member_table, "presets": preset_table}
+
+
+def generated(text: str) -> str:
+    """`text` with what stands between `<!-- NAME -->` and `<!-- /NAME -->` made anew."""
+    for name, make in TABLES.items():
+        start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        if start in text and end in text:
+            head, rest = text.split(start, 1)
+            text = f"{head}{start}\n{make()}\n{end}{rest.split(end, 1)[1]}"
+    return text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Writes the generated parts; with `--check` says which are stale (status 1) and writes nothing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say what is stale")
+    check = parser.parse_args(arguments).check
+    stale = []
+    for path in [ROOT / README, *sorted((ROOT / "docs").glob("*.md"))]:
+        text = path.read_text(encoding="utf-8")
+        if generated(text) != text:
+            stale.append(path)
+            if not check:
+                path.write_text(generated(text), encoding="utf-8")
+    for path in stale:
+        print(f"{path.relative_to(ROOT)}: {'stale; run `make docs`' if check else 'written'}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
