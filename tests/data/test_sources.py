@@ -49,13 +49,13 @@ def refuses(message, path, needs=TEXT, **options):
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 def test_plain_text_by_its_four_documents(name):
     article = " = One = \n \n a b \n = = Part = = \n"
-    write(name, f"\n{article} \n = Two = \n\n c \u2028 d \n x = y = \n")
-    assert texts(name) == [f"\n{article} \n = Two = \n\n c \u2028 d \n x = y = \n"]
-    lines = [" = One = ", " a b ", " = = Part = = ", " = Two = ", " c \u2028 d ", " x = y = "]
+    write(name, f"\n{article} \n = Two = \n\n c \u2028 d \n\n = y = \n z")
+    assert texts(name) == [f"\n{article} \n = Two = \n\n c \u2028 d \n\n = y = \n z"]
+    lines = [" = One = ", " a b ", " = = Part = = ", " = Two = ", " c \u2028 d ", " = y = ", " z"]
     assert texts(name, format="lines") == lines
-    paragraphs = [" = One = \n", " a b \n = = Part = = \n", " = Two = \n", " c \u2028 d \n x = y = \n"]
+    paragraphs = [" = One = \n", " a b \n = = Part = = \n", " = Two = \n", " c \u2028 d \n", " = y = \n z"]
     assert texts(name, format="paragraphs") == paragraphs
-    assert texts(name, format="articles") == [f"\n{article} \n", " = Two = \n\n c \u2028 d \n x = y = \n"]
+    assert texts(name, format="articles") == [f"\n{article} \n", " = Two = \n\n c \u2028 d \n\n = y = \n z"]
 
 
 def test_a_long_text_comes_in_pieces_that_end_with_a_line():
@@ -120,10 +120,10 @@ def test_tagged_sentences():
 
 
 def test_parallel_files_stay_parallel():
-    write("train.en.gz", "one\u2028still one\n\nthree\n")
+    write("train.en.gz", "one\u2028still\rone\n\nthree\n")
     write("train.de.gz", "eins\n\ndrei")
     assert rows("train.{en,de}.gz", PAIRS) == [
-        {"source": "one\u2028still one", "target": "eins"},
+        {"source": "one\u2028still\rone", "target": "eins"},
         {"source": "", "target": ""},
         {"source": "three", "target": "drei"},
     ]

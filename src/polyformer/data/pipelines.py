@@ -144,8 +144,8 @@ def _train_wordpiece(
 ) -> tokenizers.Tokenizer:
     """WordPiece as the library trains it, but the same every time.
 
-    The trainer numbers the single characters inside words (##e) in the order of a hash table, another in every
-    run, and breaks ties by these numbers (tokenizers issue 1794). Here they are numbered beforehand, which
+    The trainer numbers the single characters inside words (##e) in the order of a hash table, another each
+    time, and breaks ties by these numbers (tokenizers issue 1794). Here they are numbered beforehand, which
     takes a pass over the texts and declares them special while training lasts.
     """
     characters = set(itertools.chain.from_iterable(texts))
