@@ -162,17 +162,31 @@ def test_a_saved_data_set_with_splits():
 
 def test_the_default_text_needs_no_file():
     train, validation, test = load(DataConfig(), TEXT)
-    assert len(train) > 10 * len(validation) > 0
+    held, total = (
+        sum(map(len, texts)) for texts in (validation["text"], [*train["text"], *validation["text"]])
+    )
+    assert held == pytest.approx(0.05 * total, rel=0.2)
     assert test is None
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_rows_held_out_are_spread_and_the_same_in_both_ways(streaming):
-    write("a.txt", "\n".join(map(str, range(95))))
+    write("a.csv", "text,label\n" + "".join(f"{number},x\n" for number in range(98)))
+    config = DataConfig(path="a.csv", validation_fraction=0.1, streaming=streaming)
+    train, validation, _ = load(config, LABELLED)
+    assert [int(row["text"]) for row in validation] == list(range(4, 98, 10))
+    assert [int(row["text"]) for row in train] == [number for number in range(98) if number % 10 != 4]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_of_texts_the_fraction_is_of_characters(streaming):
+    lengths = [1 + (number * 37) % 101 for number in range(400)]
+    write("a.txt", "".join("x" * length + "\n" for length in lengths))
     config = DataConfig(path="a.txt", format="lines", validation_fraction=0.1, streaming=streaming)
     train, validation, _ = load(config, TEXT)
-    assert [row["text"] for row in validation] == [str(number) for number in range(9, 95, 10)]
-    assert [row["text"] for row in train] == [str(number) for number in range(95) if number % 10 != 9]
+    sizes = [len(row["text"]) for row in validation]
+    assert sum(sizes) == pytest.approx(0.1 * sum(lengths), abs=51), "to half the longest text"
+    assert sorted(sizes + [len(row["text"]) for row in train]) == sorted(lengths)
 
 
 def test_of_few_texts_the_ends_are_held_out():

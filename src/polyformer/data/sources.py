@@ -40,7 +40,7 @@ class DataConfig(Config):
     )
     columns: dict[str, str] = field(default_factory=dict)  # what tasks call it -> what the data call it
     streaming: bool = False  # read as training goes, for data larger than memory
-    validation_fraction: float = 0.05  # of the rows, held out evenly spread; 0: none
+    validation_fraction: float = 0.05  # held out, evenly spread; 0: none
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation_fraction <= 0.5:
@@ -62,8 +62,8 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
 
     `needs`: "text" for language models; "text" and "label"; "source" and "target"; "tokens" and "tags"
     (lists). In memory they are `datasets.Dataset`, with `streaming` `datasets.IterableDataset`; both give the
-    same rows. Labels come as the file has them: texts from CSV and TSV, names where a saved data set has
-    names.
+    same rows, but for what is held out of fewer texts than make two for validation. Labels come as the file
+    has them: texts from CSV and TSV, names where a saved data set has names.
     """
     test = read(config, needs, config.test, "test") if config.test else None
     name = config.validation or (config.path if has_validation(config.path) else None)
@@ -81,17 +81,17 @@ def read(config: DataConfig, needs: Sequence[str], path: str | None, split: str 
 
 
 def _hold_out(config: DataConfig, needs: Sequence[str]) -> "tuple[Rows, Rows]":
-    """Every k-th row is held out, which needs neither chance nor memory; of a few texts, their ends."""
-    every = round(1 / config.validation_fraction)
+    """Rows held out evenly spread, which needs neither chance nor memory; of a few texts, their ends."""
+    fraction = config.validation_fraction
     if config.streaming:
-        kept = _streamed(config, needs, config.path, "train", every, held=False)
-        return kept, _streamed(config, needs, config.path, "train", every, held=True)
+        kept = _streamed(config, needs, config.path, "train", fraction, held=False)
+        return kept, _streamed(config, needs, config.path, "train", fraction, held=True)
     rows = list(_rows(config, needs, config.path, "train"))
-    if tuple(needs) == ("text",) and len(rows) < 2 * every:
-        kept, held = _cut(rows, config.validation_fraction)
+    if tuple(needs) == ("text",) and len(rows) * fraction < 2:
+        kept, held = _cut(rows, fraction)
     else:
-        every = min(every, len(rows))
-        kept, held = list(_part(rows, every, held=False)), list(_part(rows, every, held=True))
+        kept, held = list(_part(rows, fraction, held=False)), list(_part(rows, fraction, held=True))
+        held = held or [kept.pop()]
     if not kept or not held:
         raise InputError(
             f"validation_fraction: {source_name(config.path)} is too short to hold some of it out; "
@@ -100,9 +100,16 @@ def _hold_out(config: DataConfig, needs: Sequence[str]) -> "tuple[Rows, Rows]":
     return _in_memory(kept, config.path), _in_memory(held, config.path)
 
 
-def _part(rows: Iterable[Row], every: int, held: bool) -> Iterator[Row]:
-    """Every `every`-th row if `held`, else the others."""
-    return (row for number, row in enumerate(rows, 1) if (number % every == 0) == held)
+def _part(rows: Iterable[Row], fraction: float, held: bool) -> Iterator[Row]:
+    """The rows held out, or the others: `fraction` of the rows, of plain texts of their characters."""
+    due = 0.0
+    for row in rows:
+        size = len(row["text"]) if row.keys() == {"text"} else 1
+        due += fraction * size
+        chosen = due >= size / 2
+        due -= size * chosen
+        if chosen == held:
+            yield row
 
 
 def _cut(rows: list[Row], fraction: float) -> tuple[list[Row], list[Row]]:
@@ -127,7 +134,12 @@ def _in_memory(rows: list[Row], path: str | None) -> "datasets.Dataset":
 
 
 def _streamed(
-    config: DataConfig, needs: Sequence[str], path: str | None, split: str, every: int = 0, held: bool = False
+    config: DataConfig,
+    needs: Sequence[str],
+    path: str | None,
+    split: str,
+    fraction: float = 0,
+    held: bool = False,
 ) -> "datasets.IterableDataset":
     import datasets
 
@@ -136,7 +148,7 @@ def _streamed(
         "needs": tuple(needs),
         "path": path,
         "split": split,
-        "every": every,
+        "fraction": fraction,
         "held": held,
     }
     if next(_stream(**options), None) is None:  # so that what is wrong with a source is said before training
@@ -145,10 +157,10 @@ def _streamed(
 
 
 def _stream(
-    config: DataConfig, needs: tuple[str, ...], path: str | None, split: str, every: int, held: bool
+    config: DataConfig, needs: tuple[str, ...], path: str | None, split: str, fraction: float, held: bool
 ) -> Iterator[Row]:
     rows = _rows(config, needs, path, split)
-    yield from _part(rows, every, held) if every else rows
+    yield from _part(rows, fraction, held) if fraction else rows
 
 
 def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:
