@@ -15,7 +15,7 @@ from polyformer.core.files import atomic_write, read_json, read_tensors, write_t
 from polyformer.core.initialization import initialize
 from polyformer.core.softmax import recorded
 from polyformer.core.tokens import NO_TOKENS, Tokens
-from polyformer.generation import Generated, GenerationConfig, generate
+from polyformer.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.heads import HeadConfig, HeadInput, LanguageModelConfig
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.stack import Embedding, EmbeddingConfig, LayerState, Source, Stack, StackConfig
@@ -86,7 +86,9 @@ class Transformer(nn.Module):
         width, positions = config.hidden_size, config.max_position_embeddings
         self.tokens = nn.Embedding(config.vocab_size, width)
         both = config.encoder is not None and config.decoder is not None
-        self.decoder_tokens = nn.Embedding(config.vocab_size, width) if both and not config.embedding.shared else None
+        self.decoder_tokens = (
+            nn.Embedding(config.vocab_size, width) if both and not config.embedding.shared else None
+        )
         for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
             cross = both and name == "decoder"
             self.add_module(name, None if stack is None else Stack(stack, width, positions, cross))
@@ -139,23 +141,35 @@ class Transformer(nn.Module):
             InputError: shapes that do not fit, or a text longer than learned positions reach.
         """
         options = {"attentions": output_attentions, "hidden": output_hidden_states}
+        decoding = {"decoder_input_ids": decoder_input_ids, "decoder_attention_mask": decoder_attention_mask}
         if self.decoder is None:
-            self._refuse("an encoder alone", decoder_input_ids=decoder_input_ids,
-                         decoder_attention_mask=decoder_attention_mask, state=state, use_cache=use_cache or None)  # fmt: skip
-            ran = self._run("encoder", input_ids, attention_mask, position_ids, document_ids, token_type_ids, options)
+            self._refuse("an encoder alone", state=state, use_cache=use_cache or None, **decoding)
+            ran = self._run(
+                "encoder", input_ids, attention_mask, position_ids, document_ids, token_type_ids, options
+            )
             return self._finish(ran, input_ids, labels, options)
         if self.encoder is None:
-            self._refuse("a decoder alone", decoder_input_ids=decoder_input_ids,
-                         decoder_attention_mask=decoder_attention_mask)  # fmt: skip
+            self._refuse("a decoder alone", **decoding)
             past = state or (self.new_state() if use_cache else None)
-            ran = self._run("decoder", input_ids, attention_mask, position_ids, document_ids, token_type_ids, options, past)
+            ran = self._run(
+                "decoder",
+                input_ids,
+                attention_mask,
+                position_ids,
+                document_ids,
+                token_type_ids,
+                options,
+                past,
+            )
             if labels is not None and self.head.predicts_next:
                 labels = next_labels(labels, document_ids)
             return self._finish(ran, input_ids, labels, options, past)
         self._refuse("an encoder-decoder", document_ids=document_ids)
         encoded, past = None, state
         if past is None:
-            encoded = self._run("encoder", input_ids, attention_mask, position_ids, None, token_type_ids, options)
+            encoded = self._run(
+                "encoder", input_ids, attention_mask, position_ids, None, token_type_ids, options
+            )
             past = self._source_state(encoded, self.decoder.new_states(0) if use_cache else ())
         if decoder_input_ids is None:
             decoder_input_ids = self._shifted_right(labels)
@@ -165,7 +179,8 @@ class Transformer(nn.Module):
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None, reserve: int = 0) -> ModelState:
         """The state that an encoder-decoder's decoding starts from, the source [B, S] read once."""
-        assert self.encoder is not None and self.decoder is not None
+        assert self.encoder is not None
+        assert self.decoder is not None
         options = {"attentions": False, "hidden": False}
         encoded = self._run("encoder", input_ids, attention_mask, None, None, None, options)
         return self._source_state(encoded, self.decoder.new_states(reserve))
@@ -175,10 +190,16 @@ class Transformer(nn.Module):
         assert self.decoder is not None
         return ModelState(NO_TOKENS, self.decoder.new_states(reserve))
 
-    def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, config: GenerationConfig | None = None,
-                 streamer: Callable[[Tensor], None] | None = None) -> Generated:  # fmt: skip
+    def next_logits(self, output: ModelOutput) -> Tensor:
+        """The head's word [B, V] on what follows the last position of `output`; it sees no other."""
+        _, predictions = self.head(self._head_input(output.last_hidden_state[:, -1:], None), None)
+        return predictions().squeeze(1)
+
+    def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None,
+                 config: GenerationConfig | None = None, streamer: Callable[[Tensor], None] | None = None,
+                 decode: Decode | None = None) -> Generated:  # fmt: skip
         """Continue or translate `input_ids`: see `polyformer.generation.generate`."""
-        return generate(self, input_ids, attention_mask, config or GenerationConfig(), streamer)
+        return generate(self, input_ids, attention_mask, config, streamer, decode)
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write config.json and model.safetensors into `directory`, each whole or not at all."""
@@ -205,15 +226,20 @@ class Transformer(nn.Module):
              document_ids: Tensor | None, types: Tensor | None, options: dict[str, bool],
              past: ModelState | None = None, cached: bool = True) -> Encoded:  # fmt: skip
         """One side's stack over its ids, after the tokens in `past`."""
-        ids = self._checked_ids(ids, "decoder_input_ids" if side == "decoder" and self.encoder else "input_ids")
+        ids = self._checked_ids(
+            ids, "decoder_input_ids" if side == "decoder" and self.encoder else "input_ids"
+        )
         stack, embedding = self.get_submodule(side), self.get_submodule(f"{side}_embedding")
-        assert isinstance(stack, Stack) and isinstance(embedding, Embedding)
+        assert isinstance(stack, Stack)
+        assert isinstance(embedding, Embedding)
         tokens = (past.tokens if past else NO_TOKENS).extended(ids, mask, position_ids, document_ids)
         table = self.tokens if side == "encoder" or self.decoder_tokens is None else self.decoder_tokens
         pos = tokens.last(ids.shape[1], ids.device)
         source = None
         if past is not None and past.source_length:
-            source = Source(past.source, Context(ids.shape[1], past.source_length, kv_valid=past.source_valid))
+            source = Source(
+                past.source, Context(ids.shape[1], past.source_length, kv_valid=past.source_valid)
+            )
         collect: list[Tensor] | None = [] if options["hidden"] else None
         context = tokens.context(ids.shape[1], causal=side == "decoder")
         states = past.layers if past is not None and cached else None
@@ -229,9 +255,8 @@ class Transformer(nn.Module):
     def _finish(self, ran: Encoded, ids: Tensor | None, labels: Tensor | None, options: dict[str, bool],
                 past: ModelState | None = None, encoded: Encoded | None = None) -> ModelOutput:  # fmt: skip
         """The head's word on what a stack made, and everything else that was asked for."""
-        table = self.tokens if self.decoder_tokens is None else self.decoder_tokens
         valid = ran.tokens.new_valid(ran.hidden.shape[1])
-        loss, predictions = self.head(HeadInput(ran.hidden, valid, table.weight), labels)
+        loss, predictions = self.head(self._head_input(ran.hidden, valid), labels)
         both = self.encoder is not None and self.decoder is not None
         records = tuple(ran.attentions)
         state = None
@@ -248,11 +273,17 @@ class Transformer(nn.Module):
             state=state,
         )  # fmt: skip
 
+    def _head_input(self, hidden: Tensor, valid: Tensor | None) -> HeadInput:
+        table = self.tokens if self.decoder_tokens is None else self.decoder_tokens
+        return HeadInput(hidden, valid, table.weight)
+
     def _shifted_right(self, labels: Tensor | None) -> Tensor:
         if labels is None:
             raise InputError("decoder_input_ids or labels: an encoder-decoder needs one of them")
         if self.config.special.bos is None:
-            raise InputError("special.bos: this model does not know what its output starts from; set it in the config")
+            raise InputError(
+                "special.bos: this model does not know what its output starts from; set it in the config"
+            )
         start = labels.new_full((len(labels), 1), self.config.special.bos)
         return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, 0)], 1)
 
@@ -260,11 +291,15 @@ class Transformer(nn.Module):
         if ids is None:
             raise InputError(f"{name}: expected token ids [batch, length], got None")
         if ids.dim() != 2 or ids.is_floating_point():
-            raise InputError(f"{name}: expected integer ids [batch, length], got {ids.dtype} {tuple(ids.shape)}")
+            raise InputError(
+                f"{name}: expected integer ids [batch, length], got {ids.dtype} {tuple(ids.shape)}"
+            )
         if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
             low, high = (int(one) for one in ids.aminmax())
             if low < 0 or high >= self.config.vocab_size:
-                raise InputError(f"{name}: expected ids from 0 to {self.config.vocab_size - 1}, got {low} to {high}")
+                raise InputError(
+                    f"{name}: expected ids from 0 to {self.config.vocab_size - 1}, got {low} to {high}"
+                )
         return ids
 
     def _refuse(self, what: str, **given: Any) -> None:
@@ -274,7 +309,7 @@ class Transformer(nn.Module):
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:
-    """Put `tensors`, read from `file`, into `model`; raises `InputError` unless names and shapes are the model's."""
+    """Put `tensors`, read from `file`, into `model`; `InputError` unless names and shapes are the model's."""
     own = model.state_dict()
     for name in tensors:
         if name not in own:
@@ -283,14 +318,16 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> No
         if name not in tensors:
             raise InputError(f"{file}: the tensor {name!r} is missing")
         if tensors[name].shape != tensor.shape:
-            raise InputError(f"{file}: {name!r} has shape {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}")
+            raise InputError(
+                f"{file}: {name!r} has shape {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
+            )
     model.load_state_dict(tensors, assign=True)
     for parameter in model.parameters():  # an assigned tensor takes the place of the parameter, flag included
         parameter.requires_grad_(True)
 
 
 def next_labels(labels: Tensor, document_ids: Tensor | None) -> Tensor:
-    """labels [B, T] moved one to the left: what each token should predict; -100 at the end of every document."""
+    """labels [B, T] moved one to the left: what each token should predict; -100 where a document ends."""
     moved = torch.full_like(labels, -100)
     moved[:, :-1] = labels[:, 1:]
     if document_ids is not None:

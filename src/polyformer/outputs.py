@@ -12,7 +12,7 @@ from polyformer.stack import LayerState
 
 @dataclasses.dataclass(frozen=True)
 class ModelState(State):
-    """What a model needs to go on: its tokens so far, its layers' states, and who may be read in the source."""
+    """What a model needs to go on: its tokens so far, its layers' states, and what it reads from."""
 
     tokens: Tokens
     layers: tuple[LayerState, ...]
@@ -20,14 +20,18 @@ class ModelState(State):
     source_valid: Tensor | None = None  # [B, S]
     source_length: int = 0
 
+    def reorder_beams(self, index: Tensor) -> "ModelState":
+        """As `reorder`, for an index among rows of one input each: source and padding stay where they are."""
+        return dataclasses.replace(self, layers=tuple(layer.reorder_beams(index) for layer in self.layers))
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelOutput:
     """Fields that were not asked for are None.
 
-    loss: mean over the labelled items. last_hidden_state: [B, T, E]. hidden_states: the input of every layer and
-    the final output. attentions and cross_attentions: one [B, H, Tq, Tk] a layer. The `encoder_` fields are
-    those of the encoder of an encoder-decoder. state: pass it to the next call.
+    loss: mean over the labelled items. last_hidden_state: [B, T, E]. hidden_states: the input of every layer
+    and the final output. attentions and cross_attentions: one [B, H, Tq, Tk] a layer. The `encoder_` fields
+    are those of the encoder of an encoder-decoder. state: pass it to the next call.
     """
 
     loss: Tensor | None

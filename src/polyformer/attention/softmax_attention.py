@@ -1,4 +1,4 @@
-"""Softmax attention over a pattern of keys: softmax(q k^T / sqrt(D)) v, the attention of 2017 and its sparse kin.
+"""Softmax attention over a pattern of keys: softmax(q k^T / sqrt(D)) v. That of 2017 and its sparse kin.
 
 Cost: 2 Tq Tk (D + Dv) products a head where the pattern is full, and in proportion to the keys it allows.
 Vaswani et al. 2017, section 3.2.
@@ -19,7 +19,7 @@ from polyformer.core.state import State
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SoftmaxConfig(MechanismConfig):
-    """`pattern`: who may see whom, beyond what causality, padding and documents forbid; None for everything."""
+    """`pattern`: who may see whom, beyond what causality, padding and documents forbid; None for all."""
 
     pattern: Pattern | None = None
     dropout: float = 0.0  # of attention weights
@@ -32,6 +32,12 @@ class SoftmaxConfig(MechanismConfig):
 
     def build(self, num_heads: int, head_size: int) -> "SoftmaxAttention":
         return SoftmaxAttention(self)
+
+    def definition(self) -> "SoftmaxConfig":
+        return dataclasses.replace(self, backend="definition")
+
+    def cross(self) -> "SoftmaxConfig":
+        return dataclasses.replace(self, pattern=None)
 
 
 class SoftmaxAttention(Mechanism):

@@ -14,9 +14,9 @@ SubLayer = Callable[[Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockConfig(Config):
-    """Family of wirings: `build(hidden_size, sublayers, norm, dropout)` makes a `Block` for so many sub-layers.
+    """Family of wirings: `build(hidden_size, sublayers, norm, dropout)` makes one of so many sub-layers.
 
-    `normalizes_output` says that a layer's output is normalised already, so that the stack adds no final norm.
+    `normalizes_output` says that a layer's output is normalised already: the stack adds no final norm.
     """
 
     normalizes_output: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Parallel: x = x + attention(norm(x)) + feedforward(norm(x)), one norm for all. Wang and Komatsuzaki 2021 (GPT-J)."""
+"""Parallel: x = x + attention(norm(x)) + feedforward(norm(x)), one norm for all. GPT-J, 2021."""
 
 import dataclasses
 from collections.abc import Sequence

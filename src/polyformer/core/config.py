@@ -59,7 +59,7 @@ class Config:
         values = dict(data)
         kind = values.pop("kind", cls.kind)
         if kind != cls.kind:
-            if kind not in cls.members:
+            if kind not in list(cls.members):  # a list, because the kind in a file may be anything
                 raise unknown(f"kind of {name}", kind, cls.members)
             return typing.cast(type[Self], cls.members[kind]).from_dict(values, where)
         if cls.members and cls is cls.family and not cls.kind:
@@ -70,7 +70,11 @@ class Config:
             if key not in fields:
                 raise unknown(f"option of {name}", key, fields)
         for key, field in fields.items():
-            if key not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            if (
+                key not in values
+                and field.default is dataclasses.MISSING
+                and field.default_factory is dataclasses.MISSING
+            ):
                 raise InputError(f"{name}: {key!r} is missing and has no default")
         prefix = f"{where}." if where else ""
         return cls(**{key: decode(hints[key], value, prefix + key) for key, value in values.items()})
@@ -128,7 +132,9 @@ def decode(hint: Any, value: Any, where: str) -> Any:
             return tuple(decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
         if len(value) != len(arguments):
             raise InputError(f"{where}: expected {len(arguments)} values, got {len(value)}: {value!r}")
-        return tuple(decode(one, item, f"{where}[{i}]") for i, (one, item) in enumerate(zip(arguments, value)))
+        return tuple(
+            decode(one, item, f"{where}[{i}]") for i, (one, item) in enumerate(zip(arguments, value))
+        )
     if origin is dict:
         if not isinstance(value, dict):
             raise InputError(f"{where}: expected a mapping, got {value!r}")
@@ -176,7 +182,7 @@ def option_names(config: Config) -> set[str]:
 
 
 def _override(config: Config, path: list[str], value: object, deep: bool) -> tuple[Config, int]:
-    """Set `path` in `config`; with `deep` in every part of the tree that has it. Also says how many were set."""
+    """`config` with `path` set, if `deep` in every part of the tree that has it; and how many were set."""
     hints = typing.get_type_hints(type(config))
     changes: dict[str, Any] = {}
     count = 0

@@ -42,7 +42,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             count = (labels != IGNORED).sum().clamp_min(1)
             total, gradients = _chunks(hidden, weight, bias, labels, smoothing, wanted)
-        ctx.save_for_backward(count, *gradients)
+        ctx.save_for_backward(count, *gradients)  # type: ignore[arg-type] - None is fine
         ctx.dtypes = [None if one is None else one.dtype for one in (hidden, weight, bias)]  # type: ignore[attr-defined]
         return total / count
 
@@ -50,7 +50,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         count, *gradients = ctx.saved_tensors  # type: ignore[attr-defined]
-        # Divided by the count only here, after a scaled loss has brought its factor: float16 has no room below 6e-8.
+        # Divided by the count only here, where a scaled loss brings its factor: float16 ends at 6e-8.
         factor = grad / count
         made = [None if one is None else (one.to(factor.dtype) * factor).to(dtype)
                 for one, dtype in zip(gradients, ctx.dtypes)]  # type: ignore[attr-defined]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The key-value cache: keys and values of the past in a buffer that grows by doubling, so a token costs O(1)."""
+"""The key-value cache: the past in a buffer that grows by doubling, so that a token costs O(1)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ FIRST_CAPACITY = 64
 
 @dataclasses.dataclass(frozen=True)
 class KeyValueCache(State):
-    """Keys [B, Hkv, capacity, D] and values [B, Hkv, capacity, Dv], of which the first `length` slots are filled.
+    """Keys [B, Hkv, capacity, D] and values [B, Hkv, capacity, Dv]; the first `length` slots are filled.
 
     A cache is a value: `append` returns the longer one and the shorter stays what it was. Both share one
     buffer; `written` (the buffer's own high-water mark) tells when a second continuation must copy.
@@ -28,11 +28,12 @@ class KeyValueCache(State):
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
         """All keys and values, the new ones [B, Hkv, T, D] last, and the cache that holds them."""
-        if torch.is_grad_enabled() and (keys.requires_grad or (self.keys is not None and self.keys.requires_grad)):
+        if torch.is_grad_enabled():
             return self._append_in_graph(keys, values)
         length = self.length + keys.shape[2]
         cache = self._with_room(keys, values, length)
-        assert cache.keys is not None and cache.values is not None
+        assert cache.keys is not None
+        assert cache.values is not None
         cache.keys[:, :, self.length : length] = keys
         cache.values[:, :, self.length : length] = values
         cache.written[0] = length
@@ -40,7 +41,7 @@ class KeyValueCache(State):
         return cache.keys[:, :, :length], cache.values[:, :, :length], longer
 
     def _append_in_graph(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
-        """Under autograd a buffer must not be overwritten: concatenate."""
+        """Autograd may have saved the buffer, which must then not be overwritten: concatenate."""
         if self.keys is not None and self.values is not None:
             keys = torch.cat([self.keys[:, :, : self.length], keys], 2)
             values = torch.cat([self.values[:, :, : self.length], values], 2)
@@ -61,6 +62,26 @@ class KeyValueCache(State):
         return KeyValueCache(new_keys, new_values, self.length, [self.length], self.reserve)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """As for every state; the copy has a buffer and a high-water mark of its own."""
+        """As for every state; a copy in a buffer of its own has a high-water mark of its own too."""
         mapped = super().map(function)
-        return dataclasses.replace(mapped, written=[self.length])
+        same = (
+            self.keys is not None
+            and mapped.keys is not None
+            and mapped.keys.data_ptr() == self.keys.data_ptr()
+        )
+        return mapped if same else dataclasses.replace(mapped, written=[self.length])
+
+    def reorder(self, index: Tensor) -> Self:
+        """As for every state; copies the filled slots alone and keeps the room."""
+        if self.keys is None or self.values is None:
+            return self
+        keys, values = (self._rows(buffer, index) for buffer in (self.keys, self.values))
+        return dataclasses.replace(self, keys=keys, values=values, written=[self.length])
+
+    def _rows(self, buffer: Tensor, index: Tensor) -> Tensor:
+        filled = buffer[:, :, : self.length]
+        if torch.is_grad_enabled():
+            return filled.index_select(0, index)
+        copy = buffer.new_empty(len(index), *buffer.shape[1:])
+        copy[:, :, : self.length] = filled[index]
+        return copy

@@ -8,26 +8,50 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.context import Context
+from polyformer.core.errors import InputError
 from polyformer.core.pattern import ScoreMod
 from polyformer.core.state import State
 
 ScoreModMaker = Callable[[Tensor, Tensor, Context], ScoreMod | None]
 """(q, all keys, context) -> score_mod: `Position.score_mod`."""
 
+ABILITIES = {
+    "causal": "run in a decoder: it sees later tokens",
+    "packs": "keep documents packed in one row apart",
+    "caches": "go on from a state",
+}
+"""What a mechanism may be unable to do, by the class attribute that says so."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MechanismConfig(Config):
     """Family of mechanisms: `build(num_heads, head_size)` makes the module.
 
-    `causal`, `packs` and `caches` declare what a member can do; asked for more, it says what to use instead.
+    `causal`, `packs` and `caches` say what a member can do; asked for more, it names what to use `instead`.
+    `eager` says why `torch.compile(fullgraph=True)` cannot take a member, where it cannot.
     """
 
     causal: ClassVar[bool] = True
     packs: ClassVar[bool] = True
     caches: ClassVar[bool] = True
+    instead: ClassVar[str] = "'softmax', which takes sparse patterns"
+    eager: ClassVar[str] = ""
 
     def build(self, num_heads: int, head_size: int) -> "Mechanism":
         raise NotImplementedError
+
+    def definition(self) -> "MechanismConfig":
+        """The same function computed plainly by its equation: what tests compare the fast form with."""
+        raise NotImplementedError
+
+    def cross(self) -> "MechanismConfig":
+        """What reads another sequence (cross-attention), whose slots say nothing about the queries' own."""
+        return self
+
+    def require(self, ability: str) -> None:
+        """Raises `InputError` unless this member has the ability, one of `ABILITIES`."""
+        if not getattr(self, ability):
+            raise InputError(f"mechanism {self.kind!r} cannot {ABILITIES[ability]}; use {self.instead}")
 
 
 class Mechanism(nn.Module):
@@ -39,7 +63,7 @@ class Mechanism(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
                 score_mod: ScoreModMaker | None) -> tuple[Tensor, State | None]:  # fmt: skip
-        """q [B, H, Tq, D] and the new keys and values k, v [B, Hkv, Tq, D] to y [B, H, Tq, D] and the next state.
+        """q [B, H, Tq, D], new keys and values k, v [B, Hkv, Tq, D] -> y [B, H, Tq, D] and the next state.
 
         The keys that `context` describes are those of the state followed by the new ones. `score_mod` makes
         the position scheme's score function once all keys are known.

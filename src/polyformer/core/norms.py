@@ -16,7 +16,7 @@ class NormConfig(Config):
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        if self.eps <= 0:
+        if not self.eps > 0:
             raise InputError(f"eps: expected a positive number, got {self.eps}")
 
     def build(self, width: int) -> nn.Module:
@@ -32,6 +32,10 @@ class LayerNormConfig(NormConfig):
     kind: ClassVar[str] = "layer"
     row: ClassVar[str] = "A7"
     paper: ClassVar[str] = "Ba et al. 2016, equation 4"
+
+    @classmethod
+    def examples(cls) -> tuple["LayerNormConfig", ...]:
+        return cls(), cls(bias=False)
 
     def build(self, width: int) -> nn.Module:
         return nn.LayerNorm(width, eps=self.eps, bias=self.bias)

@@ -13,23 +13,26 @@ class State:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """A copy with `function` applied to every tensor."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return dataclasses.replace(self, **{name: _map(value, function) for name, value in fields.items()})
+        return self._each(function, lambda state: state.map(function))
 
     def reorder(self, index: Tensor) -> Self:
         """The state of batch rows `index` [B'], in that order: what beam search needs after every step."""
-        return self.map(lambda tensor: tensor.index_select(0, index))
+        return self._each(lambda tensor: tensor.index_select(0, index), lambda state: state.reorder(index))
 
     def detach(self) -> Self:
         """The same values outside the graph, so that segments can be trained one after another."""
         return self.map(Tensor.detach)
 
+    def _each(self, on_tensor: Callable[[Tensor], Tensor], on_state: "Callable[[State], State]") -> Self:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dataclasses.replace(self, **{name: _each(value, on_tensor, on_state) for name, value in fields.items()})
 
-def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+
+def _each(value: Any, on_tensor: Callable[[Tensor], Tensor], on_state: Callable[[State], State]) -> Any:
     if isinstance(value, Tensor):
-        return function(value)
+        return on_tensor(value)
     if isinstance(value, State):
-        return value.map(function)
+        return on_state(value)
     if isinstance(value, tuple):
-        return tuple(_map(item, function) for item in value)
+        return tuple(_each(item, on_tensor, on_state) for item in value)
     return value

@@ -1,11 +1,11 @@
-"""Where the tokens of a row stand, over any number of calls: which are real, their positions, their documents."""
+"""Where the tokens of a row stand, over any number of calls: real or not, positions, documents."""
 
 import dataclasses
 
 import torch
 from torch import Tensor
 
-from polyformer.core.context import Context, positions_from_mask
+from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.state import State
 
@@ -35,13 +35,20 @@ class Tokens(State):
         if attention_mask is not None and attention_mask.shape[-1] == length and self.length:
             valid: Tensor | None = attention_mask.bool()
         else:
-            mask = None if _all_real(attention_mask) else _checked("attention_mask", attention_mask, ids).bool()
+            given = None if _all_real(attention_mask) else _checked("attention_mask", attention_mask, ids)
+            mask = None if given is None else given.bool()
             valid = _joined(self.valid, mask, (rows, self.length), ids, torch.ones, torch.bool)
         documents = None if document_ids is None else _checked("document_ids", document_ids, ids)
+        if documents is None and self.doc is not None:  # without a word, the last document goes on
+            documents = self.doc[:, -1:].expand(rows, new)
         doc = _joined(self.doc, documents, (rows, self.length), ids, torch.zeros, torch.long)
+        if document_ids is not None and doc is not None and _looks(doc) and bool((doc.diff() < 0).any()):
+            raise InputError("document_ids: expected numbers that do not decrease along a row")
         return Tokens(length, valid, self._positions(ids, position_ids, valid, doc), doc)
 
-    def _positions(self, ids: Tensor, given: Tensor | None, valid: Tensor | None, doc: Tensor | None) -> Tensor | None:
+    def _positions(
+        self, ids: Tensor, given: Tensor | None, valid: Tensor | None, doc: Tensor | None
+    ) -> Tensor | None:
         """Positions of these tokens and the new ones, [B, T]; None while they are the slots."""
         rows, new = ids.shape
         if given is None and self.pos is None and valid is None and doc is None:
@@ -51,13 +58,20 @@ class Tokens(State):
             past = torch.arange(self.length, device=ids.device).expand(rows, -1)
         if given is not None:
             following = _checked("position_ids", given.expand(rows, -1), ids)
-        elif doc is not None:
-            following = positions_from_documents(doc)[:, -new:]
-        elif valid is not None:
-            following = positions_from_mask(valid)[:, -new:]
         else:
-            following = past[:, -1:] + torch.arange(1, new + 1, device=ids.device)
+            counted = _counted(rows, self.length + new, valid, doc, ids.device)
+            following = self._continued(past, counted, doc, new)
         return torch.cat([past, following], 1)
+
+    def _continued(self, past: Tensor, counted: Tensor, doc: Tensor | None, new: int) -> Tensor:
+        """Positions of the last `new` tokens: `counted`, moved where a given `past` starts elsewhere."""
+        following = counted[:, -new:]
+        if self.pos is None or not self.length:
+            return following
+        shift = past[:, -1:] - counted[:, self.length - 1 : self.length]
+        if doc is not None:
+            shift = torch.where(doc[:, -new:] == doc[:, self.length - 1 : self.length], shift, 0)
+        return following + shift
 
     def last(self, new: int, device: torch.device) -> Tensor:
         """Positions of the last `new` tokens: [B, new], or [new] when they are the slots."""
@@ -84,25 +98,35 @@ NO_TOKENS = Tokens(0)
 """Before the first token."""
 
 
-def positions_from_documents(doc: Tensor) -> Tensor:
-    """Positions [B, T] that count from 0 in every document of doc [B, T], equal numbers standing together."""
-    slots = torch.arange(doc.shape[1], device=doc.device).expand_as(doc)
-    starts = torch.ones_like(doc, dtype=torch.bool)
-    starts[:, 1:] = doc[:, 1:] != doc[:, :-1]
-    return slots - torch.where(starts, slots, 0).cummax(1).values
+def _counted(
+    rows: int, length: int, valid: Tensor | None, doc: Tensor | None, device: torch.device
+) -> Tensor:
+    """Positions [B, T]: real tokens counted from 0 in every document; padding repeats its neighbour's."""
+    real = torch.ones(rows, length, dtype=torch.long, device=device) if valid is None else valid.long()
+    count = real.cumsum(1)
+    if doc is not None:
+        starts = torch.ones_like(doc, dtype=torch.bool)
+        starts[:, 1:] = doc[:, 1:] != doc[:, :-1]
+        count = count - torch.where(starts, count - real, 0).cummax(1).values
+    return (count - 1).clamp_min(0)
+
+
+def _looks(tensor: Tensor) -> bool:
+    """Whether looking at values is cheap here."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _all_real(mask: Tensor | None) -> bool:
-    """Whether no mask is needed; asked only where looking is cheap."""
-    if mask is None:
-        return True
-    return mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all())
+    """Whether no mask is needed, where that is cheap to know."""
+    return mask is None or (_looks(mask) and bool(mask.all()))
 
 
 def _checked(name: str, given: Tensor | None, ids: Tensor) -> Tensor:
     assert given is not None
     if given.shape != ids.shape:
-        raise InputError(f"{name}: expected the shape of the ids {tuple(ids.shape)}, got {tuple(given.shape)}")
+        raise InputError(
+            f"{name}: expected the shape of the ids {tuple(ids.shape)}, got {tuple(given.shape)}"
+        )
     return given
 
 

@@ -15,6 +15,10 @@ class HeadConfig(Config):
     def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "Head":
         raise NotImplementedError
 
+    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor | None:
+        """Random labels for texts [rows, length], for tests and measurements; None if it takes none."""
+        return None
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeadInput:
@@ -35,5 +39,5 @@ class Head(nn.Module):
     predicts_next = False  # whether a decoder's labels are shifted by one before they reach this head
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> tuple[Tensor | None, Callable[[], Tensor]]:
-        """The mean loss over labelled items (None without labels) and a function that makes the predictions."""
+        """The mean loss over labelled items (None without labels) and what makes the predictions."""
         raise NotImplementedError

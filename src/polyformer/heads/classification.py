@@ -33,8 +33,15 @@ class ClassifyConfig(HeadConfig):
         check_pooling(self.pooling)
         _check_labels(self.num_labels)
 
+    @classmethod
+    def examples(cls) -> tuple["ClassifyConfig", ...]:
+        return cls(num_labels=3), cls(pooling="last", hidden=False), cls(pooling="mean")
+
     def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "Classify":
         return Classify(hidden_size, self)
+
+    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        return torch.randint(self.num_labels, (rows,))
 
 
 class Classify(Head):
@@ -72,6 +79,9 @@ class TagConfig(HeadConfig):
     def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "Tag":
         return Tag(hidden_size, self)
 
+    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        return torch.randint(self.num_labels, (rows, length))
+
 
 class Tag(Head):
     """labels [B, T], -100 where a token has none; predictions [B, T, num_labels]."""
@@ -97,9 +107,12 @@ class SpanConfig(HeadConfig):
     def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "Span":
         return Span(hidden_size)
 
+    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        return torch.randint(length, (rows, 2))
+
 
 class Span(Head):
-    """labels [B, 2], first and last token of the answer (-100 for none); predictions [B, T, 2], padding at -inf."""
+    """labels [B, 2], first and last token of the answer or -100; predictions [B, T, 2], padding at -inf."""
 
     def __init__(self, hidden_size: int):
         super().__init__()

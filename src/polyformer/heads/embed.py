@@ -26,6 +26,10 @@ class EmbedConfig(HeadConfig):
     def __post_init__(self) -> None:
         check_pooling(self.pooling)
 
+    @classmethod
+    def examples(cls) -> tuple["EmbedConfig", ...]:
+        return cls(), cls(pooling="first", normalize=False)
+
     def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "Embed":
         return Embed(self)
 

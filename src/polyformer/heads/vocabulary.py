@@ -15,8 +15,16 @@ from polyformer.heads.base import Head, HeadConfig, HeadInput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LanguageModelConfig(HeadConfig):
-    """Logits over the vocabulary; `label_smoothing` is the mass spread evenly in training (not in evaluation)."""
+class VocabularyConfig(HeadConfig):
+    """Heads whose labels are tokens."""
+
+    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        return torch.randint(vocab_size, (rows, length))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig(VocabularyConfig):
+    """Logits over the vocabulary; `label_smoothing` is the mass spread evenly, in training only."""
 
     label_smoothing: float = 0.0
     bias: bool = False
@@ -28,6 +36,10 @@ class LanguageModelConfig(HeadConfig):
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
             raise InputError(f"label_smoothing: expected a mass in [0, 1), got {self.label_smoothing}")
+
+    @classmethod
+    def examples(cls) -> tuple["LanguageModelConfig", ...]:
+        return cls(), cls(label_smoothing=0.1, bias=True)
 
     def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "LanguageModelHead":
         return LanguageModelHead(hidden_size, vocab_size, tied, self)
@@ -66,7 +78,7 @@ class LanguageModelHead(VocabularyHead):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedConfig(HeadConfig):
+class MaskedConfig(VocabularyConfig):
     """BERT's transform (dense, activation, norm) before the vocabulary."""
 
     activation: str = "gelu"

@@ -20,6 +20,9 @@ class PositionConfig(Config):
 class Position(nn.Module):
     """One scheme for a whole stack; every method is the identity unless the scheme says otherwise."""
 
+    max_positions: int | None = None
+    """How many positions there are; None when there is no end to them."""
+
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
         """The input x [B, T, E] of layer `layer`, with its positions pos [T] or [B, T] made visible."""
         return x

@@ -1,7 +1,7 @@
-"""Learned positions: a table of vectors, added to the first layer's input or, one table a layer, to every layer's.
+"""Learned positions: a table of vectors added to the first layer's input, or to each layer's its own.
 
-max_positions x E parameters a table; a position beyond the table is an error. Vaswani et al. 2017, section 3.5
-(table 3, row E); per layer: Al-Rfou et al. 2018, section 3.3.
+max_positions x E parameters a table; a position beyond the table is an error. Vaswani et al. 2017, section
+3.5 (table 3, row E); per layer: Al-Rfou et al. 2018, section 3.3.
 """
 
 import dataclasses
@@ -44,7 +44,9 @@ class Learned(Position):
     def __init__(self, hidden_size: int, num_tables: int, max_positions: int):
         super().__init__()
         if max_positions < 1:
-            raise InputError(f"max_position_embeddings: learned positions need 1 or more, got {max_positions}")
+            raise InputError(
+                f"max_position_embeddings: learned positions need 1 or more, got {max_positions}"
+            )
         self.tables = nn.ModuleList(nn.Embedding(max_positions, hidden_size) for _ in range(num_tables))
         self.max_positions = max_positions
 
@@ -55,11 +57,11 @@ class Learned(Position):
         return x + self.tables[layer](pos)
 
     def _check(self, x: Tensor, pos: Tensor) -> None:
-        """Raises where it costs nothing: on the CPU, outside compiled code; elsewhere the lookup itself raises."""
+        """Raises where looking is cheap: on the CPU, outside compiled code. Elsewhere the lookup raises."""
         if pos.device.type != "cpu" or torch.compiler.is_compiling() or not pos.numel():
             return
         if int(pos.max()) >= self.max_positions:
             raise InputError(
-                f"input of {int(pos.max()) + 1} tokens: longer than the {self.max_positions} learned positions "
-                f"(max_position_embeddings); shorten the text or choose another position scheme"
+                f"input of {int(pos.max()) + 1} tokens: longer than the {self.max_positions} learned "
+                f"positions (max_position_embeddings); shorten the text or choose another position scheme"
             )

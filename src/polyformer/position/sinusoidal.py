@@ -44,7 +44,7 @@ class Sinusoidal(Position):
 
 
 def sinusoids(pos: Tensor, width: int, base: float = 10000.0) -> Tensor:
-    """PE(pos) [..., width], computed in float64 (float32 where there is none) so that far positions stay exact."""
+    """PE(pos) [..., width], in float64 (float32 where there is none) so that far positions stay exact."""
     dtype = torch.float32 if pos.device.type == "mps" else torch.float64
     even = torch.arange(0, width, 2, device=pos.device, dtype=dtype)
     angles = pos.unsqueeze(-1).to(dtype) * torch.exp(even * (-math.log(base) / width))

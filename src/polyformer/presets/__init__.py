@@ -3,4 +3,13 @@
 from polyformer.presets import decoder, encoder, transformer
 from polyformer.presets.base import MODELS, create_model, list_models, model_config, register
 
-__all__ = ["MODELS", "create_model", "decoder", "encoder", "list_models", "model_config", "register", "transformer"]
+__all__ = [
+    "MODELS",
+    "create_model",
+    "decoder",
+    "encoder",
+    "list_models",
+    "model_config",
+    "register",
+    "transformer",
+]

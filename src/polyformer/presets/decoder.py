@@ -8,7 +8,9 @@ from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, StackConfig
 
 
-def decoder(layers: int, width: int, heads: int, vocab: int, positions: int, dropout: float = 0.1) -> ModelConfig:
+def decoder(
+    layers: int, width: int, heads: int, vocab: int, positions: int, dropout: float = 0.1
+) -> ModelConfig:
     """Pre-norm, learned positions, tied embeddings, feed-forward of four times the width: GPT-2's layout."""
     return ModelConfig(
         vocab_size=vocab,

@@ -9,7 +9,9 @@ from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 
-def encoder_decoder(layers: int, width: int, heads: int, intermediate: int, dropout: float, vocab: int) -> ModelConfig:
+def encoder_decoder(
+    layers: int, width: int, heads: int, intermediate: int, dropout: float, vocab: int
+) -> ModelConfig:
     """Equal stacks, post-norm, sinusoids, one token table in all three places."""
     stack = StackConfig(
         num_hidden_layers=layers,
@@ -30,13 +32,13 @@ def encoder_decoder(layers: int, width: int, heads: int, intermediate: int, drop
 
 @register("transformer-base")
 def transformer_base() -> ModelConfig:
-    """Vaswani et al. 2017, table 3, base: about 37000 shared tokens, 65M parameters by the paper's rounding."""
+    """Vaswani et al. 2017, table 3, base: about 37000 shared tokens; the table says 65M parameters."""
     return encoder_decoder(6, 512, 8, 2048, 0.1, vocab=37000)
 
 
 @register("transformer-big")
 def transformer_big() -> ModelConfig:
-    """Vaswani et al. 2017, table 3, big: 213M parameters by the paper's rounding."""
+    """Vaswani et al. 2017, table 3, big; the table says 213M parameters."""
     return encoder_decoder(6, 1024, 16, 4096, 0.3, vocab=37000)
 
 

@@ -33,12 +33,16 @@ class Embedding(nn.Module):
         self.norm = norm.build(hidden_size) if config.norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, tokens: Tensor, position: Position, pos: Tensor, token_type_ids: Tensor | None) -> Tensor:
-        """The sum; token types count from 0 and default to 0. Raises where the model has none but some are given."""
+    def forward(
+        self, tokens: Tensor, position: Position, pos: Tensor, token_type_ids: Tensor | None
+    ) -> Tensor:
+        """The sum; token types default to 0. `InputError` where the model has none but some are given."""
         x = tokens * self.factor if self.factor != 1.0 else tokens
         if self.types is not None:
             types = torch.zeros_like(pos) if token_type_ids is None else token_type_ids
             x = x + self.types(types)
         elif token_type_ids is not None:
-            raise InputError("token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out")
+            raise InputError(
+                "token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out"
+            )
         return self.dropout(self.norm(position.embed(x, pos, 0)))

@@ -4,13 +4,13 @@ import dataclasses
 
 from torch import Tensor, nn
 
-from polyformer.stack.multihead import AttentionConfig, MultiHeadAttention
 from polyformer.block import BlockConfig, SubLayer
 from polyformer.core.context import Context
 from polyformer.core.norms import NormConfig
 from polyformer.core.state import State
 from polyformer.feedforward import FeedForwardConfig
 from polyformer.position import Position
+from polyformer.stack.multihead import AttentionConfig, MultiHeadAttention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +19,11 @@ class LayerState(State):
 
     self_attention: State | None = None
     cross_attention: State | None = None
+
+    def reorder_beams(self, index: Tensor) -> "LayerState":
+        """As `reorder`, for an index among rows that share a source, whose projection stays where it is."""
+        past = self.self_attention
+        return dataclasses.replace(self, self_attention=None if past is None else past.reorder(index))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,9 +41,15 @@ class Layer(nn.Module):
                  block: BlockConfig, norm: NormConfig, dropout: float, cross: bool):  # fmt: skip
         super().__init__()
         self.attention = attention.build(hidden_size)
-        self.cross_attention: MultiHeadAttention | None = attention.build(hidden_size) if cross else None
+        self.cross_attention: MultiHeadAttention | None = (
+            attention.cross().build(hidden_size) if cross else None
+        )
         self.feedforward = feedforward.build(hidden_size)
         self.block = block.build(hidden_size, 3 if cross else 2, norm, dropout)
+
+    def new_state(self, reserve: int) -> "LayerState":
+        """The state before the first token, with room for `reserve` tokens."""
+        return LayerState(self.attention.mechanism.new_state(reserve))
 
     def forward(self, x: Tensor, context: Context, position: Position, source: Source | None = None,
                 state: LayerState | None = None) -> tuple[Tensor, LayerState | None]:  # fmt: skip
@@ -50,7 +61,8 @@ class Layer(nn.Module):
             return y
 
         def attend_source(x: Tensor) -> Tensor:
-            assert self.cross_attention is not None and source is not None
+            assert self.cross_attention is not None
+            assert source is not None
             past = state.cross_attention if state else None
             y, new["cross"] = self.cross_attention.cross(x, source.hidden, source.context, past)
             return y

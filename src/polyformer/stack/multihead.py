@@ -38,7 +38,9 @@ class AttentionConfig(Config):
         if heads < 1:
             raise InputError(f"num_attention_heads: expected 1 or more, got {heads}")
         if self.kv_heads < 1 or heads % self.kv_heads:
-            raise InputError(f"num_key_value_heads: expected a divisor of the {heads} query heads, got {self.kv_heads}")
+            raise InputError(
+                f"num_key_value_heads: expected a divisor of the {heads} query heads, got {self.kv_heads}"
+            )
 
     @property
     def kv_heads(self) -> int:
@@ -55,6 +57,10 @@ class AttentionConfig(Config):
                 f"got {self.num_attention_heads}; or give head_size"
             )
         return hidden_size // self.num_attention_heads
+
+    def cross(self) -> "AttentionConfig":
+        """The same heads around what reads another sequence."""
+        return dataclasses.replace(self, mechanism=self.mechanism.cross())
 
     def build(self, hidden_size: int) -> "MultiHeadAttention":
         return MultiHeadAttention(hidden_size, self)
@@ -92,7 +98,7 @@ class MultiHeadAttention(nn.Module):
 
     def cross(self, x: Tensor, source: Tensor | None, context: Context,
               state: State | None = None) -> tuple[Tensor, ProjectedSource]:  # fmt: skip
-        """Attention of x [B, T, E] to source [B, S, E], whose projection is returned and reused as `state`."""
+        """Attention of x [B, T, E] to source [B, S, E]; its projection is returned and reused as `state`."""
         if not isinstance(state, ProjectedSource):
             assert source is not None
             state = ProjectedSource(self._heads(self.key, source), self._heads(self.value, source))

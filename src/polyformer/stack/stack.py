@@ -1,4 +1,4 @@
-"""A stack of layers: an encoder, or with a causal context a decoder, or with a source the decoder of a pair."""
+"""A stack of layers: an encoder, with a causal context a decoder, with a source the decoder of a pair."""
 
 import dataclasses
 
@@ -6,7 +6,6 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from polyformer.stack.multihead import AttentionConfig
 from polyformer.block import BlockConfig, PostNormConfig
 from polyformer.core.config import Config
 from polyformer.core.context import Context
@@ -15,6 +14,7 @@ from polyformer.core.norms import LayerNormConfig, NormConfig
 from polyformer.feedforward import DenseConfig, FeedForwardConfig
 from polyformer.position import PositionConfig, SinusoidalConfig
 from polyformer.stack.layer import Layer, LayerState, Source
+from polyformer.stack.multihead import AttentionConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,21 +46,34 @@ class Stack(nn.Module):
     def __init__(self, config: StackConfig, hidden_size: int, max_positions: int, cross: bool):
         super().__init__()
         self.recompute = False
+        self.mechanism = config.attention.mechanism
         self.position = config.position.build(hidden_size, config.num_hidden_layers, max_positions)
         self.layers = nn.ModuleList(
-            Layer(hidden_size, config.attention, config.feedforward, config.block, config.norm, config.dropout, cross)
+            Layer(
+                hidden_size,
+                config.attention,
+                config.feedforward,
+                config.block,
+                config.norm,
+                config.dropout,
+                cross,
+            )
             for _ in range(config.num_hidden_layers)
         )
         self.final_norm = nn.Identity() if config.block.normalizes_output else config.norm.build(hidden_size)
 
     def forward(self, x: Tensor, pos: Tensor, context: Context, source: Source | None = None,
                 states: tuple[LayerState, ...] | None = None,
-                collect: list[Tensor] | None = None) -> tuple[Tensor, tuple[LayerState, ...] | None]:  # fmt: skip
+                collect: list[Tensor] | None = None,
+                ) -> tuple[Tensor, tuple[LayerState, ...] | None]:  # fmt: skip
         """The last layer's output (normalised), and the layers' next states when there are any.
 
         x: the embedding sum, positions of layer 0 included. pos: [T] or [B, T]. `collect` receives the
-        input of every layer and the final output.
+        input of every layer and the final output. Raises `InputError` for packed documents that the
+        mechanism cannot keep apart.
         """
+        if context.q_doc is not None:
+            self.mechanism.require("packs")
         new_states = []
         for index, layer in enumerate(self.layers):
             if index:
@@ -79,5 +92,6 @@ class Stack(nn.Module):
         return x, tuple(new_states) if states else None
 
     def new_states(self, reserve: int) -> tuple[LayerState, ...]:
-        """The states before the first token, with room for `reserve` tokens."""
-        return tuple(LayerState(layer.attention.mechanism.new_state(reserve)) for layer in self.layers)
+        """The states before the first token, with room for `reserve` tokens; `InputError` if it has none."""
+        self.mechanism.require("caches")
+        return tuple(layer.new_state(reserve) for layer in self.layers if isinstance(layer, Layer))
