@@ -1,0 +1,234 @@
+"""Every registered member as tiny models: a new member is tested by being registered, and by nothing else.
+
+Families are found by walking a model's configuration, members in the families, patterns and presets in their
+registries; each gives a `Case` for every shape of model that can hold it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyformer.attention import Pattern, SoftmaxConfig
+from polyformer.core.config import Config
+from polyformer.core.mechanism import MechanismConfig
+from polyformer.feedforward import DenseConfig
+from polyformer.model import ModelConfig, Transformer
+from polyformer.outputs import ModelOutput
+from polyformer.position import LearnedConfig
+from polyformer.presets import MODELS
+from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
+
+VOCAB, HEADS, LENGTH = 17, 2, 11
+SIZES = {"num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": HEADS, "intermediate_size": 20,
+         "vocab_size": VOCAB, "max_position_embeddings": 40}  # fmt: skip
+LIMITS = {"num_key_value_heads": HEADS, "head_size": 12, "bos": 1, "eos": 2, "pad": 0}
+"""What a preset leaves unset stays unset; what it sets must fit the tiny sizes."""
+
+Family = type[Config]
+
+
+def parts(config: Config) -> Iterator[Config]:
+    """Every configuration in the tree under `config`, itself included."""
+    yield config
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, Config):
+            yield from parts(value)
+
+
+def replaced(config: Any, family: Family, function: Callable[[Any], Config]) -> Any:
+    """`config` with `function` applied to every part of `family` in its tree."""
+    changes = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, family):
+            changes[field.name] = function(value)
+        elif isinstance(value, Config):
+            changes[field.name] = replaced(value, family, function)
+    return dataclasses.replace(config, **changes)
+
+
+def shrunk(config: ModelConfig, heads: int = HEADS) -> ModelConfig:
+    """The same model in tiny sizes."""
+
+    def small(data: Any, key: str = "") -> Any:
+        if isinstance(data, dict):
+            return {name: small(value, name) for name, value in data.items()}
+        if key == "num_attention_heads":
+            return heads
+        if key in LIMITS and data is not None:
+            return min(data, heads) if key == "num_key_value_heads" else LIMITS[key]
+        return SIZES.get(key, data)
+
+    return ModelConfig.from_dict(small(config.to_dict()))
+
+
+def bases() -> dict[str, ModelConfig]:
+    """One model of each shape."""
+    stack = StackConfig(feedforward=DenseConfig(activation="gelu"), position=LearnedConfig())
+    return {
+        "decoder": ModelConfig(vocab_size=VOCAB, decoder=stack),
+        "encoder": ModelConfig(vocab_size=VOCAB, encoder=stack),
+        "pair": ModelConfig(vocab_size=VOCAB, encoder=stack, decoder=stack),
+    }
+
+
+def families() -> list[Family]:
+    """The families whose members a model is made of."""
+    found: set[Family] = {type(part).family for base in bases().values() for part in parts(base)}
+    return sorted((one for one in found if one.members), key=lambda one: one.__name__)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """One tiny model around one member."""
+
+    name: str
+    config: ModelConfig
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def shape(self) -> str:
+        if self.config.encoder is None:
+            return "decoder"
+        return "encoder" if self.config.decoder is None else "pair"
+
+    def can(self, ability: str) -> bool:
+        """Whether every mechanism in it has the ability."""
+        return all(getattr(one, ability) for one in parts(self.config) if isinstance(one, MechanismConfig))
+
+    def changed(self, family: Family, function: Callable[[Any], Config]) -> "Case":
+        return dataclasses.replace(self, config=replaced(self.config, family, function))
+
+    def with_heads(self, heads: int) -> "Case":
+        return dataclasses.replace(self, config=shrunk(self.config, heads))
+
+    def definition(self) -> "Case":
+        """The same model with every mechanism computed by its plain equation."""
+        return self.changed(MechanismConfig, lambda one: one.definition())
+
+    def model(self, dtype: torch.dtype = torch.float64) -> Transformer:
+        """In evaluation, with weights that are all away from their special initial values."""
+        torch.manual_seed(0)
+        model = Transformer(self.config).to(torch.float64)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+        return model.to(dtype).eval()
+
+    def batch(self, rows: int = 2, length: int = LENGTH) -> dict[str, Tensor]:
+        """Random ids, and for a pair fewer of them to decode."""
+        torch.manual_seed(1)
+        batch = {"input_ids": torch.randint(3, VOCAB, (rows, length))}
+        if self.shape == "pair":
+            batch["decoder_input_ids"] = torch.randint(3, VOCAB, (rows, length - 4))
+        return batch
+
+    def labels(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch with labels, where the head takes any."""
+        torch.manual_seed(2)
+        ids = batch.get("decoder_input_ids", batch["input_ids"])
+        labels = self.config.head.example_labels(len(ids), ids.shape[1], VOCAB)
+        return batch if labels is None else {**batch, "labels": labels}
+
+
+@functools.cache
+def cases() -> tuple[Case, ...]:
+    """All of them."""
+    found = [
+        Case(f"{shape}-{name}", shrunk(with_part(base, part)))
+        for name, part in members()
+        for shape, base in bases().items()
+        if fits(part, shape)
+    ]
+    found += [
+        Case(f"{shape}-{name}", shrunk(change(base)))
+        for name, change in VARIANTS.items()
+        for shape, base in bases().items()
+    ]
+    return (*found, *(Case(name, shrunk(MODELS[name]())) for name in MODELS))
+
+
+def with_part(base: ModelConfig, part: Config) -> ModelConfig:
+    """`base` with `part` wherever a member of its family stands."""
+    return replaced(base, type(part).family, lambda _: part)
+
+
+def members() -> list[tuple[str, Config]]:
+    """Every example of every member of every family, and every pattern as a mechanism."""
+    found: list[tuple[str, Config]] = []
+    for family in families():
+        for kind, member in family.members.items():
+            examples = member.examples()
+            found += [
+                (f"{family.__name__.removesuffix('Config')}-{kind}-{i}", one)
+                for i, one in enumerate(examples)
+            ]
+    return found + [(f"Pattern-{name}", SoftmaxConfig(pattern=one)) for name, one in patterns()]
+
+
+def patterns() -> list[tuple[str, Pattern]]:
+    """Every example of every pattern that has a name of its own."""
+    named = [one for one in Pattern.registry.values() if one.row]
+    return [(example.to_text(), example) for one in named for example in one.examples()]
+
+
+def mechanisms() -> list[tuple[str, MechanismConfig]]:
+    return [(name, one) for name, one in members() if isinstance(one, MechanismConfig)]
+
+
+def fits(part: Config, shape: str) -> bool:
+    """Whether a model of this shape can hold the part at all."""
+    return shape == "encoder" or not isinstance(part, MechanismConfig) or part.causal
+
+
+VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
+    "grouped": lambda base: replaced(
+        base, AttentionConfig, lambda one: dataclasses.replace(one, num_key_value_heads=1, bias=False)
+    ),
+    "embedding": lambda base: replaced(
+        base, EmbeddingConfig,
+        lambda one: EmbeddingConfig(scale=True, norm=True, type_vocab_size=2, shared=False, tied=False),
+    ),
+}  # fmt: skip
+"""Options that belong to no member."""
+
+
+def selected(*abilities: str, shape: tuple[str, ...] = ("decoder", "encoder", "pair")) -> list[Case]:
+    """The cases of these shapes whose mechanisms have all the abilities."""
+    return [one for one in cases() if one.shape in shape and all(one.can(ability) for ability in abilities)]
+
+
+def score(output: ModelOutput, mask: Tensor | None = None) -> Tensor:
+    """A number that depends on all of the output (of its real tokens): what gradients are taken of."""
+    hidden = output.last_hidden_state
+    kept = hidden if mask is None else hidden[mask.bool()]
+    kept = kept.reshape(-1, hidden.shape[-1])
+    torch.manual_seed(3)
+    return (kept * torch.randn_like(kept)).sum()
+
+
+def gradients(model: Transformer, value: Tensor) -> dict[str, Tensor]:
+    """The gradient of `value` for every parameter, zeros where it does not reach."""
+    named = dict(model.named_parameters())
+    found = torch.autograd.grad(value, list(named.values()), allow_unused=True)
+    return {name: torch.zeros_like(named[name]) if one is None else one for name, one in zip(named, found)}
+
+
+def assert_same(actual: Any, expected: Any, tolerance: float = 1e-10) -> None:
+    """Equal up to `tolerance`, relative to the largest entry of each tensor: gradients differ in size."""
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys()
+        for name, tensor in expected.items():
+            largest = float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+            note = functools.partial("{}: {}".format, name)
+            absolute = tolerance * max(largest, 1.0)
+            torch.testing.assert_close(actual[name], tensor, rtol=tolerance, atol=absolute, msg=note)
+        return
+    assert_same({"output": actual}, {"output": expected}, tolerance)

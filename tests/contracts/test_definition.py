@@ -1,0 +1,139 @@
+"""K1 the fast form is the definition; K6 backends agree: outputs and every gradient, in float64."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from members import Case, assert_same, cases, gradients, mechanisms, patterns, score, selected
+from torch import Tensor
+
+from polyformer.attention import Pattern, SoftmaxConfig
+from polyformer.core.attend import BACKENDS, attend, prepare
+from polyformer.core.context import Context
+from polyformer.core.mechanism import MechanismConfig
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_model_equals_its_definition(case: Case, heads: int):
+    case = case.with_heads(heads)
+    batch = case.batch(rows=3, length=13)
+    batch["attention_mask"] = torch.ones(3, 13, dtype=torch.long)
+    batch["attention_mask"][1, 9:] = 0
+    outputs, slopes = [], []
+    for one in (case, case.definition()):
+        model = one.model()
+        outputs.append(model(**batch))
+        slopes.append(gradients(model, score(outputs[-1])))
+    assert_same(outputs[0].last_hidden_state, outputs[1].last_hidden_state)
+    assert_same(*slopes)
+
+
+@pytest.mark.parametrize("backend", ["blocks", "sdpa"])
+@pytest.mark.parametrize("case", selected(shape=("decoder", "encoder")), ids=str)
+def test_model_is_the_same_through_every_backend(case: Case, backend: str):
+    """Whole models, position schemes included; a backend may refuse, but not differ."""
+    asked = case.changed(SoftmaxConfig, lambda one: dataclasses.replace(one, backend=backend))
+    batch = case.batch(length=13)
+    try:
+        model = asked.model()
+        output = model(**batch)
+    except ValueError as error:
+        assert f"backend {backend!r} cannot take this call" in str(error)  # noqa: PT017 - other errors are raised below
+        return
+    oracle = case.definition().model()
+    expected = oracle(**batch)
+    assert_same(output.last_hidden_state, expected.last_hidden_state)
+    assert_same(gradients(model, score(output)), gradients(oracle, score(expected)))
+
+
+def contexts(rows: int, queries: int, keys: int) -> list[Context]:
+    """Every kind of limit that a context can set, at odd places."""
+    torch.manual_seed(4)
+    documents = torch.randint(0, 3, (rows, keys)).sort(1).values
+    valid = torch.rand(rows, keys) > 0.2
+    valid[0] = False
+    positions = (valid.long().cumsum(1) - 1).clamp_min(0)
+    plain, causal = Context(queries, keys), Context(queries, keys, causal=True)
+    own = {"q_doc": documents[:, -queries:], "kv_doc": documents}
+    placed = {"q_pos": positions[:, -queries:], "kv_pos": positions, "kv_valid": valid}
+    changes: list[dict[str, Any]] = [{}, own, {**own, **placed}]
+    return [plain, fresh(plain, placed), *(fresh(causal, change) for change in changes)]
+
+
+def fresh(context: Context, changes: dict[str, Any]) -> Context:
+    """`context` with other fields, and nothing remembered."""
+    return dataclasses.replace(context, memo={}, **changes)
+
+
+def tensors(rows: int, heads: int, groups: int, queries: int, keys: int, device: str = "cpu") -> list[Tensor]:
+    """q, k, v and what the output is multiplied by to get a number."""
+    torch.manual_seed(5)
+    shapes = (rows, heads, queries, 4), (rows, heads // groups, keys, 4), (rows, heads // groups, keys, 4)
+    made = [torch.randn(shape, dtype=torch.float64, device=device, requires_grad=True) for shape in shapes]
+    return [*made, torch.randn(rows, heads, queries, 4, dtype=torch.float64, device=device)]
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize(("queries", "keys"), [(13, 13), (1, 9), (5, 12)])
+@pytest.mark.parametrize(("name", "config"), mechanisms())
+def test_mechanism_equals_its_definition(
+    name: str, config: MechanismConfig, queries: int, keys: int, heads: int
+):
+    if queries != keys and not config.caches:
+        pytest.skip("without a state queries and keys are the same tokens")
+    *inputs, weight = tensors(2, heads, 1, queries, keys)
+    for context in contexts(2, queries, keys):
+        if (context.causal and not config.causal) or (context.q_doc is not None and not config.packs):
+            continue
+        results = []
+        for one in (config, config.definition()):
+            y, _ = one.build(heads, 4).double().eval()(*inputs, context, None, None)
+            results.append((y, *torch.autograd.grad((y * weight).sum(), inputs, allow_unused=True)))
+        for actual, expected in zip(*results):
+            assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("name", "pattern"), patterns())
+def test_backends_agree(name: str, pattern: Pattern, groups: int, device: str):
+    """More keys than one block, queries fewer than keys, a score function, and rows that see nothing."""
+    queries, keys = 141, 157
+    *inputs, weight = tensors(2, 2, groups, queries, keys, device)
+
+    def score_mod(s: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return s - 0.01 * (h + 1) * (q_idx - kv_idx).abs()
+
+    for context in contexts(2, queries, keys):
+        moved = {name: value.to(device) for name, value in vars(context).items() if isinstance(value, Tensor)}
+        context = fresh(context, moved)
+        for mod in (None, score_mod):
+            request = prepare(
+                *inputs, pattern=pattern, score_mod=mod, context=context, scale=None, dropout=0.0
+            )
+            found = {}
+            for backend, module in BACKENDS.items():
+                if module.refuses(request, False) is None:
+                    y = attend(*inputs, pattern=pattern, score_mod=mod, context=context, backend=backend)
+                    found[backend] = (y, *torch.autograd.grad((y * weight).sum(), inputs))
+            assert {"definition", "blocks"} <= found.keys()
+            for results in found.values():
+                for actual, expected in zip(results, found["definition"]):
+                    assert_same(actual, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention.*:UserWarning")
+@pytest.mark.parametrize(("name", "pattern"), patterns())
+def test_patterns_run_in_flex_attention_as_they_are(name: str, pattern: Pattern):
+    """The mask_mod of a pattern is FlexAttention's own: torch evaluates it one query and key at a time."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    context = contexts(2, 9, 14)[-1]
+    mask = create_mask(pattern.mask_mod(context), 2, 3, 9, 14, device="cpu")
+    b, h = torch.arange(2).view(-1, 1, 1, 1), torch.arange(3).view(1, -1, 1, 1)
+    expected = pattern.allows(context, b, h, torch.arange(9).view(-1, 1), torch.arange(14))
+    assert torch.equal(mask, expected.expand(2, 3, 9, 14))

@@ -1,0 +1,179 @@
+"""K2 no future; K3 padding; K4 packed documents are as if alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from members import VOCAB, Case, assert_same, gradients, mechanisms, score, selected
+from torch import Tensor
+
+from polyformer.core.context import Context
+from polyformer.core.mechanism import MechanismConfig
+from polyformer.outputs import ModelOutput
+
+CAUSAL = selected("causal", shape=("decoder", "pair"))
+
+
+def read(case: Case) -> str:
+    """The argument whose tokens stand on the causal side."""
+    return "decoder_input_ids" if case.shape == "pair" else "input_ids"
+
+
+def per_token(case: Case, output: ModelOutput) -> list[Tensor]:
+    """What the model says of each token: hidden states, and predictions where there is one a token."""
+    rows, length, _ = output.last_hidden_state.shape
+    logits = output.logits
+    says = case.config.head.kind != "span" and logits.shape[:2] == (rows, length) and logits.dim() == 3
+    return [output.last_hidden_state, *([logits] if says else [])]
+
+
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+def test_the_future_is_not_seen(case: Case):
+    model, batch, key, seen = case.model(), case.batch(), read(case), 4
+    ids = batch[key]
+    expected = per_token(case, model(**batch))
+    changed = ids.clone()
+    changed[:, seen:] = (changed[:, seen:] + 5) % VOCAB
+    added = torch.cat([ids, ids.flip(1), ids], 1)
+    for other in (changed, added, ids[:, :seen], ids[:, : seen + 1]):
+        output = per_token(case, model(**{**batch, key: other}))
+        for actual, wanted in zip(output, expected):
+            torch.testing.assert_close(actual[:, :seen], wanted[:, :seen], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+def test_gradients_come_from_the_past_alone(case: Case):
+    model, batch, key, seen = case.model(), case.batch(rows=1), read(case), 4
+    table = (
+        model.decoder_tokens if model.decoder_tokens is not None and case.shape == "pair" else model.tokens
+    )
+    batch[key] = torch.arange(3, 3 + batch[key].shape[1]).unsqueeze(0)
+    if case.shape == "pair":
+        batch["input_ids"] = torch.zeros_like(batch["input_ids"])
+    hidden = model(**batch).last_hidden_state
+    slope = torch.autograd.grad(hidden[:, :seen].square().sum(), table.weight)[0]
+    assert slope[3 + seen :].abs().max() == 0
+    assert slope[3 : 3 + seen].abs().min(0).values.max() > 0
+
+
+PADDED = [
+    pytest.param(before, after, id=f"{before}-before-{after}-after")
+    for before, after in ((3, 0), (0, 3), (2, 5))
+]
+
+
+def padded(ids: Tensor, before: int, after: int, seed: int) -> tuple[Tensor, Tensor]:
+    """ids [B, T] with random tokens on both sides, and the mask that says so."""
+    torch.manual_seed(seed)
+    rows = len(ids)
+    around = torch.randint(VOCAB, (rows, before)), torch.randint(VOCAB, (rows, after))
+    mask = torch.ones_like(ids)
+    return (torch.cat([around[0], ids, around[1]], 1),
+            torch.cat([mask.new_zeros(rows, before), mask, mask.new_zeros(rows, after)], 1))  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after"), PADDED)
+@pytest.mark.parametrize("case", selected(), ids=str)
+def test_padding_changes_nothing(case: Case, before: int, after: int):
+    """Its content and its amount, on both sides at once: outputs, predictions and gradients stay."""
+    model, batch = case.model(), case.batch()
+    expected = model(**batch)
+    slopes = gradients(model, score(expected))
+    for seed in (6, 7):
+        ids, mask = padded(batch["input_ids"], before, after, seed)
+        output = model(**{**batch, "input_ids": ids, "attention_mask": mask})
+        if case.shape == "pair":
+            assert_same(output.last_hidden_state, expected.last_hidden_state)
+            assert_same(output.logits, expected.logits)
+            assert_same(gradients(model, score(output)), slopes)
+            continue
+        real = slice(before, before + batch["input_ids"].shape[1])
+        assert_same(output.last_hidden_state[:, real], expected.last_hidden_state)
+        logits = output.logits[:, real] if output.logits.shape[1] == ids.shape[1] else output.logits
+        assert_same(logits, expected.logits)
+        assert_same(gradients(model, score(output, mask)), slopes)
+
+
+@pytest.mark.parametrize(("before", "after"), PADDED)
+@pytest.mark.parametrize("case", selected("causal", shape=("pair",)), ids=str)
+def test_padding_of_the_target_changes_nothing(case: Case, before: int, after: int):
+    model, batch = case.model(), case.batch()
+    expected = model(**batch).last_hidden_state
+    ids, mask = padded(batch["decoder_input_ids"], before, after, seed=6)
+    output = model(**{**batch, "decoder_input_ids": ids, "decoder_attention_mask": mask})
+    assert_same(output.last_hidden_state[:, before : before + expected.shape[1]], expected)
+
+
+@pytest.mark.parametrize("case", selected(), ids=str)
+def test_rows_of_different_lengths_are_as_if_alone(case: Case):
+    model, batch = case.model(), case.batch(rows=3)
+    lengths = [11, 1, 6]
+    mask = (torch.arange(11) < torch.tensor(lengths).unsqueeze(1)).long()
+    together = model(**batch, attention_mask=mask).last_hidden_state
+    for row, length in enumerate(lengths):
+        one = {name: tensor[row : row + 1] for name, tensor in batch.items()}
+        one["input_ids"] = one["input_ids"][:, :length]
+        alone = model(**one).last_hidden_state
+        assert_same(together[row : row + 1, : alone.shape[1]], alone)
+
+
+@pytest.mark.parametrize("case", selected(), ids=str)
+def test_a_row_of_padding_alone_is_never_nan(case: Case):
+    model, batch = case.model(), case.batch()
+    mask = torch.ones_like(batch["input_ids"])
+    mask[0] = 0
+    output = model(**batch, attention_mask=mask)
+    assert output.last_hidden_state.isfinite().all()
+    assert not output.logits.isnan().any()
+    for name, slope in gradients(model, score(output)).items():
+        assert slope.isfinite().all(), name
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("name", "config"), mechanisms())
+def test_queries_that_see_nothing_give_zeros(name: str, config: MechanismConfig, causal: bool):
+    if causal and not config.causal:
+        pytest.skip("declared")
+    torch.manual_seed(8)
+    q, k, v = (torch.randn(2, 2, 7, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    valid = torch.ones(2, 7, dtype=torch.bool)
+    valid[0] = False
+    context = Context(7, 7, causal=causal, kv_valid=valid)
+    y, _ = config.build(2, 4).double().eval()(q, k, v, context, None, None)
+    assert y[0].abs().max() == 0
+    assert y[1].abs().max() > 0
+    for slope in torch.autograd.grad(y.sum(), (q, k, v), allow_unused=True):
+        if slope is not None:
+            assert slope.isfinite().all()
+            assert slope[0].abs().max() == 0
+
+
+DOCUMENTS = [3, 1, 5, 2]
+
+
+@pytest.mark.parametrize("case", selected("packs", shape=("decoder", "encoder")), ids=str)
+def test_packed_documents_are_as_if_alone(case: Case):
+    """Outputs and gradients; the numbers of the documents mean nothing but where one ends."""
+    model, batch = case.model(), case.batch(length=sum(DOCUMENTS))
+    ids = batch["input_ids"]
+    numbers = torch.tensor([0, 2, 3, 9]).repeat_interleave(torch.tensor(DOCUMENTS)).expand_as(ids)
+    output = model(**batch, document_ids=numbers)
+    alone = [model(input_ids=part) for part in ids.split(DOCUMENTS, 1)]
+    apart: Any = torch.cat([one.last_hidden_state for one in alone], 1)
+    assert_same(output.last_hidden_state, apart)
+    joined = gradients(model, score(output))
+    torch.manual_seed(3)
+    flat = apart.reshape(-1, apart.shape[-1])
+    assert_same(joined, gradients(model, (flat * torch.randn_like(flat)).sum()))
+
+
+@pytest.mark.parametrize("case", selected("packs", shape=("decoder", "encoder")), ids=str)
+def test_packing_with_padding_changes_nothing(case: Case):
+    model, batch = case.model(), case.batch(length=7)
+    ids = batch["input_ids"]
+    numbers = torch.tensor([0, 0, 0, 1, 1, 1, 1]).expand_as(ids)
+    expected = model(**batch, document_ids=numbers).last_hidden_state
+    longer, mask = padded(ids, 2, 3, seed=6)
+    numbers = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1]).expand_as(longer)
+    output = model(input_ids=longer, attention_mask=mask, document_ids=numbers)
+    assert_same(output.last_hidden_state[:, 2:9], expected)
