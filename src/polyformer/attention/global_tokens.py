@@ -45,14 +45,14 @@ class Global(Pattern):
 
     def _first(self, context: Context, side: str) -> dict[str, tuple[tuple[int, int], ...]]:
         """The runs of query or key indices that are global in some and in all batch rows."""
-        key = (self, side)
-        if key not in context.memo:
+
+        def make() -> dict[str, tuple[tuple[int, int], ...]]:
             positions = context.q_pos if side == "q" else context.kv_pos
             if positions is None:
                 shift, length = (context.offset, context.q_len) if side == "q" else (0, context.kv_len)
                 run = unite(((0, min(self.tokens - shift, length)),))
-                context.memo[key] = {"some": run, "full": run}
-            else:
-                first = (positions if positions.dim() == 2 else positions[None]).cpu() < self.tokens
-                context.memo[key] = {"some": runs(first.any(0)), "full": runs(first.all(0))}
-        return context.memo[key]
+                return {"some": run, "full": run}
+            first = (positions if positions.dim() == 2 else positions[None]).cpu() < self.tokens
+            return {"some": runs(first.any(0)), "full": runs(first.all(0))}
+
+        return context.once((self, side), make)

@@ -6,6 +6,7 @@ import math
 from types import ModuleType
 from typing import Literal, overload
 
+import torch
 from torch import Tensor
 
 from polyformer.core import blocks, definition, flex, sdpa
@@ -117,7 +118,8 @@ def choose(request: Request, backend: str, return_lse: bool) -> Choice:
     if recording():
         reasons = {other: "attention weights are being recorded" for other in asked if other != name}
     choice = Choice(name, reasons)
-    log.debug("attend: %s", choice)
+    if not torch.compiler.is_compiling():
+        log.debug("attend: %s", choice)
     return choice
 
 

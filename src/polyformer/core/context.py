@@ -6,11 +6,15 @@ memories and left padding therefore need no offset arithmetic anywhere else.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,7 +41,7 @@ class Context:
     q_doc: Tensor | None = None
     kv_doc: Tensor | None = None
     kv_valid: Tensor | None = None
-    memo: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)  # what all layers share
+    memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)  # filled by `once`
 
     def __post_init__(self) -> None:
         for name, length in (("q_pos", self.q_len), ("kv_pos", self.kv_len), ("q_doc", self.q_len),
@@ -60,9 +64,14 @@ class Context:
         own = {name: x[start:stop] for name, x in tables.items() if x is not None and x.dim() == 2}
         if not own:
             return self
-        key = ("rows", start, stop)
+        return self.once(("rows", start, stop), lambda: dataclasses.replace(self, memo={}, **own))
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returns, made once for this context: all layers ask for the same layouts and masks."""
+        if torch.compiler.is_compiling():  # a traced graph shares by itself and must not change the context
+            return make()
         if key not in self.memo:
-            self.memo[key] = dataclasses.replace(self, memo={}, **own)
+            self.memo[key] = make()
         return self.memo[key]
 
     def distance(self, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

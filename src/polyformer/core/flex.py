@@ -51,11 +51,12 @@ def block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any:
 
     Batch and heads are broadcast: the layout holds for all of them. Kept with the context.
     """
+    return context.once(("block mask", pattern, device), lambda: _block_mask(pattern, context, device))
+
+
+def _block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
-    key = ("block mask", pattern, device)
-    if key in context.memo:
-        return context.memo[key]
     partial, full = [], []
     for some, whole in _rows(pattern, context):
         inner = {block for start, stop in whole for block in range(-(-start // BLOCK), stop // BLOCK)}
@@ -63,11 +64,10 @@ def block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any:
         partial.append(sorted(outer - inner))
         full.append(sorted(inner))
     columns = -(-context.kv_len // BLOCK)
-    context.memo[key] = BlockMask.from_kv_blocks(
+    return BlockMask.from_kv_blocks(
         *_padded(partial, columns, device), *_padded(full, columns, device), BLOCK_SIZE=BLOCK,
         mask_mod=pattern.mask_mod(context), seq_lengths=(context.q_len, context.kv_len),
     )  # fmt: skip
-    return context.memo[key]
 
 
 def _rows(pattern: Pattern, context: Context) -> list[tuple[tuple[Interval, ...], tuple[Interval, ...]]]:

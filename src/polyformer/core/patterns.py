@@ -61,10 +61,7 @@ class Padding(Pattern):
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         if context.kv_valid is None:
             return Full().keys(context, start, stop)
-        if self not in context.memo:
-            valid = context.kv_valid.bool().cpu()
-            context.memo[self] = Keys(runs(valid.any(0)), runs(valid.all(0)))
-        return context.memo[self]
+        return context.once(self, lambda: _real(context.kv_valid))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +78,8 @@ class Documents(Pattern):
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         if context.q_doc is None or context.kv_doc is None:
             return Full().keys(context, start, stop)
-        if self not in context.memo:
-            context.memo[self] = _spans(context.q_doc.cpu(), context.kv_doc.cpu())
-        first, last = (edges[:, start:stop] for edges in context.memo[self])
+        spans = context.once(self, lambda: _spans(context.q_doc, context.kv_doc))
+        first, last = (edges[:, start:stop] for edges in spans)
         return Keys(clip(int(first.min()), int(last.max()), context.kv_len),
                     clip(int(first.max()), int(last.min()), context.kv_len))  # fmt: skip
 
@@ -108,7 +104,16 @@ def runs(flags: Tensor) -> tuple[Interval, ...]:
     return tuple(zip(starts, stops))
 
 
-def _spans(q_doc: Tensor, kv_doc: Tensor) -> tuple[Tensor, Tensor]:
+def _real(valid: Tensor | None) -> Keys:
+    """The slots that are real in some and in all batch rows."""
+    assert valid is not None, "Padding asks only where the context has it"
+    valid = valid.bool().cpu()
+    return Keys(runs(valid.any(0)), runs(valid.all(0)))
+
+
+def _spans(q_doc: Tensor | None, kv_doc: Tensor | None) -> tuple[Tensor, Tensor]:
     """First and last-plus-one key slot of every query's document, [B, Tq] each; rows are sorted."""
-    kv_doc, q_doc = kv_doc.contiguous(), q_doc.contiguous()
+    assert q_doc is not None, "Documents asks only where the context has them"
+    assert kv_doc is not None
+    kv_doc, q_doc = kv_doc.cpu().contiguous(), q_doc.cpu().contiguous()
     return torch.searchsorted(kv_doc, q_doc), torch.searchsorted(kv_doc, q_doc, right=True)

@@ -1,9 +1,12 @@
 """torch's fused attention, for what it can do exactly: no score_mod, and a mask that is short or none."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.core.context import Context
 from polyformer.core.layout import count
+from polyformer.core.pattern import Pattern
 from polyformer.core.patterns import Causal, Full
 from polyformer.core.request import Request, indices
 
@@ -30,12 +33,14 @@ def refuses(request: Request, return_lse: bool) -> str | None:
     unfused = width != request.v.shape[3] or (request.dropout > 0 and request.q.device.type == "cpu")
     if unfused and batch * heads * pairs > DENSE_LIMIT:
         return "torch has no fused kernel for this dropout or width and would compute all scores at once"
-    if _plain(request) is not None:
+    if (pattern := request.pattern) is None or _plain(request) is not None:
         return None
     if batch * pairs > MASK_LIMIT:
         return f"its mask would have more than {MASK_LIMIT} entries"
-    if pairs >= SPARSE_FROM and (share := _share(request)) < 0.5:
-        return f"it would compute every pair and the pattern needs {share:.0%} of them"
+    if pairs >= SPARSE_FROM and not torch.compiler.is_compiling():  # tracing cannot read a layout's tensors
+        share = request.context.once(("share", pattern), lambda: _share(pattern, request.context))
+        if share < 0.5:
+            return f"it would compute every pair and the pattern needs {share:.0%} of them"
     return None
 
 
@@ -44,7 +49,11 @@ def run(request: Request) -> tuple[Tensor, None]:
     plain = _plain(request)
     mask = empty = None
     if plain is None:
-        mask, empty = _mask(request)
+        pattern = request.pattern
+        assert pattern is not None, "everything is allowed: no mask is needed"
+        mask, empty = request.context.once(
+            ("mask", pattern, request.q.device), lambda: _mask(pattern, request)
+        )
     out = F.scaled_dot_product_attention(
         request.q, request.k, request.v, attn_mask=mask, dropout_p=request.dropout,
         is_causal=plain == "causal", scale=request.scale, enable_gqa=request.groups > 1,
@@ -52,31 +61,23 @@ def run(request: Request) -> tuple[Tensor, None]:
     return (out if empty is None else out.masked_fill(empty, 0.0)), None
 
 
-def _mask(request: Request) -> tuple[Tensor, Tensor]:
-    """The mask, and the rows that see nothing; kept with the context, since all layers ask for the same.
+def _mask(pattern: Pattern, request: Request) -> tuple[Tensor, Tensor]:
+    """The mask, and the rows that see nothing.
 
     A row that sees nothing is given every key and its output is set to zero: the kernels differ in what
     they make of such a row, forward and backward.
     """
-    assert request.pattern is not None, "everything is allowed: no mask is needed"
-    key = ("mask", request.pattern, request.q.device)
-    if key not in request.context.memo:
-        mask = request.pattern.mask(request.context, *indices(request))
-        mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
-        empty = ~mask.any(-1, keepdim=True)
-        request.context.memo[key] = mask | empty, empty
-    return request.context.memo[key]
+    mask = pattern.mask(request.context, *indices(request))
+    mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
+    empty = ~mask.any(-1, keepdim=True)
+    return mask | empty, empty
 
 
-def _share(request: Request) -> float:
-    """The share of all pairs that the layout names."""
-    assert request.pattern is not None, "everything is allowed"
-    key = ("share", request.pattern)
-    if key not in request.context.memo:
-        rows = request.pattern.layout(request.context, 128)
-        needed = sum((row.stop - row.start) * count(row.keys.some) for row in rows)
-        request.context.memo[key] = needed / (request.context.q_len * request.context.kv_len)
-    return request.context.memo[key]
+def _share(pattern: Pattern, context: Context) -> float:
+    """The share of all pairs of query and key that the layout names."""
+    rows = pattern.layout(context, 128)
+    needed = sum((row.stop - row.start) * count(row.keys.some) for row in rows)
+    return needed / (context.q_len * context.kv_len)
 
 
 def _plain(request: Request) -> str | None:

@@ -26,7 +26,7 @@ def softmax(scores: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tens
     lse = safe_logsumexp(scores)
     # A row of nothing has lse = -inf: shifting it by 0 instead keeps exp(-inf) = 0 and its gradient 0.
     probabilities = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
-    records = _tap.get()
+    records = _records()
     if records is not None:
         records.append(probabilities.detach())
     return probabilities, lse
@@ -56,4 +56,8 @@ def recorded() -> Iterator[list[Tensor]]:
 
 def recording() -> bool:
     """Whether somebody is looking."""
-    return _tap.get() is not None
+    return _records() is not None
+
+
+def _records() -> list[Tensor] | None:
+    return None if torch.compiler.is_compiling() else _tap.get()  # a traced graph keeps no list

@@ -71,11 +71,12 @@ def tiles(row: Row, width: int) -> list[Tile]:
 
 def plan(pattern: Pattern, context: Context, block: int, width: int) -> tuple[tuple[Tile, ...], ...]:
     """The tiles of every row that sees anything; kept with the context, since all layers ask for the same."""
-    key = ("tiles", pattern, block, width)
-    if key not in context.memo:
+
+    def make() -> tuple[tuple[Tile, ...], ...]:
         rows = (tuple(tiles(row, width)) for row in pattern.layout(context, block))
-        context.memo[key] = tuple(row for row in rows if row)
-    return context.memo[key]
+        return tuple(row for row in rows if row)
+
+    return context.once(("tiles", pattern, block, width), make)
 
 
 def take(table: Tensor, keys: Sequence[Interval]) -> Tensor:
@@ -196,7 +197,7 @@ class Part:
 
     def finish(self, tile: Tile, value: Tensor) -> Tensor:
         """What a score_mod gave, in base 2 and masked: [N, G * queries, keys]."""
-        shape = (value.shape[0], self.request.q.shape[1], tile.stop - tile.start, tile.width)
+        shape = (len(self.b), self.request.q.shape[1], tile.stop - tile.start, tile.width)
         scores = (value * LOG2E).expand(shape).unflatten(1, (self.request.k.shape[1], -1))
         return self.forbid(tile, scores.flatten(2, 3).flatten(0, 1).contiguous())
 
