@@ -25,7 +25,9 @@ class State:
 
     def _each(self, on_tensor: Callable[[Tensor], Tensor], on_state: "Callable[[State], State]") -> Self:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return dataclasses.replace(self, **{name: _each(value, on_tensor, on_state) for name, value in fields.items()})
+        return dataclasses.replace(
+            self, **{name: _each(value, on_tensor, on_state) for name, value in fields.items()}
+        )
 
 
 def _each(value: Any, on_tensor: Callable[[Tensor], Tensor], on_state: Callable[[State], State]) -> Any:

@@ -1,6 +1,17 @@
-"""Generation."""
+"""Generation: greedy search, sampling and beam search, for decoders and encoder-decoders."""
 
-from polyformer.generation.config import GenerationConfig
-from polyformer.generation.generate import Generated, generate
+from polyformer.generation.config import BeamConfig, GenerationConfig, SamplingConfig
+from polyformer.generation.generate import generate
+from polyformer.generation.generated import Generated
+from polyformer.generation.stopping import Decode
+from polyformer.generation.streaming import TextStreamer
 
-__all__ = ["Generated", "GenerationConfig", "generate"]
+__all__ = [
+    "BeamConfig",
+    "Decode",
+    "Generated",
+    "GenerationConfig",
+    "SamplingConfig",
+    "TextStreamer",
+    "generate",
+]

@@ -1,0 +1,138 @@
+"""Beam search: the likeliest whole text, looked for along `num_beams` beginnings at once.
+
+    score(Y) = log P(Y | X) / ((5 + |Y|) / 6)^alpha
+
+Each step extends every beam by every token and keeps the best. Of the 2 num_beams best extensions those that
+end are set aside, provided they are among the first num_beams; the best num_beams that do not end go on. |Y|
+counts the end token. Wu et al. 2016, section 7 (length penalty); Vaswani et al. 2017, section 6.1.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from polyformer.generation.config import BeamConfig
+from polyformer.generation.decoder import Decoder, Start
+from polyformer.generation.generated import Written
+from polyformer.generation.processors import process
+from polyformer.generation.search import Rules
+
+
+def length_penalty(length: int, alpha: float) -> float:
+    """What log P is divided by."""
+    return ((5 + length) / 6) ** alpha
+
+
+class Finished:
+    """The best ended texts of one input; `wanted` of them will be returned."""
+
+    def __init__(self, config: BeamConfig, wanted: int, max_length: int):
+        self.config, self.wanted, self.max_length = config, wanted, max_length
+        self.best: list[tuple[float, Tensor]] = []
+
+    def add(self, log_probability: float, tokens: Tensor) -> None:
+        """One more text [L]."""
+        score = log_probability / length_penalty(len(tokens), self.config.length_penalty)
+        self.best.append((score, tokens))
+        self.best.sort(key=lambda one: -one[0])
+        del self.best[self.config.num_beams :]
+
+    def settled(self, log_probability: float, length: int) -> bool:
+        """Whether to stop, when the best beam of `length` tokens has this log P.
+
+        A beam's log P can only fall, so its score is at most what that log P would give at the kinder end
+        of the lengths to come. Stopping when this cannot beat the texts at hand changes no result.
+        """
+        if self.config.early_stopping:
+            return len(self.best) >= self.config.num_beams
+        if len(self.best) < self.wanted:
+            return False
+        alpha = self.config.length_penalty
+        kindest = max(length_penalty(length + 1, alpha), length_penalty(self.max_length, alpha))
+        return log_probability / kindest <= self.best[self.wanted - 1][0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Beams:
+    """K beams of each of R inputs. scores: [R, K], log P. tokens: [R, K, L], written so far."""
+
+    scores: Tensor
+    tokens: Tensor
+
+    def extended(self, log_probabilities: Tensor, count: int) -> tuple["Beams", Tensor]:
+        """The best `count` extensions in order by log P [R K, V], and the beam [R, count] each extends."""
+        vocabulary = log_probabilities.shape[1]
+        totals = (self.scores.unsqueeze(2) + log_probabilities.view(*self.scores.shape, vocabulary)).flatten(
+            1
+        )
+        scores, index = totals.topk(min(count, totals.shape[1]))
+        parents = index // vocabulary
+        tokens = torch.cat([_pick(self.tokens, parents), (index % vocabulary).unsqueeze(2)], 2)
+        return Beams(scores, tokens), parents
+
+    def without(self, ended: Tensor, count: int) -> tuple["Beams", Tensor]:
+        """The best `count` that are not `ended`, and which they are."""
+        scores, index = self.scores.masked_fill(ended, -torch.inf).topk(count)
+        return Beams(scores, _pick(self.tokens, index)), index
+
+
+def beam_search(decoder: Decoder, start: Start, rules: Rules, config: BeamConfig, wanted: int) -> Written:
+    """The `wanted` best texts of every input. An input that is settled leaves the batch."""
+    inputs, device = len(start.logits), start.logits.device
+    finished = [Finished(config, wanted, rules.max_new_tokens) for _ in range(inputs)]
+    open_inputs = torch.arange(inputs, device=device)
+    dtype = torch.promote_types(start.logits.dtype, torch.float32)
+    beams = Beams(torch.zeros(inputs, 1, dtype=dtype, device=device), start.history.new_empty(inputs, 1, 0))
+    logits, state = start.logits, start.state
+    for length in range(1, rules.max_new_tokens + 1):
+        history = torch.cat([_per_beam(start.history[open_inputs], beams), beams.tokens.flatten(0, 1)], 1)
+        logits = process(rules.processors, logits.log_softmax(-1, dtype=dtype), history)
+        width = beams.scores.shape[1]
+        candidates, parents = beams.extended(logits, 2 * config.num_beams)
+        ended = rules.stopping.ended(candidates.tokens.flatten(0, 1)).view_as(parents)
+        if length == rules.max_new_tokens:
+            ended = torch.ones_like(ended)
+        owners = [finished[number] for number in open_inputs.tolist()]
+        _set_aside(owners, candidates, ended, config.num_beams)
+        beams, index = candidates.without(ended, config.num_beams)
+        best = beams.scores[:, 0].tolist()
+        stay = [row for row, owner in enumerate(owners) if not owner.settled(best[row], length)]
+        if length == rules.max_new_tokens or not stay:
+            break
+        parents = parents.gather(1, index)
+        if len(stay) < len(owners):
+            kept = torch.tensor(stay, device=device)
+            beams, open_inputs = Beams(beams.scores[kept], beams.tokens[kept]), open_inputs[kept]
+        origin = torch.tensor(stay, device=device).unsqueeze(1) * width + parents[stay]
+        moved = width < config.num_beams or len(stay) < len(owners)
+        state = state.reorder(origin.flatten()) if moved else state.reorder_beams(origin.flatten())
+        logits, state = decoder.step(beams.tokens[..., -1].flatten(), state)
+    return _collected(start.history, finished, wanted, rules)
+
+
+def _pick(tokens: Tensor, index: Tensor) -> Tensor:
+    """Rows index [R, K] of tokens [R, K', L]."""
+    return tokens.gather(1, index.unsqueeze(2).expand(-1, -1, tokens.shape[2]))
+
+
+def _per_beam(history: Tensor, beams: Beams) -> Tensor:
+    return history.repeat_interleave(beams.scores.shape[1], 0)
+
+
+def _set_aside(finished: list[Finished], candidates: Beams, ended: Tensor, num_beams: int) -> None:
+    """Give every ended candidate among the first `num_beams` to its input."""
+    counts = ended[:, :num_beams] & candidates.scores[:, :num_beams].isfinite()
+    for row, rank in counts.nonzero().tolist():
+        finished[row].add(float(candidates.scores[row, rank]), candidates.tokens[row, rank])
+
+
+def _collected(prompt: Tensor, finished: list[Finished], wanted: int, rules: Rules) -> Written:
+    best = [one for owner in finished for one in owner.best[:wanted]]
+    assert len(best) == wanted * len(finished), "the last step sets num_beams texts aside"
+    written = prompt.new_full((len(best), rules.max_new_tokens), rules.pad)
+    for row, (_, tokens) in zip(written, best):
+        row[: len(tokens)] = tokens
+    lengths = torch.tensor([len(tokens) for _, tokens in best], device=prompt.device)
+    scores = torch.tensor([score for score, _ in best], device=prompt.device)
+    return Written(written, lengths, scores)

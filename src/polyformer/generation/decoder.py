@@ -1,0 +1,109 @@
+"""One face for both families that write: read the input, then one token after another."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.outputs import ModelOutput, ModelState
+from polyformer.stack import Stack
+
+
+class Writer(Protocol):
+    """What generation asks of a model: `polyformer.model.Transformer` has it."""
+
+    encoder: Stack | None
+    decoder: Stack | None
+
+    @property
+    def config(self) -> Any: ...
+    @property
+    def head(self) -> Any: ...
+    def modules(self) -> Iterator[nn.Module]: ...
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None, reserve: int) -> ModelState: ...
+    def new_state(self, reserve: int) -> ModelState: ...
+    def next_logits(self, output: ModelOutput) -> Tensor: ...
+    def __call__(self, *arguments: Any, **named: Any) -> ModelOutput: ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Start:
+    """Everything read, nothing written.
+
+    logits: [B, V], of the first new token. history: [B, T], the text that the new tokens continue, padding
+    replaced by the row's last token; T = 0 for an encoder-decoder, whose source is another text.
+    """
+
+    logits: Tensor
+    state: ModelState
+    history: Tensor
+
+
+class Decoder:
+    """Reads and writes with `model`; `room` is how many tokens will be written at most."""
+
+    def __init__(self, model: Writer, room: int):
+        self.model, self.room = model, room
+
+    def start(self, input_ids: Tensor, attention_mask: Tensor | None) -> Start:
+        """Read the prompt, or the source and the token that every output starts from."""
+        if self.model.encoder is None:
+            state = self.model.new_state(input_ids.shape[1] + self.room)
+            output = self.model(input_ids, attention_mask=attention_mask, state=state)
+            history = input_ids
+            if attention_mask is not None:
+                history = torch.where(attention_mask.bool(), input_ids, input_ids[:, -1:])
+            return Start(*self._next(output), history)
+        state = self.model.encode(input_ids, attention_mask, self.room)
+        first = input_ids.new_full((len(input_ids), 1), self.model.config.special.bos)
+        output = self.model(decoder_input_ids=first, state=state)
+        return Start(*self._next(output), input_ids[:, :0])
+
+    def step(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+        """Read tokens [N] after `state`: the logits [N, V] of the next, and the next state."""
+        ids = tokens.unsqueeze(1)
+        if self.model.encoder is None:
+            return self._next(self.model(ids, state=state))
+        return self._next(self.model(decoder_input_ids=ids, state=state))
+
+    def _next(self, output: ModelOutput) -> tuple[Tensor, ModelState]:
+        assert output.state is not None, "a model that was given a state returns one"
+        return self.model.next_logits(output), output.state
+
+
+def check_inputs(
+    model: Writer, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int
+) -> None:
+    """Raises `InputError` for a model that does not write and for inputs that it cannot continue."""
+    if model.decoder is None or not model.head.predicts_next:
+        raise InputError(
+            "generate: needs a decoder with a language-model head; this model predicts no next token"
+        )
+    if input_ids.dim() != 2 or not input_ids.numel():
+        raise InputError(
+            f"input_ids: expected [batch, length] with a token or more, got {tuple(input_ids.shape)}"
+        )
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        expected, given = tuple(input_ids.shape), tuple(attention_mask.shape)
+        raise InputError(f"attention_mask: expected the shape of input_ids {expected}, got {given}")
+    prompt = 0
+    if model.encoder is None:
+        prompt = input_ids.shape[1] if attention_mask is None else int(attention_mask.sum(1).max())
+        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
+            raise InputError(
+                "attention_mask: a row ends in padding; pad on the left, so that its text can go on"
+            )
+    elif model.config.special.bos is None:
+        raise InputError(
+            "special.bos: this model does not know what its output starts from; set it in the config"
+        )
+    limit = model.decoder.position.max_positions
+    if limit is not None and prompt + max_new_tokens > limit:
+        raise InputError(
+            f"max_new_tokens: {prompt} tokens of prompt and {max_new_tokens} new ones are more than the "
+            f"{limit} learned positions (max_position_embeddings); shorten the prompt or ask for at most "
+            f"{max(limit - prompt, 0)}"
+        )

@@ -1,0 +1,79 @@
+"""Greedy search and sampling: one token after another, every row on its own."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from polyformer.generation.decoder import Decoder, Start
+from polyformer.generation.generated import Written
+from polyformer.generation.processors import Processor, process
+from polyformer.generation.stopping import Stopping
+
+Choose = Callable[[Tensor], Tensor]
+"""Processed logits [N, V] to one token a row [N]."""
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """Greedy: the token of the highest logit."""
+    return logits.argmax(-1)
+
+
+def drawn(seed: int | None, device: torch.device) -> Choose:
+    """Sampling with a generator of its own; without a seed a new one every time."""
+    generator = torch.Generator(device)
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return lambda logits: torch.multinomial(logits.float().softmax(-1), 1, generator=generator).squeeze(1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rules:
+    """What holds at every step. `pad` fills texts that ended; `streamer` receives each step's tokens [N]."""
+
+    max_new_tokens: int
+    pad: int
+    processors: Sequence[Processor]
+    stopping: Stopping
+    streamer: Callable[[Tensor], None] | None = None
+
+
+def search(decoder: Decoder, start: Start, rules: Rules, choose: Choose, copies: int) -> Written:
+    """`copies` texts for every input, each token by `choose`. A row that has ended leaves the batch."""
+    rows = torch.arange(len(start.logits), device=start.logits.device).repeat_interleave(copies)
+    logits, state, history = start.logits, start.state, start.history
+    if copies > 1:
+        logits, state, history = logits[rows], state.reorder(rows), history[rows]
+    count, prompt = len(rows), history.shape[1]
+    text = torch.cat([history, history.new_zeros(count, rules.max_new_tokens)], 1)
+    written = history.new_full((count, rules.max_new_tokens), rules.pad)
+    lengths, scores = (
+        history.new_zeros(count),
+        logits.new_zeros(count, dtype=torch.promote_types(logits.dtype, torch.float32)),
+    )
+    alive = torch.arange(count, device=logits.device)
+    for step in range(rules.max_new_tokens):
+        now = prompt + step
+        token = choose(process(rules.processors, logits, text[:, :now]))
+        text[:, now] = token
+        written[alive, step] = token
+        lengths[alive] += 1
+        scores[alive] += log_probability(logits.to(scores.dtype), token)
+        if rules.streamer is not None:
+            rules.streamer(written[:, step])
+        ended = rules.stopping.ended(text[:, prompt : now + 1])
+        if step + 1 == rules.max_new_tokens or bool(ended.all()):
+            break
+        if bool(ended.any()):
+            stay = (~ended).nonzero().squeeze(1)
+            alive, text, token, state = alive[stay], text[stay], token[stay], state.reorder(stay)
+        logits, state = decoder.step(token, state)
+    return Written(written, lengths, scores)
+
+
+def log_probability(logits: Tensor, token: Tensor) -> Tensor:
+    """log softmax(logits [N, V]) at token [N]."""
+    return logits.gather(1, token.unsqueeze(1)).squeeze(1) - logits.logsumexp(-1)

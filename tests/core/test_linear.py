@@ -1,0 +1,86 @@
+"""The linear layer is `F.linear`, whichever library computes it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from polyformer.core.linear import Linear, linear, onednn_takes
+
+SHAPES = [(1, 5, 3), (7, 16, 33), (33, 8, 1), (2, 64, 50)]
+
+
+def inputs(rows: int, wide: int, out: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    return [
+        torch.randn(*shape, generator=generator, dtype=dtype)
+        for shape in ((rows, 3, wide), (out, wide), (out,))
+    ]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_values_and_gradients_are_those_of_torch(shape, dtype, bias):
+    x, weight, offset = inputs(*shape, dtype)
+    given = [one.requires_grad_() for one in (x, weight, offset)[: 3 if bias else 2]]
+    upstream = torch.randn(*x.shape[:-1], shape[2], dtype=dtype, generator=torch.Generator().manual_seed(9))
+    got, expected = linear(*given), F.linear(*given)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(
+        torch.autograd.grad(got, given, upstream), torch.autograd.grad(expected, given, upstream)
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(linear(*given), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_only_the_gradients_asked_for_are_made():
+    x, weight, offset = inputs(4, 5, 6)
+    linear(x, weight.requires_grad_(), offset).sum().backward()
+    assert weight.grad is not None
+    assert x.grad is None
+    assert not linear(x, weight.detach(), offset).requires_grad
+
+
+def test_second_derivatives_are_those_of_torch():
+    x, weight, offset = (one.requires_grad_() for one in inputs(4, 5, 6))
+
+    def second(function):
+        (first,) = torch.autograd.grad(function(x, weight, offset).pow(3).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.pow(2).sum(), (x, weight))
+
+    for ours, theirs in zip(second(linear), second(F.linear)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("view", [lambda x: x.transpose(0, 1), lambda x: x[:, ::2], lambda x: x[0, 0]])
+def test_any_strides_will_do(view):
+    x, weight, offset = inputs(6, 8, 5)
+    torch.testing.assert_close(
+        linear(view(x), weight, offset), F.linear(view(x), weight, offset), rtol=1e-5, atol=1e-5
+    )
+    turned = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)).T
+    torch.testing.assert_close(linear(x, turned, offset), F.linear(x, turned, offset), rtol=1e-5, atol=1e-5)
+
+
+def test_no_rows_give_no_rows():
+    _, weight, offset = inputs(6, 8, 5)
+    assert linear(torch.zeros(0, 8), weight, offset).shape == (0, 5)
+
+
+def test_onednn_is_left_where_it_does_not_follow():
+    x, weight, _ = inputs(2, 4, 4)
+    assert not onednn_takes(x.double(), weight.double())
+    assert not onednn_takes(x.to("meta"), weight.to("meta"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not onednn_takes(x, weight)
+        assert linear(x, weight).dtype == torch.bfloat16
+    batched = torch.func.vmap(linear, in_dims=(0, None))(x, weight)
+    torch.testing.assert_close(batched, F.linear(x, weight), rtol=1e-5, atol=1e-5)
+
+
+def test_the_layer_is_torchs_with_another_product():
+    layer = Linear(8, 5)
+    assert set(layer.state_dict()) == {"weight", "bias"}
+    x = inputs(3, 8, 5)[0]
+    torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias), rtol=1e-5, atol=1e-5)
