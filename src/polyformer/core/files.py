@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from polyformer.core.errors import InputError
 
 NO_SPACE = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-SHARED = "shared"  # metadata key: names of tensors that are another one's memory
 
 
 def atomic_write(path: str | Path, content: bytes | Callable[[Path], object]) -> None:
@@ -139,25 +138,33 @@ def _error_number(error: Exception) -> int:
     return int(found.group(1)) if found else 0
 
 
-def write_tensors(
-    path: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
-) -> None:
-    """Write named tensors as safetensors, atomically. Tensors that are the same memory are stored once."""
+def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write named tensors as safetensors, atomically; equal tensors make equal bytes.
+
+    Names of the same memory (tied weights) are stored once, under the first, as is usual in such files;
+    whoever reads them ties them again (`tied_names` says which).
+    """
+    atomic_write(path, lambda partial: save_tensors(partial, tensors))
+
+
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """`write_tensors` straight to `path`: for use inside `atomic_directory`, which syncs once for all."""
+    tied = tied_names(tensors)
     kept: dict[str, torch.Tensor] = {}
-    shared: dict[str, str] = {}
-    seen: dict[tuple[object, ...], str] = {}
     for name, tensor in tensors.items():
-        first = seen.setdefault(_memory(tensor), name) if tensor.numel() else name
-        if first != name:
-            shared[name] = first
-            continue
-        whole = tensor.detach().cpu().contiguous()
-        # A view of a larger memory would drag the rest of it along, or be refused as overlapping.
-        kept[name] = whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
-    notes = {"format": "pt", **(metadata or {})}
-    if shared:
-        notes[SHARED] = json.dumps(shared)
-    atomic_write(path, lambda partial: save_file(kept, partial, metadata=notes))
+        if name not in tied:
+            whole = tensor.detach().cpu().contiguous()
+            # A view of a larger memory would drag the rest of it along, or be refused as overlapping.
+            kept[name] = whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
+    # One entry only: the library writes several in random order.
+    save_file(kept, path, metadata={"format": "pt"})
+
+
+def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Every name whose tensor is the same memory as an earlier one's -> the first such name."""
+    seen: dict[tuple[object, ...], str] = {}
+    firsts = {name: seen.setdefault(_memory(one), name) for name, one in tensors.items() if one.numel()}
+    return {name: first for name, first in firsts.items() if first != name}
 
 
 def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -169,19 +176,23 @@ def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
     """The named tensors of a safetensors file, on the CPU; `InputError` if missing, damaged or a pickle."""
     path = Path(path)
     with reading(path):
-        with path.open("rb") as file:
-            head = file.read(4)
-        if head.startswith(PICKLES):
-            raise InputError(
-                f"{path} is a pickle (torch.save), not safetensors: reading one can run code, so it is "
-                "refused; convert it to safetensors where you trust it"
-            )
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            shared = (file.metadata() or {}).get(SHARED)
-        if shared:
-            tensors |= {name: tensors[first] for name, first in json.loads(shared).items()}
-        return tensors
+        path.open("rb").close()  # what cannot be opened: the system says it more clearly than the library
+        try:
+            return load_file(path)
+        except SafetensorError:
+            _refuse_pickle(path)
+            raise
+
+
+def _refuse_pickle(path: Path) -> None:
+    """Only for what is not safetensors: a header of 640 bytes begins as a pickle does."""
+    with path.open("rb") as file:
+        head = file.read(4)
+    if head.startswith(PICKLES):
+        raise InputError(
+            f"{path} is a pickle (torch.save), not safetensors: reading one can run code, so it is refused; "
+            "convert it to safetensors where you trust it"
+        )
 
 
 def write_json(path: str | Path, data: object) -> None:

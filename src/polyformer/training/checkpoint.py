@@ -7,6 +7,7 @@ OUT/checkpoints/step-00000100/model.safetensors       weights and buffers, under
 
 import dataclasses
 import hashlib
+import json
 import platform
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +25,8 @@ from polyformer.core.files import (
     read_tensors,
     remove_directory,
     remove_partials,
-    write_json,
-    write_tensors,
+    save_tensors,
+    tied_names,
 )
 
 FORMAT = 1
@@ -80,18 +81,16 @@ class Checkpoints:
         """Write the checkpoint of `progress.step`, then remove those that are not to be kept."""
         tensors, scalars = optimizer_state(model, optimizer)
         with atomic_directory(self.path(progress.step)) as folder:
-            write_tensors(folder / MODEL, model.state_dict())
-            write_tensors(folder / OPTIMIZER, tensors)
-            write_json(
-                folder / STATE,
-                {
-                    "format": FORMAT,
-                    "progress": dataclasses.asdict(progress),
-                    "optimizer": {"kind": type(optimizer).__name__, "scalars": scalars},
-                    "sha256": {name: _digest(folder / name) for name in (MODEL, OPTIMIZER)},
-                    "versions": versions(),
-                },
-            )
+            save_tensors(folder / MODEL, model.state_dict())
+            save_tensors(folder / OPTIMIZER, tensors)
+            state = {
+                "format": FORMAT,
+                "progress": dataclasses.asdict(progress),
+                "optimizer": {"kind": type(optimizer).__name__, "scalars": scalars},
+                "sha256": {name: _digest(folder / name) for name in (MODEL, OPTIMIZER)},
+                "versions": versions(),
+            }
+            (folder / STATE).write_text(json.dumps(state, indent=2) + "\n")
         self.prune(progress.best_step)
 
     def prune(self, best_step: int | None) -> None:
@@ -131,8 +130,11 @@ def load_model(path: Path, model: nn.Module) -> None:
 
 
 def put_weights(model: nn.Module, tensors: dict[str, torch.Tensor], source: Path) -> None:
+    """Load `tensors` (read from `source`) into `model`; tied weights stand in them once."""
+    tied = tied_names(model.state_dict())
+    again = {name: tensors[first] for name, first in tied.items() if first in tensors}
     try:
-        model.load_state_dict(tensors)
+        model.load_state_dict({**tensors, **again})
     except RuntimeError as error:
         why = " ".join(str(error).split())
         raise InputError(

@@ -124,7 +124,8 @@ class _Run:
             self.engine.scaler.load_state_dict(self.progress.scaler)
         self.log = None
         if self.main:
-            remove_partials(self.checkpoints.folder)
+            remove_partials(out)
+            self.checkpoints.prune(self.progress.best_step)
             self.log = MetricsLog(out, self.progress.step, self.config.reporting.tensorboard)
         self.engine.wrap(self.model)
         self.feed = Feed(
@@ -186,17 +187,16 @@ class _Run:
         row: dict[str, float] = {}
         if step % reporting.log_every == 0 or last:
             row |= self.training_row()
-        improved = False
-        if step % reporting.evaluate_every == 0 or last:
-            with self.paused():
+        with self.paused():
+            improved = False
+            if step % reporting.evaluate_every == 0 or last:
                 improved = self.evaluate()
-            row |= {f"valid_{name}": value for name, value in self.progress.metrics.items()}
-        if row and self.log is not None:
-            self.log.write(step, row)
-            self.display.report(step, row, self.seconds_left())
-        regular = step % self.config.saving.checkpoint_every == 0
-        if regular or improved or last or self.out_of_patience():
-            with self.paused():
+                row |= {f"valid_{name}": value for name, value in self.progress.metrics.items()}
+            if row and self.log is not None:
+                self.log.write(step, row)
+                self.display.report(step, row, self.seconds_left())
+            regular = step % self.config.saving.checkpoint_every == 0
+            if regular or improved or last or self.out_of_patience():
                 self.save()
 
     def collect(self) -> float:
@@ -234,11 +234,10 @@ class _Run:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time spent inside is not training's: it counts neither as speed nor towards the time left."""
+        """Time spent inside does not count in the speed of training."""
         start = time.perf_counter()
         yield
-        spent = time.perf_counter() - start
-        self.row_began += spent
+        self.row_began += time.perf_counter() - start
 
     def seconds_left(self) -> float:
         """What the rest will take at the pace so far, evaluations and checkpoints included."""
@@ -281,7 +280,8 @@ class _Run:
 
     def save(self) -> None:
         """Write a checkpoint of the weights as they are, after checking that they are sound."""
-        self.tokens = int(self.collect()) if self.main else 0
+        tokens = self.collect()  # by all processes
+        self.tokens = int(tokens) if self.main else 0
         if self.log is None:
             return
         self.progress.scaler = self.engine.scaler.state_dict()
