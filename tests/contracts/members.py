@@ -16,7 +16,7 @@ from polyformer.attention import Pattern, SoftmaxConfig
 from polyformer.core.config import Config
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.feedforward import DenseConfig
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import ModelConfig, SpecialTokens, Transformer
 from polyformer.outputs import ModelOutput
 from polyformer.position import LearnedConfig
 from polyformer.presets import MODELS
@@ -73,7 +73,7 @@ def bases() -> dict[str, ModelConfig]:
     return {
         "decoder": ModelConfig(vocab_size=VOCAB, decoder=stack),
         "encoder": ModelConfig(vocab_size=VOCAB, encoder=stack),
-        "pair": ModelConfig(vocab_size=VOCAB, encoder=stack, decoder=stack),
+        "pair": ModelConfig(vocab_size=VOCAB, encoder=stack, decoder=stack, special=SpecialTokens(bos=1)),
     }
 
 
@@ -87,11 +87,11 @@ def families() -> list[Family]:
 class Case:
     """One tiny model around one member."""
 
-    name: str
+    member: str
     config: ModelConfig
 
     def __str__(self) -> str:
-        return self.name
+        return self.member if self.member in MODELS else f"{self.shape}-{self.member}"
 
     @property
     def shape(self) -> str:
@@ -142,17 +142,20 @@ class Case:
 def cases() -> tuple[Case, ...]:
     """All of them."""
     found = [
-        Case(f"{shape}-{name}", shrunk(with_part(base, part)))
+        Case(name, shrunk(with_part(base, part)))
         for name, part in members()
         for shape, base in bases().items()
         if fits(part, shape)
     ]
     found += [
-        Case(f"{shape}-{name}", shrunk(change(base)))
-        for name, change in VARIANTS.items()
-        for shape, base in bases().items()
+        Case(name, shrunk(change(base))) for name, change in VARIANTS.items() for base in bases().values()
     ]
     return (*found, *(Case(name, shrunk(MODELS[name]())) for name in MODELS))
+
+
+def one_each() -> list[Case]:
+    """The first case of every member: for contracts on configurations, and for slow ones."""
+    return list({case.member: case for case in reversed(cases())}.values())[::-1]
 
 
 def with_part(base: ModelConfig, part: Config) -> ModelConfig:
@@ -194,7 +197,7 @@ VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     ),
     "embedding": lambda base: replaced(
         base, EmbeddingConfig,
-        lambda one: EmbeddingConfig(scale=True, norm=True, type_vocab_size=2, shared=False, tied=False),
+        lambda one: EmbeddingConfig(scaled=True, normed=True, type_vocab_size=2, shared=False, tied=False),
     ),
 }  # fmt: skip
 """Options that belong to no member."""

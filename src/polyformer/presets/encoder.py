@@ -16,7 +16,7 @@ def bert_base() -> ModelConfig:
     return ModelConfig(
         vocab_size=30522,
         hidden_size=768,
-        embedding=EmbeddingConfig(norm=True, type_vocab_size=2),
+        embedding=EmbeddingConfig(normed=True, type_vocab_size=2),
         encoder=StackConfig(
             num_hidden_layers=12,
             attention=AttentionConfig(num_attention_heads=12),

@@ -22,7 +22,7 @@ def encoder_decoder(
     return ModelConfig(
         vocab_size=vocab,
         hidden_size=width,
-        embedding=EmbeddingConfig(scale=True),
+        embedding=EmbeddingConfig(scaled=True),
         encoder=stack,
         decoder=stack,
         head=LanguageModelConfig(label_smoothing=0.1),

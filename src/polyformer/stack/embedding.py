@@ -16,8 +16,8 @@ from polyformer.position import Position
 class EmbeddingConfig(Config):
     """What is added up below the first layer."""
 
-    scale: bool = False  # token vectors times sqrt(hidden_size), Vaswani et al. 2017, section 3.4
-    norm: bool = False  # a norm after the sum, as in BERT
+    scaled: bool = False  # token vectors times sqrt(hidden_size), Vaswani et al. 2017, section 3.4
+    normed: bool = False  # a norm after the sum, as in BERT
     type_vocab_size: int = 0  # token types (BERT's segments); 0 for none
     shared: bool = True  # one token table for encoder and decoder
     tied: bool = True  # the output layer reads the token table too
@@ -28,9 +28,9 @@ class Embedding(nn.Module):
 
     def __init__(self, config: EmbeddingConfig, hidden_size: int, norm: NormConfig, dropout: float):
         super().__init__()
-        self.factor = math.sqrt(hidden_size) if config.scale else 1.0
+        self.factor = math.sqrt(hidden_size) if config.scaled else 1.0
         self.types = nn.Embedding(config.type_vocab_size, hidden_size) if config.type_vocab_size else None
-        self.norm = norm.build(hidden_size) if config.norm else nn.Identity()
+        self.norm = norm.build(hidden_size) if config.normed else nn.Identity()
         self.dropout = nn.Dropout(dropout)
 
     def forward(

@@ -1,0 +1,90 @@
+"""What a mechanism declares that it cannot do is refused with a sentence that says what to use instead."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+import torch
+from members import SIZES, bases, mechanisms, shrunk, with_part
+
+from polyformer.attention import SoftmaxConfig
+from polyformer.core.errors import InputError
+from polyformer.core.mechanism import ABILITIES, MechanismConfig
+from polyformer.model import ModelConfig, Transformer
+
+
+@pytest.fixture
+def unable() -> Iterator[type[SoftmaxConfig]]:
+    """A registered member that can do nothing of the list: the refusals are the library's, not a member's."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class UnableConfig(SoftmaxConfig):
+        kind: ClassVar[str] = "unable"
+        causal: ClassVar[bool] = False
+        packs: ClassVar[bool] = False
+        caches: ClassVar[bool] = False
+        instead: ClassVar[str] = "another thing"
+
+    yield UnableConfig
+    del MechanismConfig.members["unable"]
+
+
+def refused(ability: str, part: MechanismConfig) -> None:
+    """Asks for the ability, by the way that every user would."""
+    with pytest.raises(InputError) as caught:
+        use(ability, part)
+    message = f"mechanism {part.kind!r} cannot {ABILITIES[ability]}; use {part.instead}"
+    assert str(caught.value) == message
+
+
+def use(ability: str, part: MechanismConfig) -> None:
+    ids = torch.ones(1, 4, dtype=torch.long)
+    if ability == "causal":
+        shrunk(with_part(bases()["decoder"], part))
+    elif ability == "packs":
+        Transformer(shrunk(with_part(bases()["encoder"], part)))(ids, document_ids=ids)
+    elif part.causal:
+        Transformer(shrunk(with_part(bases()["decoder"], part)))(ids, use_cache=True)
+    else:
+        Transformer(shrunk(with_part(bases()["encoder"], part))).get_submodule("encoder").new_states(0)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("ability", list(ABILITIES))
+@pytest.mark.parametrize(("name", "part"), mechanisms())
+def test_a_member_does_what_it_declares_and_refuses_the_rest(name: str, part: MechanismConfig, ability: str):
+    if getattr(part, ability):
+        use(ability, part)
+    else:
+        refused(ability, part)
+
+
+@pytest.mark.parametrize("ability", list(ABILITIES))
+def test_refusals_name_the_member_and_what_to_use(unable: type[SoftmaxConfig], ability: str):
+    refused(ability, unable())
+
+
+def test_a_mechanism_without_a_state_still_trains_in_a_pair(unable: type[SoftmaxConfig]):
+    """Only what is asked for is refused: here a decoder's mechanism cannot cache, and need not."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class ForgetfulConfig(SoftmaxConfig):
+        caches: ClassVar[bool] = False
+
+    model = Transformer(shrunk(bases()["pair"])).eval()
+    ids = torch.ones(1, 4, dtype=torch.long)
+    model.get_submodule("decoder").mechanism = ForgetfulConfig()
+    assert model(ids, decoder_input_ids=ids).last_hidden_state.shape == (1, 4, SIZES["hidden_size"])
+    with pytest.raises(InputError, match="cannot go on from a state"):
+        model(ids, decoder_input_ids=ids, use_cache=True)
+    with pytest.raises(InputError, match="cannot go on from a state"):
+        model.encode(ids)
+
+
+def test_a_file_with_such_a_decoder_is_refused(unable: type[SoftmaxConfig]):
+    data = shrunk(bases()["decoder"]).to_dict()
+    data["decoder"]["attention"]["mechanism"] = "unable"
+    with pytest.raises(
+        InputError, match="mechanism 'unable' cannot run in a decoder: it sees later tokens; use"
+    ):
+        ModelConfig.from_dict(data)

@@ -1,0 +1,75 @@
+"""K12 one graph under torch.compile, or the class says why not; construction on the meta device."""
+
+import dataclasses
+
+import pytest
+import torch
+from members import Case, assert_same, cases, gradients, one_each, parts
+from torch import Tensor
+
+from polyformer.core.mechanism import MechanismConfig
+from polyformer.model import Transformer
+from polyformer.presets import MODELS
+from polyformer.stack import StackConfig
+
+FROM_DYNAMO = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+"""Dynamo itself makes an instance of every autograd function that it traces."""
+
+
+def reason(case: Case) -> str:
+    """Why a mechanism of this case says that it cannot be one graph."""
+    return next(
+        (one.eager for one in parts(case.config) if isinstance(one, MechanismConfig) and one.eager), ""
+    )
+
+
+def short(case: Case) -> Case:
+    """The case with one layer: compiling is slow."""
+    return case.changed(StackConfig, lambda one: dataclasses.replace(one, num_hidden_layers=1))
+
+
+def outputs(model: Transformer, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
+    out = model(**batch)
+    return out.last_hidden_state, out.logits, out.loss
+
+
+@FROM_DYNAMO
+@pytest.mark.parametrize("case", [case for case in one_each() if case.member not in MODELS], ids=str)
+def test_a_model_is_one_graph(case: Case):
+    if reason(case):
+        pytest.skip(reason(case))
+    model, batch = short(case).model(), case.labels(case.batch())
+    torch._dynamo.reset()
+    compiled = torch.compile(outputs, backend="eager", fullgraph=True)
+    for actual, expected in zip(compiled(model, batch), outputs(model, batch)):
+        if expected is not None:
+            assert_same(actual, expected)
+
+
+PADDED = [case for case in cases() if case.member in ("gpt2", "transformer-base")]
+
+
+@FROM_DYNAMO
+@pytest.mark.parametrize("case", PADDED, ids=str)
+def test_a_model_with_padding_is_one_graph_backward_too(case: Case):
+    model, batch = short(case).model(), case.labels(case.batch())
+    batch["attention_mask"] = (torch.arange(11) < torch.tensor([[11], [7]])).long()
+    torch._dynamo.reset()
+    compiled = torch.compile(outputs, backend="aot_eager", fullgraph=True)
+    hidden, _, loss = compiled(model, batch)
+    expected, _, wanted = outputs(model, batch)
+    assert_same(hidden, expected)
+    assert loss is not None
+    assert wanted is not None
+    assert_same(gradients(model, loss), gradients(model, wanted))
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_a_model_is_made_on_the_meta_device(case: Case):
+    with torch.device("meta"):
+        model = Transformer(case.config)
+    real = case.model()
+    assert all(one.is_meta for one in model.state_dict().values())
+    assert {name: one.shape for name, one in model.state_dict().items()} == {
+        name: one.shape for name, one in real.state_dict().items()
+    }

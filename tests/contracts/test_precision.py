@@ -1,0 +1,75 @@
+"""K11 bfloat16 and float16: at most twice the error of dense attention, and large scores do not overflow."""
+
+import pytest
+import torch
+from members import Case, cases, mechanisms
+from torch import Tensor
+
+from polyformer.attention import SoftmaxConfig
+from polyformer.core.context import Context
+from polyformer.core.mechanism import MechanismConfig
+
+TYPES = [pytest.param(one, id=str(one).removeprefix("torch.")) for one in (torch.bfloat16, torch.float16)]
+
+
+def inputs(dtype: torch.dtype, size: float, width: int = 16) -> list[Tensor]:
+    torch.manual_seed(15)
+    q, k, v = (torch.randn(2, 2, 67, width).to(dtype) for _ in range(3))
+    return [one.requires_grad_() for one in (q * size, k * size, v)]
+
+
+def run(config: MechanismConfig, tensors: list[Tensor], context: Context) -> list[Tensor]:
+    """Output and gradients."""
+    y, _ = config.build(2, tensors[0].shape[3]).to(tensors[0].dtype).eval()(*tensors, context, None, None)
+    assert y.dtype == tensors[0].dtype
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), tensors)]
+
+
+def errors(config: MechanismConfig, tensors: list[Tensor], context: Context) -> list[tuple[float, float]]:
+    """Distance from float64, and size, of the output and each gradient."""
+    exact = run(config, [one.detach().double().requires_grad_() for one in tensors], context)
+    found = run(config, tensors, context)
+    return [(float((a.double() - b).norm()), float(b.norm())) for a, b in zip(found, exact)]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("name", "config"), mechanisms())
+def test_error_is_at_most_twice_that_of_dense_attention(
+    name: str, config: MechanismConfig, dtype: torch.dtype
+):
+    context = Context(67, 67, causal=config.causal)
+    for size in (0.5, 2.0):
+        tensors = inputs(dtype, size)
+        dense = errors(SoftmaxConfig(), tensors, context)
+        for (mine, size), (theirs, dense_size) in zip(errors(config, tensors, context), dense):
+            # A gradient that is exactly zero, of a query that sees one key, is measured by what others get.
+            assert mine / max(size, dense_size) <= 2 * theirs / dense_size
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("name", "config"), mechanisms())
+def test_large_scores_do_not_overflow(name: str, config: MechanismConfig, dtype: torch.dtype):
+    """q k^T is beyond float16 here, though the scaled scores are not; in every form of the member."""
+    tensors = [(torch.randn_like(one).sign() * 100).requires_grad_() for one in inputs(dtype, 1.0)]
+    tensors[1] = tensors[0].detach().clone().requires_grad_()
+    tensors[2] = (tensors[2] / 100).detach().requires_grad_()
+    assert (tensors[0][0, 0, 0].double() @ tensors[1][0, 0, 0].double()) > torch.finfo(torch.float16).max
+    for one in (config, config.definition()):
+        for tensor in run(one, tensors, Context(67, 67, causal=config.causal)):
+            assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_models_run_in_half_precision(case: Case, dtype: torch.dtype):
+    """Near their float64 selves, forward, and finite backward."""
+    batch = case.labels(case.batch())
+    model, exact = case.model(dtype), case.model()
+    output, expected = model(**batch), exact(**batch).last_hidden_state
+    assert output.last_hidden_state.dtype == dtype
+    distance = (output.last_hidden_state.double() - expected).norm() / expected.norm()
+    assert distance < 16 * torch.finfo(dtype).eps
+    value = output.loss if output.loss is not None else output.logits.float().square().sum()
+    assert value.isfinite()
+    value.backward()
+    assert all(one.grad is not None and one.grad.isfinite().all() for one in model.parameters())

@@ -1,0 +1,115 @@
+"""K10 configurations and models survive a file, bitwise; what a file says wrongly is refused by name."""
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from members import Case, cases, families, members, one_each, parts, patterns
+
+from polyformer.attention import Pattern
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.model import ModelConfig, Transformer
+from polyformer.presets import MODELS
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_a_configuration_survives_json_and_yaml(case: Case):
+    assert ModelConfig.from_json(case.config.to_json()) == case.config
+    assert ModelConfig.from_yaml(case.config.to_yaml()) == case.config
+    assert ModelConfig.from_dict(case.config.to_dict()) == case.config
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_preset_survives_json_at_full_size(name: str):
+    config = MODELS[name]()
+    assert ModelConfig.from_json(config.to_json()) == config
+    assert MODELS[name].__doc__, "the docstring of a preset cites its source"
+
+
+@pytest.mark.parametrize(("name", "pattern"), patterns())
+def test_a_pattern_survives_its_text(name: str, pattern: Pattern):
+    assert Pattern.from_text(pattern.to_text()) == pattern
+    with pytest.raises(InputError, match="no_such_option"):
+        Pattern.from_text(f"{type(pattern).__name__}(no_such_option=1)")
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_a_model_survives_the_disk_bitwise(case: Case, tmp_path: Path):
+    model, batch = case.model(torch.float32), case.batch()
+    model.save_pretrained(tmp_path)
+    loaded = Transformer.from_pretrained(tmp_path)
+    assert loaded.config == case.config
+    assert not loaded.training
+    own, theirs = model.state_dict(), loaded.state_dict()
+    assert own.keys() == theirs.keys()
+    for name, tensor in own.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert torch.equal(loaded(**batch).logits, model(**batch).logits)
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def mappings(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every mapping inside `data`."""
+    if isinstance(data, dict):
+        yield path
+        for key, value in data.items():
+            yield from mappings(value, (*path, key))
+
+
+def at(data: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        data = data[key]
+    return data
+
+
+@pytest.mark.parametrize("case", one_each(), ids=str)
+def test_unknown_options_and_kinds_are_refused_by_name(case: Case):
+    data = case.config.to_dict()
+    for path in mappings(data):
+        wrong = copy.deepcopy(data)
+        at(wrong, path)["no_such_option"] = 1
+        with pytest.raises(InputError, match="'no_such_option'"):
+            ModelConfig.from_dict(wrong)
+        if "kind" in at(data, path):
+            wrong = copy.deepcopy(data)
+            at(wrong, path)["kind"] = "no_such_kind"
+            with pytest.raises(InputError, match="'no_such_kind'"):
+                ModelConfig.from_dict(wrong)
+
+
+@pytest.mark.parametrize(("name", "member"), members())
+def test_wrong_types_are_refused_by_name(name: str, member: Config):
+    for field in dataclasses.fields(member):
+        data = {**member.to_dict(), field.name: [{"not": "this"}]}
+        with pytest.raises(InputError, match=field.name):
+            type(member).from_dict(data)
+
+
+@pytest.mark.parametrize("family", families())
+def test_members_have_a_kind_a_docstring_and_no_catch_all(family: type[Config]):
+    for kind, member in family.members.items():
+        assert member.kind == kind
+        assert member.examples()
+        assert member.__doc__
+        for function in (
+            member.build,
+            *(value for value in vars(member).values() if inspect.isfunction(value)),
+        ):
+            if function.__name__.startswith("__"):
+                continue
+            named = inspect.signature(function).parameters.values()
+            assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in named), function
+
+
+@pytest.mark.parametrize("case", one_each(), ids=str)
+def test_every_part_can_be_overridden_by_its_name(case: Case):
+    """Every option of every part is reachable, and setting it to what it is changes nothing."""
+    for part in parts(case.config):
+        for field in dataclasses.fields(part):
+            assert case.config.override(field.name, getattr(part, field.name)) is not None
