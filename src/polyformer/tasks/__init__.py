@@ -1,0 +1,26 @@
+"""Tasks: what a model is trained to do with text, and how well it does it."""
+
+from polyformer.tasks.base import Fitting, HeldOut, TaskConfig, TextTask, Workers
+from polyformer.tasks.classify import Classification, ClassificationConfig
+from polyformer.tasks.lm import LanguageModelling, LanguageModellingConfig
+from polyformer.tasks.mlm import MaskedModelling, MaskedModellingConfig
+from polyformer.tasks.tag import Tagging, TaggingConfig
+from polyformer.tasks.translate import Translation, TranslationConfig
+
+__all__ = [
+    "Classification",
+    "ClassificationConfig",
+    "Fitting",
+    "HeldOut",
+    "LanguageModelling",
+    "LanguageModellingConfig",
+    "MaskedModelling",
+    "MaskedModellingConfig",
+    "Tagging",
+    "TaggingConfig",
+    "TaskConfig",
+    "TextTask",
+    "Translation",
+    "TranslationConfig",
+    "Workers",
+]

@@ -1,0 +1,1 @@
+"""The commands of `polyformer`, one file each: a docstring (its help), `Options`, `EXAMPLES` and `run`."""

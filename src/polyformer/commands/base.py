@@ -1,0 +1,136 @@
+"""A command's options: a dataclass to a parser, and back. A command is a module of this package with a
+docstring (its help), `EXAMPLES`, the dataclass `Options`, and `run(options)`.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import re
+import typing
+from types import ModuleType
+from typing import Any
+
+from polyformer.core.errors import InputError, unknown
+
+DOTTED, BARE = r"--[\w-]+(\.[\w-]+)+", r"--[\w.-]+"
+
+
+def argument(help: str, default: Any = dataclasses.MISSING) -> Any:
+    """A field given by its place; one with a default may be left out."""
+    return _field(help, default, place=True)
+
+
+def option(help: str, default: Any = None) -> Any:
+    """A field given by its name; a `bool` is a flag."""
+    return _field(help, default, place=False)
+
+
+def changes(help: str, bare: bool = False) -> Any:
+    """A field that collects what is given as --dotted.name VALUE; with `bare` every --name VALUE."""
+    return dataclasses.field(
+        default_factory=dict, metadata={"help": help, "changes": BARE if bare else DOTTED}
+    )
+
+
+def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
+    """The options of one command from its part of the command line; raises `InputError`, exits for --help."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(command.Options):
+        if pattern := field.metadata.get("changes"):
+            argv, found[field.name] = split(argv, pattern)
+    try:
+        values = _parser(name, command).parse_args(argv)
+    except argparse.ArgumentError as error:
+        raise _readable(error, command.Options) from error
+    return command.Options(**vars(values), **found)
+
+
+def split(argv: list[str], pattern: str) -> tuple[list[str], dict[str, Any]]:
+    """The command line without the `--name VALUE` pairs whose names fit, and those by name, read as YAML."""
+    import yaml
+
+    rest: list[str] = []
+    found: dict[str, Any] = {}
+    words = iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not re.fullmatch(pattern, name) or name in ("-h", "--help"):
+            rest.append(word)
+            continue
+        if not equals:
+            value = next(words, "--")
+            if value.startswith("--"):
+                raise InputError(f"{name}: expected a value after it")
+        try:
+            found[name.removeprefix("--")] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise InputError(f"{name}: {value!r} is not a value in YAML; put quotes around a text") from error
+    return rest, found
+
+
+def run_module(name: str, settings: dict[str, Any]) -> None:
+    """Call `run(config)` of the module `name`, with its configuration made from `settings`."""
+    module = importlib.import_module(name)
+    config = typing.get_type_hints(module.run)["config"]
+    module.run(config.from_dict({key.replace("-", "_"): value for key, value in settings.items()}))
+
+
+def _field(help: str, default: Any, place: bool) -> Any:
+    metadata = {"help": help, "place": place}
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _parser(name: str, command: ModuleType) -> Any:
+    from jsonargparse import ArgumentParser
+
+    assert command.__doc__
+    parser = ArgumentParser(
+        prog=f"polyformer {name}",
+        description=command.__doc__,
+        epilog=command.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        exit_on_error=False,
+    )
+    hints = typing.get_type_hints(command.Options)
+    for field in dataclasses.fields(command.Options):
+        _add(parser, field, hints[field.name])
+    return parser
+
+
+def _add(parser: Any, field: "dataclasses.Field[Any]", hint: Any) -> None:
+    text = field.metadata["help"]
+    flag = "--" + field.name.replace("_", "-")
+    if "changes" in field.metadata:
+        parser.add_argument_group("other options", text)
+    elif not field.metadata["place"]:
+        settings = {"action": "store_true"} if hint is bool else {"type": hint, "default": field.default}
+        parser.add_argument(flag, help=text, **settings)
+    elif field.default is dataclasses.MISSING:
+        parser.add_argument(field.name, type=hint, help=text)
+    else:
+        parser.add_argument(field.name, type=hint, nargs="?", default=field.default, help=text)
+
+
+def _readable(error: argparse.ArgumentError, options: type[Any]) -> InputError:
+    """The parser's complaint in one line, in the words of the other errors."""
+    text = str(error)
+    flags = {field.name: "--" + field.name.replace("_", "-") for field in dataclasses.fields(options)}
+    if stray := re.search(r"unrecognized arguments: (.*)", text, re.DOTALL):
+        first = stray.group(1).split()[0]
+        if first.startswith("-"):
+            return unknown("option", first.partition("=")[0], flags.values())
+        return InputError(f"unexpected {first!r}: put quotes around a text of several words")
+    name = re.search(r'Parser key "(\w+)"', text)
+    value = re.search(r"(?:Got value|Given value): (.*)", text)
+    if name and value:
+        hint = typing.get_type_hints(options)[name.group(1)]
+        return InputError(f"{flags[name.group(1)]}: expected {_words(hint)}, got {value.group(1).strip()!r}")
+    return InputError(" ".join(text.split()))
+
+
+def _words(hint: Any) -> str:
+    """A type in words: `int | None` as "int", a literal as its choices."""
+    parts = [part for part in typing.get_args(hint) or (hint,) if part is not type(None)]
+    return " or ".join(part.__name__ if isinstance(part, type) else str(part) for part in parts)

@@ -1,0 +1,44 @@
+"""List recipes, presets, and the members that can stand on each axis of a model."""
+
+import fnmatch
+from dataclasses import dataclass
+
+from polyformer.commands.base import argument
+from polyformer.core.errors import unknown
+
+EXAMPLES = """examples:
+  polyformer list
+  polyformer list "decoder*"
+  polyformer list position      # a whole axis
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    pattern: str = argument("name of one or of an axis, with * and ? for any characters", "*")
+
+
+def run(options: Options) -> None:
+    rows = [
+        row
+        for row in entries()
+        if any(fnmatch.fnmatchcase(name.lower(), options.pattern.lower()) for name in row[:2])
+    ]
+    if not rows:
+        raise unknown("name", options.pattern, {name for row in entries() for name in row[:2]})
+    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    for axis, name, *rest in rows:
+        print(f"{axis:<{widths[0]}}  {name:<{widths[1]}}  {'; '.join(text for text in rest if text)}")
+
+
+def entries() -> list[tuple[str, str, str, str, str]]:
+    """Everything with a name: (axis, name, row of the table of members, what it is, source)."""
+    from polyformer.documentation import members, sentence
+    from polyformer.presets import MODELS
+    from polyformer.recipes.find import recipe_names, recipe_text
+
+    recipes = [
+        ("recipe", name, "", recipe_text(name).splitlines()[0].lstrip("# "), "") for name in recipe_names()
+    ]
+    presets = [("preset", name, "", sentence(MODELS[name]), "") for name in MODELS.names()]
+    return [*recipes, *presets, *members()]

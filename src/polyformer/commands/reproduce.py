@@ -1,0 +1,30 @@
+"""Reproduce a published claim: trains what it takes and shows the outcome."""
+
+import importlib.util
+import pkgutil
+from dataclasses import dataclass
+from typing import Any
+
+from polyformer.commands.base import argument, changes, run_module
+from polyformer.core.errors import unknown
+
+EXAMPLES = """examples:
+  polyformer reproduce warmup     # post-norm needs warm-up, pre-norm does not
+"""
+
+HOME = "polyformer.bench.reproduce"  # a module for each claim, with `run(config)`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    claim: str = argument("name of the claim")
+    changes: dict[str, Any] = changes("--NAME VALUE changes one setting of the experiment", bare=True)
+
+
+def run(options: Options) -> None:
+    spec = importlib.util.find_spec(HOME)
+    places = spec.submodule_search_locations if spec else None
+    claims = [module.name for module in pkgutil.iter_modules(places or [])]
+    if options.claim not in claims:
+        raise unknown("claim", options.claim, claims)
+    run_module(f"{HOME}.{options.claim}", options.changes)

@@ -1,0 +1,144 @@
+"""Train a model from a recipe.
+
+The recipe is one of the package's (see `polyformer list`) or a YAML file of your own; without one, a small
+language model is trained on the text that comes with Python. The run's folder then holds everything that
+`evaluate`, `generate` and the others need.
+"""
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from polyformer.commands.base import argument, changes, option
+from polyformer.core.errors import InputError
+
+if TYPE_CHECKING:
+    from polyformer.recipes import Recipe
+
+EXAMPLES = """examples:
+  polyformer train
+  polyformer train --data notes.txt --steps 2000 --model decoder-small
+  polyformer train multi30k --data DIR --out runs/german --plot
+  polyformer train wikitext2 --print > mine.yaml; polyformer train mine.yaml
+  polyformer train --model.hidden_size 192 --optimizer.lr 1e-3 --training.engine.precision bf16
+  polyformer train --resume runs/default-1
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    recipe: str | None = argument("name of a recipe, or a .yaml file (default: default)", None)
+    data: str | None = option("a text to train on, or the directory with the files that the recipe names")
+    model: str | None = option("preset to train, in place of the recipe's model")
+    steps: int | None = option("updates of the weights")
+    out: str | None = option("folder of the run (default: runs/NAME-NUMBER)")
+    resume: str | None = option("folder of a run to go on with, from its last checkpoint")
+    seed: int | None = option("seed of weights, order of data, and dropout")
+    device: Literal["auto", "cpu", "cuda"] | None = option(
+        "where to compute (default: CUDA where there is one)"
+    )
+    plot: bool = option("draw the curves to curves.png in the end", False)
+    print: bool = option("print the whole recipe as YAML and stop", False)
+    changes: dict[str, Any] = changes(
+        "--any.nested.key VALUE changes one value of the recipe, such as --training.clip 0.5"
+    )
+
+
+def run(options: Options) -> None:
+    from polyformer.recipes import Recipe
+
+    recipe = Recipe.from_dict(described(options))
+    if options.print:
+        print(recipe.to_yaml(), end="")
+        return
+    recipe.model.config()  # an unknown preset or option is said before data are read
+    train(recipe, options)
+
+
+def described(options: Options) -> dict[str, Any]:
+    """The recipe that the options describe, as plain data."""
+    from polyformer.recipes.find import absolute, find_recipe, recipe_names, with_data
+    from polyformer.recipes.recipe import merged, nested
+    from polyformer.recipes.run import Run
+
+    if options.resume is not None:
+        if options.recipe or options.out:
+            raise InputError("--resume: the run has its own recipe and folder; leave RECIPE and --out away")
+        recipe = Run.open(options.resume).recipe.to_dict()
+    else:
+        recipe = find_recipe(options.recipe or "default")
+    data = recipe.get("data") or {}
+    if options.data is not None:
+        recipe["data"] = with_data(data, options.data)
+    elif (
+        options.recipe in recipe_names()
+        and data.get("path")
+        and "data.path" not in options.changes
+        and not options.print
+    ):
+        raise InputError(f"{options.recipe}: name the directory with its data ({data['path']}) by --data DIR")
+    for name, value in _explicit(options).items():
+        recipe = merged(recipe, nested(name, value))
+    for name, value in options.changes.items():
+        recipe = merged(recipe, nested(name, value))
+    if isinstance(recipe.get("data"), dict) and not options.print:
+        recipe["data"] = absolute(recipe["data"])
+    return recipe
+
+
+def _explicit(options: Options) -> dict[str, Any]:
+    """The options with a name of their own, as dotted names."""
+    named = {
+        "model": options.model,
+        "training.steps": options.steps,
+        "seed": options.seed,
+        "training.engine.device": options.device,
+        "training.reporting.curves": options.plot or None,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def train(recipe: "Recipe", options: Options) -> None:
+    """Train, and say how it went."""
+    from polyformer.recipes.fit import fit, is_main, world
+    from polyformer.recipes.run import choose_device, new_folder
+
+    choose_device(recipe.training.engine.device)
+    given = options.resume or options.out
+    if given is None and world() > 1:
+        raise InputError("--out: with several processes, name the folder of the run")
+    name = options.recipe or "default"
+    folder = Path(given) if given else new_folder(Path(name).stem)
+    try:
+        fitted = fit(recipe, folder, resume=options.resume is not None)
+    except KeyboardInterrupt:
+        way = (
+            f"; go on with: polyformer train --resume {folder}"
+            if any(folder.glob("checkpoints/step-*"))
+            else ""
+        )
+        print(f"\npolyformer: interrupted{way}", file=sys.stderr)
+        raise SystemExit(130) from None
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # only where nothing was written
+    if is_main():
+        conclude(fitted, recipe.seed)
+
+
+def conclude(fitted: Any, seed: int) -> None:
+    """Print what was reached, a sample of a language model, and where everything lies."""
+    from polyformer.recipes.report import baselines, sample, table
+    from polyformer.tasks import LanguageModelling
+
+    rows = [(f"this model, {split}", metrics) for split, metrics in fitted.scores.items()]
+    if isinstance(fitted.task, LanguageModelling):
+        rows = baselines(fitted.task, fitted.splits) + rows
+        fitted.run.record(baselines=dict(rows[: -len(fitted.scores) or None]))
+    if rows:
+        print(f"\n{table(rows)}")
+    if isinstance(fitted.task, LanguageModelling):
+        print(f"\nA sample:\n{sample(fitted.task, fitted.model, seed)}")
+    print(f"\nSaved in {fitted.run.folder}")

@@ -1,0 +1,8 @@
+"""Recipes: everything that makes a run, in one file; and the folder that a run leaves."""
+
+from polyformer.recipes.find import find_recipe, recipe_names
+from polyformer.recipes.fit import fit
+from polyformer.recipes.recipe import ModelChoice, Recipe
+from polyformer.recipes.run import Run, load_tokenizer
+
+__all__ = ["ModelChoice", "Recipe", "Run", "find_recipe", "fit", "load_tokenizer", "recipe_names"]

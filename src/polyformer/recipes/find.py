@@ -1,0 +1,90 @@
+"""Recipes by name (those in the package) or by file, and where their data lie."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polyformer.core.errors import InputError, unknown
+
+SUFFIXES = (".yaml", ".yml")
+
+
+def recipe_names() -> list[str]:
+    """The recipes in the package."""
+    folder = files("polyformer") / "recipes"
+    return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(SUFFIXES[0]))
+
+
+def recipe_text(name: str) -> str:
+    """The YAML text of the recipe `name`, or of the file of that name."""
+    if name.endswith(SUFFIXES):
+        try:
+            return Path(name).read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise InputError(f"no such file: {name}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read {name}: {error}") from error
+    if name not in recipe_names():
+        raise unknown("recipe", name, recipe_names())
+    return (files("polyformer") / "recipes" / f"{name}{SUFFIXES[0]}").read_text(encoding="utf-8")
+
+
+def find_recipe(name: str) -> dict[str, Any]:
+    """The recipe `name` (in the package, or a .yaml file) as plain data, to change and then check."""
+    try:
+        data = yaml.safe_load(recipe_text(name))
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise InputError(f"{name}{line}: not YAML ({getattr(error, 'problem', error)})") from error
+    if not isinstance(data, dict):
+        raise InputError(
+            f"{name}: expected a recipe, a mapping of task, model, data and so on, got {data!r:.40}"
+        )
+    return data
+
+
+def with_data(data: dict[str, Any], path: str) -> dict[str, Any]:
+    """The `data` part of a recipe, reading from `path`.
+
+    In a directory the files that the recipe names are looked for, gzipped or not; anything else is the
+    source to train on, in place of all of them.
+    """
+    names = {role: data[role] for role in ("path", "validation", "test") if data.get(role)}
+    saved = any((Path(path) / mark).is_file() for mark in ("dataset_dict.json", "state.json"))
+    if names and Path(path).is_dir() and not saved:
+        return {**data, **{role: _in_folder(Path(path), name) for role, name in names.items()}}
+    replaced = {*names}
+    if names and _suffix(path) != _suffix(names["path"]):
+        replaced |= {"format", "header"}  # they describe the recipe's own files
+    return {**{key: value for key, value in data.items() if key not in replaced}, "path": path}
+
+
+def absolute(data: dict[str, Any]) -> dict[str, Any]:
+    """The same with every path made independent of the working directory."""
+    changed = dict(data)
+    for role in ("path", "validation", "test"):
+        if data.get(role) and not data[role].startswith("hub:"):
+            changed[role] = str(Path(data[role]).absolute())
+    return changed
+
+
+def _in_folder(folder: Path, name: str) -> str:
+    other = name.removesuffix(".gz") if name.endswith(".gz") else f"{name}.gz"
+    for candidate in (name, other):
+        if all((folder / one).is_file() for one in _alternatives(candidate)):
+            return str(folder / candidate)
+    return str(folder / name)  # the reader says what is missing
+
+
+def _suffix(path: str) -> str:
+    return Path(path.removesuffix(".gz")).suffix
+
+
+def _alternatives(name: str) -> list[str]:
+    """ "a.{b,c}" as "a.b" and "a.c"."""
+    head, brace, rest = name.partition("{")
+    inside, _, tail = rest.partition("}")
+    return [head + one + tail for one in inside.split(",")] if brace else [name]

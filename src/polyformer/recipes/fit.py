@@ -1,0 +1,87 @@
+"""`fit`: a recipe made into a trained model, in a folder of its own."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import torch
+
+from polyformer.data import Splits, Tokenizer, load
+from polyformer.model import Transformer
+from polyformer.recipes.recipe import Recipe
+from polyformer.recipes.run import Run
+from polyformer.tasks import Fitting, TextTask
+from polyformer.training import Result, train
+
+Scores = dict[str, dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """A finished run: its parts in memory, and its metrics by split ("validation", "test")."""
+
+    run: Run
+    task: TextTask
+    splits: Splits
+    model: Transformer
+    result: Result
+    scores: Scores
+
+
+def fit(recipe: Recipe, out: str | Path, resume: bool = False) -> Fitted:
+    """Train what `recipe` describes, into the folder `out`; `resume` goes on with the run there.
+
+    The folder then holds all that `polyformer.recipes.Run` and `from_pretrained` read. Under `torchrun` every
+    process calls this alike, and the first one writes.
+    """
+    splits = load(recipe.data, recipe.task.needs)
+    recipe = dataclasses.replace(recipe, task=recipe.task.resolve(splits.train))
+    run, tokenizer = _begin(recipe, Path(out), splits, resume)
+    task = recipe.task.build(tokenizer)
+    config = task.adapt(recipe.model.config())
+    with torch.random.fork_rng():  # the seed is this run's, not the program's
+        torch.manual_seed(recipe.seed)
+        model = Transformer(config)
+    fitting = Fitting(task, splits, recipe.seed)
+    result = train(
+        model, fitting, recipe.training, recipe.optimizer, recipe.schedule, out, recipe.seed, resume
+    )
+    scores: Scores = {}
+    if is_main():
+        model.save_pretrained(out)
+        scores = score(task, model, splits, result.metrics)
+        facts = {"parameters": sum(one.numel() for one in model.parameters()), "steps": result.step}
+        run.record(**facts, metrics=scores)
+    return Fitted(run, task, splits, model, result, scores)
+
+
+def _begin(recipe: Recipe, out: Path, splits: Splits, resume: bool) -> tuple[Run, Tokenizer]:
+    """The run's folder with what it is made from, and its tokenizer."""
+    if resume:
+        run = Run.open(out)
+        tokenizer = run.tokenizer
+        if is_main():
+            run.save(recipe, tokenizer)
+        return run, tokenizer
+    tokenizer = Tokenizer.build(recipe.tokenizer, recipe.task.texts(splits.train))
+    return (Run.create(out, recipe, tokenizer) if is_main() else Run(out)), tokenizer
+
+
+def score(task: TextTask, model: Transformer, splits: Splits, measured: dict[str, float]) -> Scores:
+    """The final metrics of every split; `measured`: what is known already of the validation split."""
+    scores: Scores = {}
+    if splits.validation is not None:
+        scores["validation"] = {**measured, **task.finish(model, splits.validation)}
+    if splits.test is not None:
+        scores["test"] = task.score(model, splits.test)
+    return scores
+
+
+def is_main() -> bool:
+    """Whether this process is the only one of its run, or the first."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def world() -> int:
+    """How many processes the run has."""
+    return int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,0 +1,100 @@
+"""`Recipe`: everything that makes a training run; the same recipe gives the same run."""
+
+import dataclasses
+from typing import Any, Self
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.data import DataConfig, TokenizerConfig
+from polyformer.model import ModelConfig
+from polyformer.presets import model_config
+from polyformer.tasks import LanguageModellingConfig, TaskConfig
+from polyformer.training import OptimizerConfig, ScheduleConfig, TrainingConfig
+from polyformer.training.optimizers import AdamW
+from polyformer.training.schedules import Cosine
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelChoice(Config):
+    """A preset and what is changed in it, written as one mapping, or as the bare name of the preset:
+
+        model: {preset: decoder-tiny, hidden_size: 192, decoder: {dropout: 0.2}}
+
+    A bare name sets an option wherever the model has it, a nested one in its place. Without a preset the
+    mapping is a whole `ModelConfig`.
+    """
+
+    preset: str | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, data: object, where: str = "") -> Self:
+        if isinstance(data, str):
+            return cls(preset=data)
+        if not isinstance(data, dict):
+            raise InputError(f"{where or 'model'}: expected the name of a preset or a mapping, got {data!r}")
+        options = dict(data)
+        preset = options.pop("preset", None)
+        if not isinstance(preset, str | None):
+            raise InputError(f"{where or 'model'}.preset: expected the name of a preset, got {preset!r}")
+        return cls(preset=preset, options=options)
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.options if self.preset is None else {"preset": self.preset, **self.options}
+
+    def config(self) -> ModelConfig:
+        """The model that is meant; `InputError` for an unknown preset or option, with the nearest names."""
+        if self.preset is None:
+            return ModelConfig.from_dict(self.options, "model")
+        return model_config(self.preset, flattened(self.options))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe(Config):
+    """A training run."""
+
+    task: TaskConfig = LanguageModellingConfig()
+    model: ModelChoice = ModelChoice(preset="decoder-tiny")
+    data: DataConfig = DataConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    optimizer: OptimizerConfig = AdamW()
+    schedule: ScheduleConfig = Cosine()
+    training: TrainingConfig = TrainingConfig()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InputError(f"seed: expected 0 or more, got {self.seed}")
+
+
+def flattened(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{a: {b: 1}} as {"a.b": 1}; a mapping with a `kind` is a whole part and stays one."""
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, dict) and "kind" not in value:
+            flat |= flattened(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes`, mapping by mapping. A change of `kind` leaves nothing of the part that was."""
+    result = dict(base)
+    for name, value in changes.items():
+        old = result.get(name)
+        if (
+            isinstance(old, dict)
+            and isinstance(value, dict)
+            and value.get("kind", old.get("kind")) == old.get("kind")
+        ):
+            result[name] = merged(old, value)
+        else:
+            result[name] = value
+    return result
+
+
+def nested(path: str, value: object) -> dict[str, Any]:
+    """("a.b", 1) as {a: {b: 1}}."""
+    name, _, rest = path.partition(".")
+    return {name: nested(rest, value) if rest else value}

@@ -1,0 +1,54 @@
+"""What a finished language model is set beside: what knows nothing, what counts n-grams, and a sample."""
+
+import math
+
+from polyformer.data import Splits
+from polyformer.generation import GenerationConfig, SamplingConfig
+from polyformer.model import Transformer
+from polyformer.tasks import LanguageModelling
+from polyformer.tasks.lm import text_metrics
+from polyformer.tasks.ngram import NGram
+
+Row = tuple[str, dict[str, float]]
+SHOWN = ("perplexity", "word_perplexity", "bits_per_byte")
+
+
+def baselines(task: LanguageModelling, splits: Splits) -> list[Row]:
+    """The validation metrics of the uniform distribution over tokens and of an n-gram model.
+
+    Both predict the same tokens as the model is measured on, with the same counts of words and bytes.
+    """
+    order = task.config.ngram_order
+    if not order or splits.validation is None:
+        return []
+    held = list(splits.validation)
+    documents, counts = task.documents(held), task.count(held)
+    vocabulary = len(task.tokenizer)
+    tokens = sum(len(document) - 1 for document in documents)
+    rows = [("uniform", text_metrics(tokens * math.log(vocabulary), tokens, counts))]
+    model = NGram(task.documents(list(splits.train)), order, vocabulary)
+    return [*rows, (f"{order}-gram (Kneser-Ney)", text_metrics(*model.nats(documents), counts))]
+
+
+def sample(task: LanguageModelling, model: Transformer, seed: int, max_new_tokens: int = 100) -> str:
+    """The task's prompt and a continuation drawn from the model; the same for the same seed."""
+    prompt = task.config.prompt
+    room = model.config.max_position_embeddings - len(task.start(prompt))
+    drawing = SamplingConfig(do_sample=True, temperature=0.8, top_k=50, seed=seed)
+    config = GenerationConfig(max_new_tokens=max(1, min(max_new_tokens, room)), sampling=drawing)
+    return prompt + task.generate(model, prompt, config)[0]
+
+
+def table(rows: list[Row]) -> str:
+    """Rows of metrics as aligned text."""
+    names = [name for name in SHOWN if any(name in metrics for _, metrics in rows)]
+    width = max(len(title) for title, _ in rows)
+    lines = [" " * width + "".join(f"{name.replace('_', ' '):>18}" for name in names)]
+    for title, metrics in rows:
+        lines.append(f"{title:<{width}}" + "".join(f"{number(metrics[name]):>18}" for name in names))
+    return "\n".join(lines)
+
+
+def number(value: float) -> str:
+    """A metric in four digits."""
+    return f"{value:,.0f}" if value >= 10_000 else f"{value:.4g}"

@@ -1,0 +1,145 @@
+"""The folder of a run: what it was made from, and what it made.
+
+recipe.yaml        everything resolved: the same file trains the same model again
+run.json           versions, seed, where it stands, and in the end its metrics
+tokenizer.json     with config.json and model.safetensors what `from_pretrained` reads
+config.json
+model.safetensors
+metrics.csv        as training went; also metrics.jsonl
+checkpoints/       to resume from
+"""
+
+import dataclasses
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import yaml
+
+from polyformer.core.errors import InputError
+from polyformer.core.files import atomic_write, read_json, write_json
+from polyformer.data import Tokenizer
+from polyformer.model import WEIGHTS, Transformer
+from polyformer.recipes.recipe import Recipe
+from polyformer.tasks import LanguageModelling, LanguageModellingConfig, TextTask
+from polyformer.training.checkpoint import versions
+
+RECIPE, RECORD, TOKENIZER = "recipe.yaml", "run.json", "tokenizer.json"
+
+T = TypeVar("T", bound=TextTask)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run in `folder`; its parts are read when they are first asked for."""
+
+    folder: Path
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Run":
+        """The run in `folder`; raises `InputError` where there is none."""
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise InputError(f"{folder}: no such directory; expected one that `polyformer train` wrote")
+        if not (folder / RECIPE).is_file():
+            raise InputError(
+                f"{folder}: not a run (it has no {RECIPE}); expected what `polyformer train` wrote"
+            )
+        return cls(folder)
+
+    @classmethod
+    def create(cls, folder: str | Path, recipe: Recipe, tokenizer: Tokenizer) -> "Run":
+        """Begin a run in `folder`: its recipe, tokenizer, versions and seed."""
+        run = cls(Path(folder))
+        if (run.folder / RECIPE).exists():
+            raise InputError(
+                f"{folder} already holds a run; go on with it by --resume {folder}, or choose another --out"
+            )
+        run.save(recipe, tokenizer)
+        return run
+
+    def save(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
+        """Write what a run is made from."""
+        atomic_write(self.folder / TOKENIZER, tokenizer.backend.to_str(pretty=True).encode())
+        write_json(self.folder / RECORD, {"seed": recipe.seed, "versions": versions()})
+        atomic_write(self.folder / RECIPE, recipe.to_yaml().encode())  # last: it makes the folder a run
+
+    def record(self, **facts: Any) -> None:
+        """Add to run.json."""
+        write_json(self.folder / RECORD, {**read_json(self.folder / RECORD), **facts})
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        path = self.folder / RECIPE
+        try:
+            return Recipe.from_yaml(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: damaged ({' '.join(str(error).split())})") from error
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.folder)
+
+    @cached_property
+    def task(self) -> TextTask:
+        return self.recipe.task.build(self.tokenizer)
+
+    def task_of(self, kind: type[T]) -> T:
+        """The task, if it is one of `kind`; raises `InputError` otherwise."""
+        if not isinstance(self.task, kind):
+            raise InputError(
+                f"{self.folder}: a run of the task {self.recipe.task.kind!r}, which cannot do this"
+            )
+        return self.task
+
+    def model(self, device: str = "auto") -> Transformer:
+        """The trained model, ready to use."""
+        if (self.folder / "checkpoints").is_dir() and not (self.folder / WEIGHTS).is_file():
+            way = f"go on with polyformer train --resume {self.folder}"
+            raise InputError(f"{self.folder}: this run has not finished; {way}")
+        return Transformer.from_pretrained(self.folder).to(choose_device(device))
+
+
+def writer(folder: str | Path, device: str = "auto") -> tuple[LanguageModelling, Transformer]:
+    """The language model in `folder`, of a run or saved by itself beside its tokenizer."""
+    if (Path(folder) / RECIPE).is_file():
+        run = Run.open(folder)
+        return run.task_of(LanguageModelling), run.model(device)
+    model = Transformer.from_pretrained(folder).to(choose_device(device))
+    if model.encoder is not None:
+        raise InputError(f"{folder}: not a language model, which is a decoder alone")
+    return LanguageModelling(LanguageModellingConfig(), load_tokenizer(folder)), model
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer of a run, or of any directory with a tokenizer's files."""
+    return Tokenizer.load(folder)
+
+
+def choose_device(name: str) -> torch.device:
+    """ "auto" (CUDA where there is one), "cpu" or "cuda"; raises `InputError` where that is not there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("device: 'cuda' was asked for, but torch finds no CUDA device; use 'auto' or 'cpu'")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def new_folder(name: str, root: str | Path = "runs") -> Path:
+    """A folder ROOT/NAME-NUMBER that did not exist, made now."""
+    number = 1
+    while True:
+        folder = Path(root, f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise InputError(
+                f"cannot write {folder}: {error.strerror}; choose another place with --out"
+            ) from error
+        else:
+            return folder

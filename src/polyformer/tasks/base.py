@@ -1,0 +1,266 @@
+"""What all tasks share: rows of text to batches, sums over batches to metrics, and their place in the loop.
+
+A task is written as a few small methods: how a row of text becomes a row of token ids (`prepare`), which
+model it needs (`adapt`), what it counts in a batch (`totals`) and what the sums say (`metrics`). `Fitting`
+joins a task with its data and is what the training loop runs.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.data import Batches, Collate, Splits, Stream, Tokenizer, by_tokens
+from polyformer.data.batching import Batch, Corrupt, Row
+from polyformer.heads import HeadConfig
+from polyformer.model import ModelConfig, SpecialTokens
+from polyformer.training import share
+from polyformer.training.config import at_least
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+STREAMED_ROWS = 10_000  # of streamed validation data, the first so many are measured
+
+Rows = Iterable[Any]
+"""Rows of text: dicts of the columns in `needs`, as `polyformer.data.load` gives them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskConfig(Config):
+    """Family of tasks. `needs`: the columns a row of data must have."""
+
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    batch_tokens: int = 4096  # tokens in a batch, padding included; of pairs on the longer side
+
+    def __post_init__(self) -> None:
+        at_least(1, batch_tokens=self.batch_tokens)
+
+    def resolve(self, rows: Rows) -> Self:
+        """This configuration with what only the training rows can tell (the names of labels) filled in."""
+        return self
+
+    def texts(self, rows: Rows) -> Iterator[str]:
+        """What a tokenizer for this task is trained on."""
+        raise NotImplementedError
+
+    def build(self, tokenizer: Tokenizer) -> "TextTask":
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """Who shares the work of an evaluation, and how sums are added up; alone by default."""
+
+    rank: int = 0
+    world: int = 1
+    add: Callable[[Tensor], Tensor] = lambda total: total
+
+    @classmethod
+    def of(cls, accelerator: "Accelerator") -> "Workers":
+        if accelerator.num_processes == 1:
+            return cls()
+        add = partial(accelerator.reduce, reduction="sum")
+        return cls(accelerator.process_index, accelerator.num_processes, add)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """Data to measure on: batches in a fixed order, and what was counted in their text."""
+
+    batches: Batches
+    counts: dict[str, float]
+
+
+class TextTask(abc.ABC):
+    """One way to train a model on text with `tokenizer`; see the module's docstring for its parts."""
+
+    best: ClassVar[str] = "loss"
+    direction: ClassVar[Literal["min", "max"]] = "min"
+    stacks: ClassVar[str]  # "decoder", "encoder" or "encoder-decoder": the model it needs
+    sums: int  # how many numbers `totals` gives
+    head: HeadConfig
+
+    def __init__(self, config: TaskConfig, tokenizer: Tokenizer):
+        self.batch_tokens, self.tokenizer = config.batch_tokens, tokenizer
+        self.collate = Collate(0 if tokenizer.pad_id is None else tokenizer.pad_id)
+
+    @abc.abstractmethod
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        """Rows of text to rows of token ids and labels, for training."""
+
+    def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
+        """The same for evaluation."""
+        return self.prepare(rows)
+
+    def count(self, rows: Sequence[Row]) -> dict[str, float]:
+        """What `metrics` needs to know about held-out text besides the sums over its batches."""
+        return {}
+
+    @property
+    def corrupt(self) -> Corrupt | None:
+        """What is done to a prepared training row each time it is served."""
+        return None
+
+    @property
+    def corrupt_held_out(self) -> Corrupt | None:
+        """The same for evaluation."""
+        return None
+
+    def weight(self, batch: Batch) -> int:
+        """How many labels the mean loss of `batch` runs over."""
+        return int((batch["labels"] != -100).sum())
+
+    @abc.abstractmethod
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Numbers (float64 [sums]) whose sums over batches are what `metrics` reads."""
+
+    @abc.abstractmethod
+    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """The metrics of held-out data from the sums over its batches and the counts of its text."""
+
+    def adapt(self, config: ModelConfig) -> ModelConfig:
+        """`config` with the vocabulary, special tokens, positions and head of this task."""
+        has = "-".join(name for name in ("encoder", "decoder") if getattr(config, name) is not None)
+        if has != self.stacks:
+            raise InputError(
+                f"model: this task needs an {self.stacks} model, got one with an {has}".replace("an d", "a d")
+            )
+        tokenizer = self.tokenizer
+        special = SpecialTokens(pad=tokenizer.pad_id, bos=tokenizer.bos_id, eos=tokenizer.eos_id)
+        head = self.fit_head(config.head)
+        positions = self.positions or config.max_position_embeddings
+        return dataclasses.replace(config, vocab_size=len(tokenizer), special=special, head=head,
+                                   max_position_embeddings=positions)  # fmt: skip
+
+    @property
+    def positions(self) -> int:
+        """Tokens in the longest row; 0 where rows have no limit."""
+        return 0
+
+    def fit_head(self, head: HeadConfig) -> HeadConfig:
+        """The model's own head where it is of the right kind, else the task's."""
+        return head if isinstance(head, type(self.head)) else self.head
+
+    def held_out(self, rows: Rows) -> HeldOut:
+        """`rows` of text made ready to measure on."""
+        kept = list(rows if hasattr(rows, "__len__") else islice(rows, STREAMED_ROWS))
+        plan = partial(by_tokens, max_tokens=self.batch_tokens)
+        prepared = self.prepare_held_out(kept)
+        batches = Batches(prepared, plan, self.collate, shuffle=False, corrupt=self.corrupt_held_out)
+        return HeldOut(batches, self.count(kept))
+
+    @torch.no_grad()
+    def measure(self, model: nn.Module, held: HeldOut, workers: Workers = Workers()) -> dict[str, float]:
+        """Metrics of `model` (in evaluation mode) on held-out data, the same on every worker."""
+        device = next(model.parameters()).device
+        total = torch.zeros(self.sums, dtype=torch.float64, device=device)
+        for _, batch in share(held.batches.epoch(0), 0, workers.rank, workers.world):
+            total += self.totals(model, {name: one.to(device) for name, one in batch.items()})
+        return self.metrics(workers.add(total).tolist(), held.counts)
+
+    def batched(
+        self, model: nn.Module, rows: Sequence[list[int]], max_tokens: int = 0
+    ) -> Iterator[tuple[list[int], Batch]]:
+        """Batches of token ids to predict from, on the model's device, each with the numbers of its rows."""
+        device = next(model.parameters()).device
+        lengths = np.array([[len(ids)] for ids in rows])
+        most = max(max_tokens or self.batch_tokens, int(lengths.max(initial=1)))
+        for chosen in by_tokens(lengths, None, max_tokens=most):
+            batch = self.collate([{"input_ids": rows[i]} for i in chosen])
+            yield chosen.tolist(), {name: one.to(device) for name, one in batch.items()}
+
+    def finish(self, model: nn.Module, rows: Rows) -> dict[str, float]:
+        """Metrics that are too slow to take while training; none for most tasks."""
+        return {}
+
+    def score(self, model: nn.Module, rows: Rows) -> dict[str, float]:
+        """Everything there is to say about a finished model on `rows`."""
+        return {**self.measure(model, self.held_out(rows)), **self.finish(model, rows)}
+
+
+class Fitting:
+    """A task and its data, as the training loop asks for them (`polyformer.training.Task`)."""
+
+    def __init__(self, task: TextTask, splits: Splits, seed: int):
+        self.task = task
+        plan = partial(by_tokens, max_tokens=task.batch_tokens)
+        options: dict[str, Any] = {
+            "plan": plan,
+            "collate": task.collate,
+            "seed": seed,
+            "corrupt": task.corrupt,
+        }
+        rows: Any = splits.train
+        self.train: Batches | Stream
+        if hasattr(rows, "__len__"):
+            self.train = Batches(task.prepare(list(rows)), **options)
+        else:
+            self.train = Stream(rows, task.prepare, **options)
+        self.valid = None if splits.validation is None else task.held_out(splits.validation)
+
+    @property
+    def best(self) -> str:
+        return self.task.best
+
+    @property
+    def direction(self) -> Literal["min", "max"]:
+        return self.task.direction
+
+    def batches(self, epoch: int, skip: int, rank: int, world: int) -> Iterator[Batch]:
+        if isinstance(self.train, Stream):
+            yield from (batch for _, batch in share(self.train.epoch(epoch), skip, rank, world))
+            return
+        yield from (
+            batch for _, batch in islice(self.train.epoch(epoch, position=(0, skip)), rank, None, world)
+        )
+
+    def weight(self, batch: Batch) -> int:
+        return self.task.weight(batch)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return model(**batch).loss
+
+    def evaluate(self, model: nn.Module, accelerator: "Accelerator") -> dict[str, float]:
+        if self.valid is None:
+            return {}
+        return self.task.measure(model, self.valid, Workers.of(accelerator))
+
+
+def required(number: int | None, role: str) -> int:
+    """The id of a special token that a task cannot do without."""
+    if number is None:
+        raise InputError(
+            f"tokenizer: it has no {role} token, which this task needs; train one with another algorithm"
+        )
+    return number
+
+
+def too_long(what: str, length: int, limit: int, way: str) -> InputError:
+    """An error for a text of `length` tokens; `way` is what task.too_long can do about it."""
+    return InputError(
+        f"{what} has {length} tokens, more than task.max_length {limit}; "
+        f"raise it, or set task.too_long to {way!r}"
+    )
+
+
+def unseen(label: str, labels: Sequence[str]) -> InputError:
+    """An error for a label that the training data do not have."""
+    return InputError(
+        f"label: {label!r} was not seen in training, which had {', '.join(map(repr, labels)):.200}"
+    )
+
+
+def exp(value: float) -> float:
+    """e^value, infinite rather than an error where no float is large enough."""
+    return math.exp(value) if value < 700 else math.inf

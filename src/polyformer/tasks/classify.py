@@ -1,0 +1,141 @@
+"""Classification: one label for a text; measured by accuracy and macro F1."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.data import Tokenizer
+from polyformer.data.batching import Batch, Corrupt, Row
+from polyformer.heads import ClassifyConfig, HeadConfig
+from polyformer.tasks.base import Rows, TaskConfig, TextTask, required, too_long, unseen
+from polyformer.training.config import at_least
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassificationConfig(TaskConfig):
+    """One label for a text."""
+
+    labels: tuple[str, ...] | None = None  # by default those of the training data, sorted
+    max_length: int = 512  # tokens of a text, <cls> and <sep> included
+    too_long: Literal["refuse", "cut"] = "refuse"  # what is done with a longer text
+    token_dropout: float = 0.0  # share of a training text's tokens that are replaced by <unk> or <mask>
+
+    needs: ClassVar[tuple[str, ...]] = ("text", "label")
+    kind: ClassVar[str] = "classify"
+    row: ClassVar[str] = "A3"
+    paper: ClassVar[str] = "Devlin et al. 2019, section 4.1"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(3, max_length=self.max_length)
+        if not 0 <= self.token_dropout < 1:
+            raise InputError(f"token_dropout: expected a share in [0, 1), got {self.token_dropout}")
+        if self.labels is not None and len(set(self.labels)) < 2:
+            raise InputError(
+                f"labels: expected two or more different ones, got {', '.join(self.labels) or 'none'}"
+            )
+
+    def resolve(self, rows: Rows) -> Self:
+        if self.labels is not None:
+            return self
+        labels = {str(row["label"]) for row in rows}
+        if len(labels) < 2:
+            raise InputError(
+                f"labels: every training text has the same one, {labels.pop()!r}; two or more are needed"
+            )
+        return dataclasses.replace(self, labels=tuple(sorted(labels)))
+
+    def texts(self, rows: Rows) -> Iterator[str]:
+        return (row["text"] for row in rows)
+
+    def build(self, tokenizer: Tokenizer) -> "Classification":
+        return Classification(self, tokenizer)
+
+
+class Classification(TextTask):
+    """Metrics: loss (nats a text), accuracy, and f1_macro, the mean over the labels of their F1.
+
+    A label with no text and no prediction counts as F1 0.
+    """
+
+    best = "accuracy"
+    direction = "max"
+    stacks = "encoder"
+
+    def __init__(self, config: ClassificationConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        assert config.labels is not None
+        self.config, self.labels = config, config.labels
+        self.head: HeadConfig = ClassifyConfig(num_labels=len(self.labels))
+        self.sums = 1 + len(self.labels) ** 2
+        self.cls, self.sep = required(tokenizer.cls_id, "<cls>"), required(tokenizer.sep_id, "<sep>")
+        if config.token_dropout:
+            number = tokenizer.mask_id if tokenizer.unk_id is None else tokenizer.unk_id
+            self.unknown = required(number, "<unk> or <mask>")
+
+    @property
+    def positions(self) -> int:
+        return self.config.max_length
+
+    def fit_head(self, head: HeadConfig) -> HeadConfig:
+        if isinstance(head, ClassifyConfig):
+            return dataclasses.replace(head, num_labels=len(self.labels))
+        return self.head
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """<cls> text <sep>, of every text."""
+        limit = self.config.max_length
+        rows = [[self.cls, *ids, self.sep] for ids in self.tokenizer.encode_batch(texts)]
+        for number, ids in enumerate(rows):
+            if len(ids) > limit:
+                if self.config.too_long == "refuse":
+                    raise too_long(f"text {number + 1} ({texts[number]!r:.40})", len(ids), limit, "cut")
+                rows[number] = [*ids[: limit - 1], self.sep]
+        return rows
+
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        for row in rows:
+            if str(row["label"]) not in numbers:
+                raise unseen(str(row["label"]), self.labels)
+        encoded = self.encode([row["text"] for row in rows])
+        return [{"input_ids": ids, "labels": numbers[str(row["label"])]} for ids, row in zip(encoded, rows)]
+
+    @property
+    def corrupt(self) -> Corrupt | None:
+        share = self.config.token_dropout
+        if not share:
+            return None
+
+        def forget(row: Row, generator: np.random.Generator) -> Row:
+            ids = np.array(row["input_ids"])
+            ids[1:-1][generator.random(len(ids) - 2) < share] = self.unknown
+            return {**row, "input_ids": ids}
+
+        return forget
+
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        output, labels = model(**batch), batch["labels"]
+        count = len(self.labels)
+        confusion = torch.bincount(labels * count + output.logits.argmax(-1), minlength=count**2)
+        return torch.cat([(output.loss.double() * len(labels)).unsqueeze(0), confusion.double()])
+
+    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        confusion = np.array(totals[1:]).reshape(len(self.labels), -1)  # [label, prediction]
+        right, number = np.diag(confusion), max(confusion.sum(), 1)
+        f1 = 2 * right / np.maximum(confusion.sum(0) + confusion.sum(1), 1)
+        return {"loss": totals[0] / number, "accuracy": right.sum() / number, "f1_macro": f1.mean()}
+
+    @torch.no_grad()
+    def classify(self, model: nn.Module, texts: Sequence[str]) -> list[dict[str, float]]:
+        """For every text the probability of each label."""
+        found: list[dict[str, float]] = [{}] * len(texts)
+        for chosen, batch in self.batched(model, self.encode(texts)):
+            for i, shares in zip(chosen, model(**batch).logits.softmax(-1).tolist()):
+                found[i] = dict(zip(self.labels, shares))
+        return found

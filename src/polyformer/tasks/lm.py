@@ -1,0 +1,142 @@
+"""Language modelling: predict the next token; measured by perplexity, per token and per word.
+
+Every document is <bos> text <eos>; documents are packed into rows and do not see one another.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.data import Tokenizer, pack
+from polyformer.data.batching import Batch, Row
+from polyformer.generation import GenerationConfig
+from polyformer.heads import HeadConfig, LanguageModelConfig
+from polyformer.model import Transformer, next_labels
+from polyformer.tasks.base import Rows, TaskConfig, TextTask, exp, required
+from polyformer.training.config import at_least
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageModellingConfig(TaskConfig):
+    """Predict the next token."""
+
+    row_length: int = 256  # tokens in a row: what the model sees at once
+    overlap: int = 1  # in evaluation, tokens that a row repeats of the one before, without counting them
+    ngram_order: int = 0  # of the n-gram model that a finished run is compared with; 0 for none
+    prompt: str = ""  # what the sample that ends a run continues
+
+    needs: ClassVar[tuple[str, ...]] = ("text",)
+    kind: ClassVar[str] = "lm"
+    row: ClassVar[str] = "A4"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(2, row_length=self.row_length)
+        at_least(0, ngram_order=self.ngram_order)
+        if not 1 <= self.overlap < self.row_length:
+            raise InputError(
+                f"overlap: expected 1 to {self.row_length - 1} (row_length - 1), got {self.overlap}"
+            )
+        if self.batch_tokens < self.row_length:
+            raise InputError(
+                f"batch_tokens: expected at least a row of {self.row_length} tokens, got {self.batch_tokens}"
+            )
+
+    def texts(self, rows: Rows) -> Iterator[str]:
+        return (row["text"] for row in rows)
+
+    def build(self, tokenizer: Tokenizer) -> "LanguageModelling":
+        return LanguageModelling(self, tokenizer)
+
+
+class LanguageModelling(TextTask):
+    """Metrics, all of them from `nats`, the sum of -ln P over every token of the held-out text and its <eos>:
+
+    loss             nats / tokens
+    perplexity       exp(loss), per token: comparable under one tokenizer only
+    word_perplexity  exp(nats / words): what is published for WikiText. Words are what white space separates,
+                     and the end of every line counts as one more (the corpus's <eos>)
+    bits_per_byte    nats / ln 2 / bytes of UTF-8
+
+    The last two are left out where the tokenizer loses something of the text, for then its tokens say less
+    than the words do.
+    """
+
+    stacks = "decoder"
+    sums = 2
+    head: HeadConfig = LanguageModelConfig()
+
+    def __init__(self, config: LanguageModellingConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self.config = config
+        self.bos, self.eos = required(tokenizer.bos_id, "<bos>"), required(tokenizer.eos_id, "<eos>")
+
+    @property
+    def positions(self) -> int:
+        return self.config.row_length
+
+    def documents(self, rows: Sequence[Row]) -> list[list[int]]:
+        """The token ids of every text, between <bos> and <eos>."""
+        encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
+        return [[self.bos, *ids, self.eos] for ids in encoded]
+
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        documents = self.documents(rows)
+        packed = list(pack(documents, self.config.row_length, last="drop"))
+        return packed or list(pack(documents, self.config.row_length, pad_id=self.collate.pad_id))
+
+    def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
+        length, overlap = self.config.row_length, self.config.overlap
+        return list(pack(self.documents(rows), length, pad_id=self.collate.pad_id, overlap=overlap))
+
+    def count(self, rows: Sequence[Row]) -> dict[str, float]:
+        texts = [row["text"] for row in rows]
+        encoded = self.tokenizer.encode_batch(texts)
+        if any(self.tokenizer.decode(ids) != text for ids, text in zip(encoded, texts)):
+            return {}
+        words = sum(len(text.split()) + text.count("\n") for text in texts)
+        return {"words": words, "bytes": sum(len(text.encode()) for text in texts)}
+
+    def weight(self, batch: Batch) -> int:
+        return int((next_labels(batch["labels"], batch["document_ids"]) != -100).sum())
+
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        tokens = self.weight(batch)
+        nats = model(**batch).loss.double() * tokens
+        return torch.stack([nats, nats.new_tensor(tokens)])
+
+    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        nats, tokens = totals
+        return text_metrics(nats, tokens, counts)
+
+    def generate(
+        self,
+        model: Transformer,
+        prompt: str,
+        config: GenerationConfig,
+        streamer: Callable[[Tensor], None] | None = None,
+    ) -> list[str]:
+        """What follows `prompt` at the beginning of a document."""
+        device = next(model.parameters()).device
+        ids = torch.tensor([self.start(prompt)], device=device)
+        made = model.generate(ids, None, config, streamer, self.tokenizer.decode)
+        return made.texts(self.tokenizer.decode, config.stop)
+
+    def start(self, prompt: str) -> list[int]:
+        """The token ids of a document that begins with `prompt`."""
+        return [self.bos, *self.tokenizer.encode(prompt)]
+
+
+def text_metrics(nats: float, tokens: float, counts: dict[str, float]) -> dict[str, float]:
+    """Metrics of `nats` spent on a text: see `LanguageModelling`."""
+    loss = nats / max(tokens, 1)
+    found = {"loss": loss, "perplexity": exp(loss)}
+    if counts:
+        found["word_perplexity"] = exp(nats / max(counts["words"], 1))
+        found["bits_per_byte"] = nats / math.log(2) / max(counts["bytes"], 1)
+    return found
