@@ -162,7 +162,7 @@ class _Run:
         """One update of the weights."""
         progress, engine = self.progress, self.engine
         progress.step, progress.epoch, progress.used = progress.step + 1, self.feed.epoch, self.feed.used
-        seed_step(progress.seed, progress.step, engine.rank)
+        seed_step(progress.seed, progress.step, engine.rank, engine.device)
         factor = self.schedule.factor(progress.step, self.config.steps)
         for settings, rate in zip(self.optimizer.param_groups, self.rates):
             settings["lr"] = rate * factor
