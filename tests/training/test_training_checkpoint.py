@@ -166,8 +166,10 @@ def test_optimizer_memory_survives_in_another_order_of_groups(half: Path) -> Non
 def test_leftovers_of_killed_writers_are_removed(half: Path) -> None:
     (half / "checkpoints/.step-00000015.0123abcd.partial").mkdir()
     (half / "checkpoints/.step-00000015.0123abcd.partial/model.safetensors").write_bytes(b"half")
+    (half / "checkpoints/step-by-hand").mkdir()
     run(half, steps=11, resume=True)
-    assert sorted(os.listdir(half / "checkpoints")) == ["step-00000010", "step-00000011"]
+    kept = ["step-00000010", "step-00000011", "step-by-hand"]
+    assert sorted(os.listdir(half / "checkpoints")) == kept
 
 
 def test_a_file_with_a_strange_tensor_is_not_a_checkpoint(half: Path) -> None:

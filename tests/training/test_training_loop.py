@@ -198,6 +198,18 @@ def test_bf16_products_leave_the_weights_in_float32(tmp_path: Path) -> None:
     assert torch.allclose(exact.inner.weight, rounded.inner.weight, atol=5e-3)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script.* is deprecated:DeprecationWarning"
+)  # torch's own, inside
+def test_compiling_changes_neither_the_mathematics_nor_the_names(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"dropout": 0.0, "steps": 2, "task": TinyTask(rows=1)}
+    plain, _ = run(tmp_path / "plain", **options)
+    compiled, _ = run(tmp_path / "compiled", compile=True, **options)
+    assert all(map(torch.allclose, compiled.parameters(), plain.parameters()))
+    assert weights(tmp_path / "compiled", 2).keys() == weights(tmp_path / "plain", 2).keys()
+    assert list(compiled.state_dict()) == list(plain.state_dict())
+
+
 def test_the_switch_for_recomputing_is_set_and_put_back(tmp_path: Path) -> None:
     class Watching(TinyTask):
         seen: set[bool] = set()  # noqa: RUF012

@@ -61,7 +61,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps that have a whole checkpoint, in order."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*"))
+        names = [path.name.removeprefix("step-") for path in self.folder.glob("step-*")]
+        return sorted(int(name) for name in names if name.isdigit())
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"

@@ -76,10 +76,6 @@ def train(
 class _Run:
     """One call of `train`: its parts, and the numbers that have not yet left the device."""
 
-    progress: Progress
-    feed: Feed
-    log: MetricsLog | None
-
     def __init__(
         self,
         model: nn.Module,
@@ -121,8 +117,9 @@ class _Run:
                 raise InputError(
                     f"seed: the run in {out} has {self.progress.seed}, got {seed}; use the same one"
                 )
-            self.engine.scaler.load_state_dict(self.progress.scaler)
-        self.log = None
+            if self.progress.scaler:
+                self.engine.scaler.load_state_dict(self.progress.scaler)
+        self.log: MetricsLog | None = None
         if self.main:
             remove_partials(out)
             self.checkpoints.prune(self.progress.best_step)
