@@ -162,7 +162,7 @@ class Transformer(nn.Module):
                 past,
             )
             if labels is not None and self.head.predicts_next:
-                labels = next_labels(labels, document_ids)
+                labels = next_labels(labels, document_ids, ran.tokens.new_valid(labels.shape[1]))
             return self._finish(ran, input_ids, labels, options, past)
         self._refuse("an encoder-decoder", document_ids=document_ids)
         encoded, past = None, state
@@ -326,13 +326,18 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> No
         parameter.requires_grad_(True)
 
 
-def next_labels(labels: Tensor, document_ids: Tensor | None) -> Tensor:
-    """labels [B, T] moved one to the left: what each token should predict; -100 where a document ends."""
+def next_labels(labels: Tensor, document_ids: Tensor | None, valid: Tensor | None = None) -> Tensor:
+    """labels [B, T] moved one to the left: what each token should predict; -100 where a document ends.
+
+    Padding, False in `valid` [B, T], predicts nothing and is predicted by nothing.
+    """
+    if valid is not None:
+        labels = labels.masked_fill(~valid, -100)
     moved = torch.full_like(labels, -100)
     moved[:, :-1] = labels[:, 1:]
     if document_ids is not None:
         moved[:, :-1] = moved[:, :-1].masked_fill(document_ids[:, 1:] != document_ids[:, :-1], -100)
-    return moved
+    return moved if valid is None else moved.masked_fill(~valid, -100)
 
 
 from_pretrained = Transformer.from_pretrained

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from members import SIZES, bases, mechanisms, shrunk, with_part
+from members import bases, mechanisms, shrunk, with_part
 
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
@@ -64,21 +64,32 @@ def test_refusals_name_the_member_and_what_to_use(unable: type[SoftmaxConfig], a
     refused(ability, unable())
 
 
-def test_a_mechanism_without_a_state_still_trains_in_a_pair(unable: type[SoftmaxConfig]):
-    """Only what is asked for is refused: here a decoder's mechanism cannot cache, and need not."""
+@pytest.fixture
+def forgetful() -> Iterator[type[SoftmaxConfig]]:
+    """A registered member that a decoder can be made of, but without a state."""
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class ForgetfulConfig(SoftmaxConfig):
+        kind: ClassVar[str] = "forgetful"
         caches: ClassVar[bool] = False
 
-    model = Transformer(shrunk(bases()["pair"])).eval()
+    yield ForgetfulConfig
+    del MechanismConfig.members["forgetful"]
+
+
+def test_a_decoder_without_a_state_still_trains(forgetful: type[SoftmaxConfig]):
+    """Only what is asked for is refused."""
     ids = torch.ones(1, 4, dtype=torch.long)
-    model.get_submodule("decoder").mechanism = ForgetfulConfig()
-    assert model(ids, decoder_input_ids=ids).last_hidden_state.shape == (1, 4, SIZES["hidden_size"])
+    pair = Transformer(shrunk(with_part(bases()["pair"], forgetful())))
+    pair(ids, labels=ids).loss.backward()
     with pytest.raises(InputError, match="cannot go on from a state"):
-        model(ids, decoder_input_ids=ids, use_cache=True)
+        pair(ids, decoder_input_ids=ids, use_cache=True)
     with pytest.raises(InputError, match="cannot go on from a state"):
-        model.encode(ids)
+        pair.encode(ids)
+    decoder = Transformer(shrunk(with_part(bases()["decoder"], forgetful())))
+    decoder(ids, labels=ids).loss.backward()
+    with pytest.raises(InputError, match="cannot go on from a state"):
+        decoder(ids, use_cache=True)
 
 
 def test_a_file_with_such_a_decoder_is_refused(unable: type[SoftmaxConfig]):

@@ -1,0 +1,79 @@
+"""The table of initial weights, measured."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyformer.heads import LanguageModelConfig
+from polyformer.model import ModelConfig, Transformer
+from polyformer.position import LearnedConfig
+from polyformer.stack import EmbeddingConfig, StackConfig
+
+WIDTH, VOCAB = 64, 500
+
+
+def model(initializer_range: float | None) -> Transformer:
+    """An encoder-decoder with every sort of weight, the output matrix of its own among them."""
+    torch.manual_seed(0)
+    stack = StackConfig(num_hidden_layers=3, position=LearnedConfig())
+    return Transformer(ModelConfig(
+        vocab_size=VOCAB, hidden_size=WIDTH, encoder=stack, decoder=stack,
+        embedding=EmbeddingConfig(tied=False), head=LanguageModelConfig(bias=True),
+        initializer_range=initializer_range,
+    ))  # fmt: skip
+
+
+def near(tensor: Tensor, deviation: float) -> None:
+    assert abs(tensor.std().item() / deviation - 1) < 0.1
+    assert abs(tensor.mean().item()) < 0.1 * deviation
+
+
+def sorts(model: Transformer) -> dict[str, list[Tensor]]:
+    """Weights by the rows of the table."""
+    found: dict[str, list[Tensor]] = {"vectors": [], "matrices": [], "last": [], "ones": [], "zeros": []}
+    norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+    for name, parameter in model.named_parameters():
+        owner = name.rsplit(".", 1)[0]
+        if name.endswith("bias"):
+            found["zeros"].append(parameter)
+        elif owner in norms:
+            found["ones"].append(parameter)
+        elif "tokens" in name or "tables" in name or name == "head.weight":
+            found["vectors"].append(parameter)
+        elif ".layers." in name and name.endswith(("output.weight", "down.weight")):
+            found["last"].append(parameter)
+        else:
+            found["matrices"].append(parameter)
+    assert all(found.values())
+    return found
+
+
+def test_with_a_range():
+    """GPT-2's scheme: normal, and the last matrices of sub-layers scaled down by the depth."""
+    found = sorts(model(0.05))
+    for tensor in found["vectors"] + found["matrices"]:
+        near(tensor, 0.05)
+    for tensor in found["last"]:
+        near(tensor, 0.05 / math.sqrt(2 * 3))
+    assert all((tensor == 0).all() for tensor in found["zeros"])
+    assert all((tensor == 1).all() for tensor in found["ones"])
+
+
+def test_without_one():
+    """The scheme of 2017: Glorot's uniform matrices, vectors of length about one."""
+    found = sorts(model(None))
+    for tensor in found["vectors"]:
+        near(tensor, 1 / math.sqrt(WIDTH))
+    for tensor in found["matrices"] + found["last"]:
+        bound = math.sqrt(6 / sum(tensor.shape))
+        near(tensor, bound / math.sqrt(3))
+        assert tensor.abs().max() <= bound
+    assert all((tensor == 0).all() for tensor in found["zeros"])
+
+
+@pytest.mark.parametrize("initializer_range", [0.02, None])
+def test_a_seed_repeats_it(initializer_range: float | None):
+    first, second = model(initializer_range).state_dict(), model(initializer_range).state_dict()
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())

@@ -1,0 +1,46 @@
+"""Feed-forwards against their equations."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from polyformer.core.errors import InputError
+from polyformer.feedforward import DenseConfig, GatedConfig
+
+ACTIVATIONS = {
+    "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
+    "sigmoid": torch.sigmoid, "tanh": torch.tanh,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_dense(activation: str, bias: bool):
+    torch.manual_seed(0)
+    module = DenseConfig(intermediate_size=7, activation=activation, bias=bias).build(3).double()
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    inner = ACTIVATIONS[activation](F.linear(x, module.up.weight, module.up.bias))
+    expected = F.linear(inner, module.down.weight, module.down.bias)
+    torch.testing.assert_close(module(x), expected, rtol=1e-12, atol=1e-12)
+    assert len(list(module.parameters())) == (4 if bias else 2)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ["sigmoid", "gelu", "silu"])
+def test_gated(activation: str, bias: bool):
+    """GLU, GEGLU and SwiGLU."""
+    torch.manual_seed(0)
+    module = GatedConfig(intermediate_size=7, activation=activation, bias=bias).build(3).double()
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    gate = ACTIVATIONS[activation](F.linear(x, module.gate.weight, module.gate.bias))
+    inner = gate * F.linear(x, module.up.weight, module.up.bias)
+    expected = F.linear(inner, module.down.weight, module.down.bias)
+    torch.testing.assert_close(module(x), expected, rtol=1e-12, atol=1e-12)
+    assert len(list(module.parameters())) == (6 if bias else 3)
+
+
+def test_what_is_wrong_is_named():
+    with pytest.raises(InputError, match="unknown activation 'rleu': did you mean 'relu'"):
+        DenseConfig(activation="rleu")
+    with pytest.raises(InputError, match="intermediate_size: expected 1 or more, got 0"):
+        GatedConfig(intermediate_size=0)

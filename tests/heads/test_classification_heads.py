@@ -1,0 +1,119 @@
+"""Heads with labels of their own: sequences, tokens, spans, vectors."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.heads import ClassifyConfig, EmbedConfig, Head, HeadConfig, HeadInput, SpanConfig, TagConfig
+
+WIDTH = 4
+MASK = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1]]).bool()
+
+
+def made(config: HeadConfig) -> Head:
+    torch.manual_seed(0)
+    return config.build(WIDTH, 7, True).double().eval()
+
+
+def inputs() -> HeadInput:
+    torch.manual_seed(1)
+    return HeadInput(torch.randn(2, 5, WIDTH).double(), MASK, torch.randn(7, WIDTH).double())
+
+
+def same(actual: Tensor | None, expected: Tensor) -> None:
+    assert actual is not None
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_classify(hidden: bool):
+    head, given, labels = made(ClassifyConfig(num_labels=3, hidden=hidden)), inputs(), torch.tensor([2, 0])
+    loss, predictions = head(given, labels)
+    first = torch.stack([given.hidden[0, 0], given.hidden[1, 1]])
+    if hidden:
+        first = torch.tanh(first @ head.dense.weight.T + head.dense.bias)
+    logits = first @ head.output.weight.T + head.output.bias
+    same(predictions(), logits)
+    same(loss, F.cross_entropy(logits, labels))
+
+
+def test_tag():
+    head, given = made(TagConfig(num_labels=3)), inputs()
+    labels = torch.tensor([[0, -100, 2, -100, -100], [-100, 1, 1, 2, -100]])
+    loss, predictions = head(given, labels)
+    logits = given.hidden @ head.output.weight.T + head.output.bias
+    same(predictions(), logits)
+    same(loss, F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+
+
+def test_span():
+    """Start and end are each a choice among the real tokens."""
+    head, given, labels = made(SpanConfig()), inputs(), torch.tensor([[0, 2], [1, -100]])
+    loss, predictions = head(given, labels)
+    logits = given.hidden @ head.output.weight.T + head.output.bias
+    same(predictions()[MASK], logits[MASK])
+    assert (predictions()[~MASK] == -torch.inf).all()
+    start, end = logits.masked_fill(~MASK.unsqueeze(-1), -torch.inf).unbind(-1)
+    terms = F.cross_entropy(start[:1], labels[:1, 0]), F.cross_entropy(end[:1], labels[:1, 1])
+    terms += (F.cross_entropy(start[1:], labels[1:, 0]),)
+    same(loss, torch.stack(terms).mean())
+
+
+def test_a_span_in_a_row_of_padding_leaves_other_gradients_finite():
+    head = made(SpanConfig())
+    hidden = torch.randn(2, 3, WIDTH, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[1, 1, 1], [0, 0, 0]]).bool()
+    loss, _ = head(HeadInput(hidden, mask, hidden), torch.tensor([[0, 1], [-100, -100]]))
+    loss.backward()
+    assert loss.isfinite()
+    assert hidden.grad is not None
+    assert hidden.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_embed(normalize: bool):
+    given = inputs()
+    loss, predictions = made(EmbedConfig(normalize=normalize))(given, None)
+    mean = torch.stack([given.hidden[0, :3].mean(0), given.hidden[1, 1:].mean(0)])
+    same(predictions(), mean / mean.norm(dim=1, keepdim=True) if normalize else mean)
+    assert loss is None
+
+
+def test_labels_of_nothing_give_a_loss_of_zero():
+    head = made(TagConfig(num_labels=3))
+    loss, _ = head(inputs(), torch.full((2, 5), -100))
+    assert loss == 0
+    assert all(grad.abs().max() == 0 for grad in torch.autograd.grad(loss, list(head.parameters())))
+
+
+def test_dropout_is_active_in_training_alone():
+    for config in (ClassifyConfig(dropout=0.5), TagConfig(dropout=0.5)):
+        head, given = made(config), inputs()
+        assert torch.equal(head(given, None)[1](), head(given, None)[1]())
+        head.train()
+        assert not torch.equal(head(given, None)[1](), head(given, None)[1]())
+
+
+def test_what_is_wrong_is_named():
+    with pytest.raises(InputError, match="num_labels: expected 1 or more, got 0"):
+        TagConfig(num_labels=0)
+    with pytest.raises(InputError, match="num_labels: expected 1 or more, got -1"):
+        ClassifyConfig(num_labels=-1)
+    with pytest.raises(InputError, match="unknown pooling 'fist': did you mean 'first'"):
+        ClassifyConfig(pooling="fist")
+    with pytest.raises(InputError, match="unknown pooling 'max'"):
+        EmbedConfig(pooling="max")
+    with pytest.raises(InputError, match="labels: an embedding head has no loss of its own; leave them out"):
+        made(EmbedConfig())(inputs(), torch.zeros(2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("config", [ClassifyConfig(num_labels=3), TagConfig(num_labels=3), SpanConfig()])
+def test_example_labels_fit(config: HeadConfig):
+    labels = config.example_labels(2, 5, 7)
+    assert labels is not None
+    given = inputs()
+    loss, _ = made(config)(HeadInput(given.hidden, None, given.table), labels)
+    assert loss is not None
+    assert loss.isfinite()

@@ -1,0 +1,92 @@
+"""Multi-head attention against its equation: projections, heads, groups, another sequence."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyformer.attention import SoftmaxConfig, Window
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.position import NoPositionConfig
+from polyformer.stack import AttentionConfig, MultiHeadAttention
+
+NO_POSITION = NoPositionConfig().build(6, 1, 1)
+
+
+def made(config: AttentionConfig, hidden_size: int = 6) -> MultiHeadAttention:
+    torch.manual_seed(0)
+    return config.build(hidden_size).double().eval()
+
+
+def equation(module: MultiHeadAttention, x: Tensor, source: Tensor, causal: bool) -> Tensor:
+    """Head by head: softmax(x W_q (s W_k)^T / sqrt(D)) s W_v, joined and projected."""
+    config, width = module.config, module.head_size
+    q, k, v = module.query(x), module.key(source), module.value(source)
+    heads = []
+    for head in range(config.num_attention_heads):
+        mine = slice(head * width, (head + 1) * width)
+        group = head // (config.num_attention_heads // config.kv_heads)
+        theirs = slice(group * width, (group + 1) * width)
+        scores = q[..., mine] @ k[..., theirs].transpose(1, 2) / math.sqrt(width)
+        if causal:
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+        heads.append(scores.softmax(-1) @ v[..., theirs])
+    return module.output(torch.cat(heads, -1))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("heads", "groups", "head_size"), [(1, None, None), (3, None, None), (6, 2, None), (3, 1, 5)]
+)
+def test_the_equation(heads: int, groups: int | None, head_size: int | None, bias: bool):
+    module = made(
+        AttentionConfig(num_attention_heads=heads, num_key_value_heads=groups, head_size=head_size, bias=bias)
+    )
+    torch.manual_seed(1)
+    x, source = torch.randn(2, 5, 6, dtype=torch.float64), torch.randn(2, 7, 6, dtype=torch.float64)
+    y, state = module(x, Context(5, 5, causal=True), NO_POSITION)
+    torch.testing.assert_close(y, equation(module, x, x, causal=True), rtol=1e-12, atol=1e-12)
+    assert state is None
+    y, projected = module.cross(x, source, Context(5, 7))
+    torch.testing.assert_close(y, equation(module, x, source, causal=False), rtol=1e-12, atol=1e-12)
+    again, _ = module.cross(x, None, Context(5, 7), projected)
+    assert torch.equal(again, y)
+    assert projected.keys.shape == (2, groups or heads, 7, module.head_size)
+
+
+def test_groups_are_shared_heads():
+    """With key heads repeated for every query head of their group nothing changes."""
+    grouped = made(AttentionConfig(num_attention_heads=6, num_key_value_heads=2), 12)
+    plain = made(AttentionConfig(num_attention_heads=6), 12)
+    state = grouped.state_dict()
+    for name in ("key.weight", "key.bias", "value.weight", "value.bias"):
+        state[name] = state[name].unflatten(0, (2, 2)).repeat_interleave(3, 0).flatten(0, 1)
+    plain.load_state_dict(state)
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    one, two = (module(x, Context(5, 5, causal=True), NO_POSITION)[0] for module in (grouped, plain))
+    torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+
+
+def test_another_sequence_is_read_without_a_pattern():
+    config = AttentionConfig(num_attention_heads=2, mechanism=SoftmaxConfig(pattern=Window(1), scale=0.3))
+    assert config.cross() == AttentionConfig(num_attention_heads=2, mechanism=SoftmaxConfig(scale=0.3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads: expected 1 or more, got 0"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 3},
+         "num_key_value_heads: expected a divisor of the 4 query heads, got 3"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 0},
+         "num_key_value_heads: expected a divisor of the 4 query heads, got 0"),
+        ({"num_attention_heads": 4},
+         "num_attention_heads: expected a divisor of hidden_size 6, got 4; or give head_size"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(options: dict[str, int], message: str):
+    with pytest.raises(InputError) as caught:
+        AttentionConfig(**options).build(6)
+    assert str(caught.value) == message

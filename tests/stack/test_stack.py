@@ -1,0 +1,132 @@
+"""Stacks: layers in turn, norms at the end, recomputation in place of memory, embeddings below."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyformer.block import ParallelConfig, PostNormConfig, PreNormConfig
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.norms import LayerNormConfig
+from polyformer.feedforward import DenseConfig
+from polyformer.position import LearnedConfig, LearnedPerLayerConfig, NoPositionConfig
+from polyformer.stack import AttentionConfig, Embedding, EmbeddingConfig, Stack, StackConfig
+
+
+def made(cross: bool = False, **options: Any) -> Stack:
+    torch.manual_seed(0)
+    parts = {"num_hidden_layers": 3, "attention": AttentionConfig(num_attention_heads=2),
+             "feedforward": DenseConfig(intermediate_size=8), **options}  # fmt: skip
+    return Stack(StackConfig(**parts), 6, 20, cross).double()
+
+
+def test_layers_follow_one_another():
+    stack = made(block=PreNormConfig(), position=LearnedPerLayerConfig()).eval()
+    x, pos, context = torch.randn(2, 5, 6).double(), torch.arange(5), Context(5, 5, causal=True)
+    collected: list[Tensor] = []
+    y, states = stack(x, pos, context, collect=collected)
+    hidden = x
+    for index, layer in enumerate(stack.layers):
+        if index:
+            hidden = hidden + stack.position.tables[index](pos)
+        assert torch.equal(collected[index], hidden)
+        hidden, _ = layer(hidden, context, stack.position)
+    assert torch.equal(y, stack.final_norm(hidden))
+    assert torch.equal(collected[3], y)
+    assert len(collected) == 4
+    assert states is None
+
+
+def test_the_final_norm_is_there_where_the_stream_is_not_normalised():
+    for block in (PreNormConfig(), ParallelConfig()):
+        assert isinstance(made(block=block).final_norm, torch.nn.LayerNorm)
+    assert isinstance(made(block=PostNormConfig()).final_norm, torch.nn.Identity)
+
+
+@pytest.mark.parametrize("block", [PreNormConfig(), PostNormConfig()])
+def test_recomputing_gives_equal_gradients(block: PreNormConfig | PostNormConfig):
+    """Dropout included: the second time the same weights are dropped. Fewer activations are kept."""
+    results, kept = [], []
+    for recompute in (False, True):
+        stack = made(block=block, dropout=0.3).train()
+        stack.recompute = recompute
+        x = torch.linspace(-1, 1, 60, dtype=torch.float64).view(2, 5, 6).requires_grad_()
+        torch.manual_seed(1)
+        saved: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda one, saved=saved: saved.append(one.numel()) or one, lambda one: one
+        ):
+            y, _ = stack(x, torch.arange(5), Context(5, 5, causal=True))
+        grads = torch.autograd.grad(y.square().sum(), [x, *stack.parameters()])
+        results.append([y, *grads])
+        kept.append(sum(saved))
+    for plain, again in zip(*results):
+        assert torch.equal(plain, again)
+    assert kept[1] < kept[0] / 4
+
+
+def test_recomputation_is_of_training_alone():
+    stack = made().eval()
+    stack.recompute = True
+    x = torch.randn(1, 3, 6).double()
+    states = stack.new_states(0)
+    y, states = stack(x, torch.arange(3), Context(3, 3, causal=True), states=states)
+    stack.recompute = False
+    assert states is not None
+    assert torch.equal(y, stack(x, torch.arange(3), Context(3, 3, causal=True))[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_hidden_layers": 0}, "num_hidden_layers: expected 1 or more, got 0"),
+        ({"dropout": 1.0}, "dropout: expected a probability in [0, 1), got 1.0"),
+        ({"dropout": -0.1}, "dropout: expected a probability in [0, 1), got -0.1"),
+    ],
+)
+def test_what_is_wrong_is_named(options: dict[str, Any], message: str):
+    with pytest.raises(InputError) as caught:
+        StackConfig(**options)
+    assert str(caught.value) == message
+
+
+def embedding(**options: Any) -> Embedding:
+    torch.manual_seed(0)
+    return Embedding(EmbeddingConfig(**options), 6, LayerNormConfig(), 0.5).double().eval()
+
+
+def test_the_embedding_sum():
+    """Vectors, scaled, plus positions, plus types, then a norm."""
+    position = LearnedConfig().build(6, 1, 9).double()
+    tokens, pos, types = torch.randn(2, 3, 6).double(), torch.arange(3), torch.tensor([[0, 1, 1], [1, 0, 0]])
+    module = embedding(scaled=True, normed=True, type_vocab_size=2)
+    assert module.types is not None
+    total = tokens * math.sqrt(6) + module.types(types) + next(position.parameters())[pos]
+    torch.testing.assert_close(
+        module(tokens, position, pos, types), module.norm(total), rtol=1e-12, atol=1e-12
+    )
+    assert torch.equal(
+        module(tokens, position, pos, None), module(tokens, position, pos, torch.zeros_like(types))
+    )
+    plain = embedding()
+    assert torch.equal(plain(tokens, NoPositionConfig().build(6, 1, 1), pos, None), tokens)
+
+
+def test_the_embedding_sum_is_dropped_from_in_training():
+    module, x = embedding().train(), torch.ones(4, 50, 6).double()
+    dropped = module(x, NoPositionConfig().build(6, 1, 1), torch.arange(50), None)
+    assert set(dropped.unique().tolist()) == {0.0, 2.0}
+
+
+def test_token_types_that_a_model_does_not_have_are_refused():
+    x = torch.randn(1, 2, 6).double()
+    with pytest.raises(InputError) as caught:
+        embedding()(
+            x, NoPositionConfig().build(6, 1, 1), torch.arange(2), torch.zeros(1, 2, dtype=torch.long)
+        )
+    assert str(caught.value) == (
+        "token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out"
+    )
