@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from polyformer.attention import Causal, Documents, Full, Global, Padding, Pattern, Window
 from polyformer.core.attend import attend
@@ -41,6 +43,26 @@ def results(q: Tensor, k: Tensor, v: Tensor, *, tables: Sequence[Tensor] = (), l
     weights = torch.arange(1, out.numel() + 1, dtype=out.dtype).view(out.shape) / out.numel()
     loss = (out * weights).sin().sum() + (sums * weights[..., 0] if lse else sums).sum()
     return [out, sums, *torch.autograd.grad(loss, [q, k, v, *tables], retain_graph=True)]
+
+
+def dense(pattern: Pattern, context: Context, batch: int, heads: int) -> Tensor:
+    """The mask of a pattern, [B, H, Tq, Tk]."""
+    b, h = torch.arange(batch).view(-1, 1, 1, 1), torch.arange(heads).view(1, -1, 1, 1)
+    q_idx, kv_idx = torch.arange(context.q_len).view(-1, 1), torch.arange(context.kv_len)
+    return pattern.mask(context, b, h, q_idx, kv_idx).expand(batch, heads, -1, -1)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records how many elements the largest storage that any operation returns has."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.largest = max(self.largest, leaf.untyped_storage().nbytes() // leaf.element_size())
+        return result
 
 
 def assert_same(ours: list[Tensor], expected: list[Tensor]) -> None:

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import patterns, random_context
+from attention_cases import LargestTensor, dense, patterns, random_context
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_layout import Largest, dense
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -73,7 +72,7 @@ def test_full_blocks_are_found_where_they_are() -> None:
 
 def test_the_block_mask_is_never_dense() -> None:
     length = 8192
-    with Largest() as seen:
+    with LargestTensor() as seen:
         flex.block_mask(Causal() & Window(300) | Global(2), Context(length, length), CPU)
     assert seen.largest <= 2 * (length // flex.BLOCK) * (length // flex.BLOCK + 1)
 

@@ -1,16 +1,12 @@
 """Intervals, and what every layout promises: it covers its mask, `full` is full, it is never dense (K7)."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
-from attention_cases import patterns, random_context
+from attention_cases import LargestTensor, dense, patterns, random_context
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from polyformer.attention import Causal, Global, Pattern, Window
 from polyformer.core.context import Context
@@ -61,13 +57,6 @@ def test_tiles_hold_the_keys_of_their_row_in_order(
         assert members(tile.masked) == members(tile.keys) - members(full)
         keys = sorted(members(tile.keys))
         assert {keys[i] for a, b in tile.columns() for i in range(a, b)} == members(tile.masked)
-
-
-def dense(pattern: Pattern, context: Context, batch: int, heads: int) -> Tensor:
-    """The mask [B, H, Tq, Tk]."""
-    b, h = torch.arange(batch).view(-1, 1, 1, 1), torch.arange(heads).view(1, -1, 1, 1)
-    q_idx, kv_idx = torch.arange(context.q_len).view(-1, 1), torch.arange(context.kv_len)
-    return pattern.mask(context, b, h, q_idx, kv_idx).expand(batch, heads, -1, -1)
 
 
 def assert_covers(pattern: Pattern, context: Context, batch: int, block: int) -> None:
@@ -123,23 +112,12 @@ def test_the_layout_of_every_registered_pattern_covers_its_mask(pattern: Pattern
         assert_covers(pattern, context, 2, block)
 
 
-class Largest(TorchDispatchMode):
-    """The most elements that any operation returned."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.largest = max([self.largest, *(x.numel() for x in tree_leaves(result) if isinstance(x, Tensor))])
-        return result
-
-
 @pytest.mark.parametrize("pattern", [*named, Window(8) | Global(2), Causal() & Window(9)], ids=str)
 def test_layouts_are_never_dense(pattern: Pattern) -> None:
     lengths = (1024, 2048)
     for length in lengths:
         context = random_context(2, length, length, causal=True, documents=True, padding=True)
-        with Largest() as seen:
+        with LargestTensor() as seen:
             rows = (pattern & Window(4)).layout(context, 64)
         assert seen.largest <= 4 * length
         assert len(rows) <= length // 64 + 64

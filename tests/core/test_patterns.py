@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from attention_cases import patterns
+from attention_cases import dense, patterns
 from hypothesis import given, settings
-from test_layout import dense
 from torch import Tensor
 
 from polyformer.attention import Causal, Documents, Full, Global, Padding, Pattern, Window

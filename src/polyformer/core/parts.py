@@ -1,0 +1,105 @@
+"""A part of one call of `blocks`: some rows of the batch and some heads, as few as a cache holds at once."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from polyformer.core.patterns import Full
+from polyformer.core.products import product
+from polyformer.core.request import Request
+from polyformer.core.tiles import Masks, Tile, plan, slots
+
+LOG2E = 1 / math.log(2)
+
+
+def parts(request: Request, seed: int) -> Iterator["Part"]:
+    """The whole call in parts, always in the same order; `seed` decides what dropout drops."""
+    generator = torch.Generator(request.q.device).manual_seed(seed) if request.dropout else None
+    batch, step = request.q.shape[0], request.q.shape[0] if request.q.is_cuda else 1
+    for first in range(0, batch, step):
+        rows = slice(first, first + step)
+        context = request.context.rows(first, first + step)
+        tiles, room = plan(
+            request.pattern or Full(), context, step * request.q.shape[1], request.q.device.type
+        )
+        heads = max(1, room // (step * request.groups))
+        for head in range(0, request.k.shape[1], heads):
+            yield Part(request, tiles, rows, slice(head, min(head + heads, request.k.shape[1])), generator)
+
+
+class Part:
+    """Keys as [N, Tk, D] and queries as [N, G, Tq, D]: N batch rows times key heads, G query heads for each.
+
+    Tiles of scores are [N, G * queries, keys], which the mods see as [B, H, queries, keys].
+    """
+
+    def __init__(self, request: Request, rows: tuple[tuple[Tile, ...], ...], batch: slice, heads: slice,
+                 generator: torch.Generator | None) -> None:  # fmt: skip
+        self.request, self.rows, self.generator = request, rows, generator
+        self.batch, self.kv_heads = batch, heads
+        self.heads = slice(heads.start * request.groups, heads.stop * request.groups)
+        device = request.q.device
+        self.b = torch.arange(batch.start, batch.stop, device=device).view(-1, 1, 1, 1)
+        self.h = torch.arange(self.heads.start, self.heads.stop, device=device).view(1, -1, 1, 1)
+        self.factor = request.scale * (LOG2E if request.score_mod is None else 1.0)
+        self.masks = Masks(request.pattern, request.context)
+        self.scratch: dict[str, Tensor] = {}
+
+    def by_key(self, x: Tensor) -> Tensor:
+        """[B, Hkv, ...] as [N, ...]."""
+        return x[self.batch, self.kv_heads].flatten(0, 1)
+
+    def by_query(self, x: Tensor) -> Tensor:
+        """[B, H, Tq, D] as [N, G, Tq, D]."""
+        return x[self.batch, self.heads].unflatten(1, (-1, self.request.groups)).flatten(0, 1)
+
+    def queries(self, x: Tensor, tile: Tile) -> Tensor:
+        """The tile's queries of x [N, G, Tq, D], the heads of a group together: [N, G * queries, D]."""
+        return x[:, :, tile.start : tile.stop].flatten(1, 2)
+
+    def put(self, x: Tensor, tile: Tile, value: Tensor) -> None:
+        """Writes [N, G * queries, D] to the tile's queries of x [N, G, Tq, D]."""
+        x[:, :, tile.start : tile.stop] = value.view(*x.shape[:2], -1, x.shape[3])
+
+    def scores(self, tile: Tile, queries: Tensor, keys: Tensor) -> Tensor:
+        """Scores in base 2, minus infinity where nothing may be seen; in memory that is used again."""
+        if self.request.score_mod is None:
+            return self.forbid(tile, self.product("scores", queries, keys.mT))
+        scores, *indices = self.raw(tile, queries, keys)
+        return self.finish(tile, self.request.score_mod(scores, *indices))
+
+    def raw(self, tile: Tile, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What a score_mod receives: scores [B, H, queries, keys] and b, h, q_idx [queries, 1], kv_idx."""
+        scores = self.tiled(tile, self.product("scores", queries, keys.mT))
+        q_idx = torch.arange(tile.start, tile.stop, device=scores.device).view(-1, 1)
+        return scores, self.b, self.h, q_idx, slots(tile.keys, scores.device)
+
+    def finish(self, tile: Tile, value: Tensor) -> Tensor:
+        """What a score_mod gave, in base 2 and masked: [N, G * queries, keys]."""
+        shape = (len(self.b), self.h.shape[1], tile.stop - tile.start, tile.width)
+        scores = (value * LOG2E).expand(shape).unflatten(1, (-1, self.request.groups))
+        return self.forbid(tile, scores.flatten(2, 3).flatten(0, 1).contiguous())
+
+    def forbid(self, tile: Tile, scores: Tensor) -> Tensor:
+        """`scores` [N, G * queries, keys], masked in place."""
+        self.masks.forbid(self.tiled(tile, scores), tile, self.b, self.h)
+        return scores
+
+    def tiled(self, tile: Tile, x: Tensor) -> Tensor:
+        """[N, G * queries, keys] as [B, H, queries, keys]."""
+        return x.view(len(self.b), self.h.shape[1], tile.stop - tile.start, tile.width)
+
+    def product(self, name: str, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b for the largest products, in memory that every tile uses again."""
+        shape = (a.shape[0], a.shape[1], b.shape[2])
+        size = math.prod(shape)
+        if name not in self.scratch or self.scratch[name].numel() < size:
+            self.scratch[name] = a.new_empty(size)
+        return product(a, b, self.scratch[name][:size].view(shape))
+
+    def kept(self, like: Tensor) -> Tensor:
+        """1 / (1 - dropout) where a weight is kept, else 0; the same in forward and backward."""
+        keep = 1.0 - self.request.dropout
+        return torch.empty_like(like).bernoulli_(keep, generator=self.generator).div_(keep)
