@@ -1,6 +1,7 @@
 """The tables of the documentation, made from the registry: `python -m polyformer.documentation [--check]`."""
 
 import argparse
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,14 @@ from polyformer.presets import MODELS, model_config
 ROOT = Path(__file__).parents[2]
 README = "README.md"
 
+FAMILIES = ("model", "tasks", "training")
+"""What must be imported for every family of configurations to be known."""
+
 
 def members() -> Iterator[tuple[str, str, str, str, str]]:
     """Every registered member: family, name, row, first sentence, paper."""
+    for package in FAMILIES:
+        importlib.import_module(f"polyformer.{package}")
     for family in sorted(Config.__subclasses__(), key=lambda one: one.__name__):
         for kind, member in sorted(family.members.items()):
             yield family.__name__.removesuffix("Config"), kind, member.row, sentence(member), member.paper
@@ -34,7 +40,10 @@ def sentence(thing: object) -> str:
 def member_table() -> str:
     """The members as a Markdown table."""
     lines = ["| axis | name | row | what | source |", "|---|---|---|---|---|"]
-    lines += [f"| {axis} | `{name}` | {row} | {_cell(what)} | {paper} |" for axis, name, row, what, paper in members()]
+    lines += [
+        f"| {axis} | `{name}` | {row} | {_cell(what)} | {paper} |"
+        for axis, name, row, what, paper in members()
+    ]
     return "\n".join(lines)
 
 

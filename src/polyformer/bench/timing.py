@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 
-def in_turn(candidates: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 1) -> dict[str, list[float]]:
+def in_turn(
+    candidates: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 1
+) -> dict[str, list[float]]:
     """Seconds of every counted run of every candidate; each round runs all of them once."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(warmup + repeats):

@@ -19,7 +19,9 @@ class TrainingBench(Config):
     batch: int = 2
     length: int = 512
     layers: int = 12
-    dropout: float = 0.0  # of both models, wherever GPT-2 has one but in the attention weights, which ours lacks
+    dropout: float = (
+        0.0  # of both models, wherever GPT-2 has one but in the attention weights, which ours lacks
+    )
     device: str = "cpu"
     dtype: str = "float32"
     repeats: int = 5
@@ -34,7 +36,9 @@ def run(config: TrainingBench) -> dict[str, float]:
     """Median seconds a step by model; prints them with their ratio and tokens a second."""
     dtype = getattr(torch, config.dtype)
     positions = max(1024, config.length)
-    ours = create_model("gpt2", num_hidden_layers=config.layers, dropout=config.dropout, max_position_embeddings=positions)
+    ours = create_model(
+        "gpt2", num_hidden_layers=config.layers, dropout=config.dropout, max_position_embeddings=positions
+    )
     models: dict[str, nn.Module] = {"polyformer": ours}
     try:
         models = {"transformers": _theirs(config, positions), **models}
@@ -54,7 +58,9 @@ def _theirs(config: TrainingBench, positions: int) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     rate = config.dropout
-    shape = GPT2Config(n_layer=config.layers, n_positions=positions, resid_pdrop=rate, embd_pdrop=rate, attn_pdrop=0.0)
+    shape = GPT2Config(
+        n_layer=config.layers, n_positions=positions, resid_pdrop=rate, embd_pdrop=rate, attn_pdrop=0.0
+    )
     return GPT2LMHeadModel(shape)
 
 

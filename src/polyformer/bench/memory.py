@@ -1,0 +1,76 @@
+"""Peak memory of one call: of the allocator on CUDA, of a fresh process on a CPU."""
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+MIB = 1 << 20
+Given = TypeVar("Given")
+
+
+def peak_mib(
+    make: Callable[[Given], Callable[[], object]], given: Given, warm: Given, device: str
+) -> float | None:
+    """MiB that the call `make(given)()` needs beside its inputs; None where it needs more than there is.
+
+    `make` is a function of a module and `given` plain data: on a CPU a process of its own does the work, so
+    that nothing measured before is counted. It first runs the smaller `warm`, for what libraries load.
+    """
+    if torch.device(device).type == "cuda":
+        return _on_cuda(make(given))
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(_in_process, make, given, warm, torch.get_num_threads()).result()
+        except BrokenProcessPool:
+            return None
+
+
+def _on_cuda(call: Callable[[], object]) -> float | None:
+    call()  # compiled and tuned first
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    try:
+        call()
+    except torch.cuda.OutOfMemoryError:
+        return None
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / MIB
+
+
+def _in_process(
+    make: Callable[[Given], Callable[[], object]], given: Given, warm: Given, threads: int
+) -> float:
+    torch.set_num_threads(threads)
+    make(warm)()
+    call = make(given)
+    before = _reset_high_water()
+    call()
+    return (_high_water() - before) / MIB
+
+
+def _reset_high_water() -> int:
+    """The resident bytes now; where the system allows it, the high-water mark starts again from here."""
+    reset = Path("/proc/self/clear_refs")
+    if reset.exists():
+        reset.write_text("5")
+    return _high_water()
+
+
+def _high_water() -> int:
+    """The most bytes that were resident at once."""
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status = Path("/proc/self/status")
+    if status.exists():  # what clear_refs resets
+        most = next(
+            int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")
+        )
+    return most * (1 if sys.platform == "darwin" else 1024)
