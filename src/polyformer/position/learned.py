@@ -60,8 +60,9 @@ class Learned(Position):
         """Raises where looking is cheap: on the CPU, outside compiled code. Elsewhere the lookup raises."""
         if pos.device.type != "cpu" or torch.compiler.is_compiling() or not pos.numel():
             return
-        if int(pos.max()) >= self.max_positions:
+        length = int(pos.max()) + 1
+        if self.max_positions is not None and length > self.max_positions:
             raise InputError(
-                f"input of {int(pos.max()) + 1} tokens: longer than the {self.max_positions} learned "
+                f"input of {length} tokens: longer than the {self.max_positions} learned "
                 f"positions (max_position_embeddings); shorten the text or choose another position scheme"
             )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
+from polyformer.core.figures import new_figure, save_figure
 from polyformer.training.metrics import Row, read_metrics
 
 
@@ -13,20 +13,12 @@ def plot_curves(run: str | Path, path: str | Path | None = None) -> Path:
     One panel for the loss in training and validation, one for the learning rate, one for each other
     validation metric. Returns the path. `InputError` without matplotlib, or where the run has no metrics.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(
-            "curves: drawing needs matplotlib, which is not installed; pip install 'polyformer[plot]'"
-        ) from error
     rows = read_metrics(run)
     if not rows:
         raise InputError(f"curves: {Path(run) / 'metrics.jsonl'} has no rows yet")
     path = Path(path) if path is not None else Path(run) / "curves.png"
     panels = panel_names(rows)
-    figure = Figure(figsize=(8, 2.6 * len(panels)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 2.6 * len(panels))
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axis, (title, names) in zip(axes, panels.items()):
         for name in names:
@@ -37,8 +29,7 @@ def plot_curves(run: str | Path, path: str | Path | None = None) -> Path:
         if len(names) > 1:
             axis.legend(frameon=False)
     axes[-1].set_xlabel("step")
-    ending = path.suffix.lstrip(".") or "png"
-    atomic_write(path, lambda partial: figure.savefig(partial, format=ending, dpi=120))
+    save_figure(figure, path)
     return path
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from polyformer.core.errors import InputError, unknown
+from polyformer.core.figures import new_figure
 from polyformer.core.files import remove_partials
 from polyformer.training.averaging import average_weights
 from polyformer.training.checkpoint import (
@@ -103,6 +104,8 @@ class _Run:
     def begin(self, out: Path, seed: int, resume: bool) -> None:
         """Take up the run in `out`, or start one there."""
         self.out = out
+        if self.config.reporting.curves:
+            new_figure(1, 1)  # a missing library is better known now than at the end
         saving = self.config.saving
         self.checkpoints = Checkpoints(out / "checkpoints", saving.checkpoint_every, saving.kept)
         latest = self.checkpoints.latest()

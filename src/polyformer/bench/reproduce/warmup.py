@@ -1,4 +1,4 @@
-"""The claim "post-norm needs warm-up, pre-norm does not" (Xiong et al. 2020, section 4; figures 1 and 2), at desk scale.
+"""The claim "post-norm needs warm-up, pre-norm does not" (Xiong et al. 2020, section 4), at desk scale.
 
 Four equal language models of the default text, deep for their width, with the two wirings and a constant
 learning rate reached at once or over a warm-up. The claim holds where post-norm without warm-up ends far
@@ -16,6 +16,7 @@ from polyformer.core.config import Config
 from polyformer.core.files import atomic_write
 from polyformer.recipes import Recipe, fit
 from polyformer.training.config import at_least
+from polyformer.training.curves import series
 from polyformer.training.metrics import read_metrics
 
 APART, ALIKE = 0.3, 0.1
@@ -38,7 +39,7 @@ class WarmupClaim(Config):
 
 
 def run(config: WarmupClaim) -> dict[tuple[str, bool], float]:
-    """Train all four, write OUT/warmup.csv and OUT/warmup.png, print the verdict; returns the validation losses."""
+    """Train all four, write OUT/warmup.csv and OUT/warmup.png, print the verdict; return the final losses."""
     losses: dict[str, list[tuple[float, float]]] = {}
     final: dict[tuple[str, bool], float] = {}
     for block in ("post", "pre"):
@@ -47,15 +48,13 @@ def run(config: WarmupClaim) -> dict[tuple[str, bool], float]:
             out = Path(config.out) / f"{block}-{'warm' if warm else 'cold'}"
             fitted = fit(Recipe.from_dict(recipe(config, block, warm)), out)
             rows = read_metrics(out)
-            losses[name] = [(row["step"] or 0, row["loss"]) for row in rows if row.get("loss") is not None]  # type: ignore[misc]
+            losses[name] = list(zip(*series(rows, "loss")))
             final[block, warm] = fitted.scores["validation"]["loss"]
     folder = Path(config.out)
     atomic_write(folder / "warmup.csv", _table(losses).encode())
     line_plot(folder / "warmup.png", losses, "step", "training loss, nats a token")
     for (block, warm), loss in final.items():
-        print(
-            f"{block:4}-norm {'with' if warm else 'without':7} warm-up: validation loss {loss:.3f} nats a token"
-        )
+        print(f"{block}-norm {'with' if warm else 'without'} warm-up: validation loss {loss:.3f}")
     print(verdict(final))
     print(f"curves: {folder / 'warmup.png'}")
     return final
@@ -86,8 +85,10 @@ def verdict(final: dict[tuple[str, bool], float]) -> str:
     """What the four validation losses say of the claim."""
     post, pre = (final[block, False] - final[block, True] for block in ("post", "pre"))
     found = "reproduced" if post > APART and abs(pre) < ALIKE else "not reproduced"
-    return (f"post-norm needs warm-up, pre-norm does not: {found} (without warm-up the loss ends {post:+.3f} nats "
-            f"a token for post-norm, {pre:+.3f} for pre-norm)")  # fmt: skip
+    return (
+        f"post-norm needs warm-up, pre-norm does not: {found} (without warm-up the loss ends {post:+.3f} nats "
+        f"a token for post-norm, {pre:+.3f} for pre-norm)"
+    )
 
 
 def _table(losses: dict[str, list[tuple[float, float]]]) -> str:
