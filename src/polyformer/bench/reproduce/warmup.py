@@ -86,8 +86,8 @@ def verdict(final: dict[tuple[str, bool], float]) -> str:
     post, pre = (final[block, False] - final[block, True] for block in ("post", "pre"))
     found = "reproduced" if post > APART and abs(pre) < ALIKE else "not reproduced"
     return (
-        f"post-norm needs warm-up, pre-norm does not: {found} (without warm-up the loss ends {post:+.3f} nats "
-        f"a token for post-norm, {pre:+.3f} for pre-norm)"
+        f"post-norm needs warm-up, pre-norm does not: {found} (without warm-up the loss ends {post:+.3f} "
+        f"nats a token for post-norm, {pre:+.3f} for pre-norm)"
     )
 
 
