@@ -118,8 +118,10 @@ def test_a_state_is_a_value(case: Case):
     """Going on from it in two ways, and from its copies, leaves each continuation what it is alone."""
     model, batch = case.model(), case.batch()
     ids = ids_of(case, batch)
-    _, state = step(case, model, ids[:, :3], start(case, model, batch))
-    for copy in (state, state.detach(), state.reorder(torch.arange(len(ids)))):
+    copies = (lambda one: one, lambda one: one.detach(), lambda one: one.reorder(torch.arange(len(ids))))
+    for copied in copies:
+        _, state = step(case, model, ids[:, :3], start(case, model, batch))
+        copy = copied(state)
         _, mine = step(case, model, ids[:, 3:5], state)
         _, other = step(case, model, ids[:, 3:5].flip(0, 1), copy)
         hidden, _ = step(case, model, ids[:, 5:], mine)

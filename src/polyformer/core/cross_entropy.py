@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from polyformer.core.errors import InputError
 from polyformer.core.linear import linear
 
 IGNORED = -100
@@ -26,12 +27,27 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, la
         hidden: [..., E]. weight: [V, E]. bias: [V] or None.
         labels: [...] in 0..V-1, or -100 where nothing is predicted. With no label at all the loss is 0.
         smoothing: probability mass spread evenly over the vocabulary (Szegedy et al. 2016, section 7).
+
+    Raises:
+        InputError: labels of another shape, or outside the vocabulary.
     """
+    check_labels(labels, hidden.shape[:-1], len(weight))
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     if not torch.compiler.is_compiling():  # a masked language model predicts one token in seven
         chosen = labels != IGNORED
         hidden, labels = hidden[chosen], labels[chosen]
     return _LinearCrossEntropy.apply(hidden, weight, bias, labels, smoothing)
+
+
+def check_labels(labels: Tensor, shape: torch.Size, classes: int) -> None:
+    """Raises `InputError` unless labels have `shape` and, looked at on the CPU only, fit the classes."""
+    if labels.shape != shape:
+        raise InputError(f"labels: expected the shape {tuple(shape)}, got {tuple(labels.shape)}")
+    if labels.device.type != "cpu" or torch.compiler.is_compiling() or not labels.numel():
+        return
+    low, high = (int(one) for one in labels.masked_fill(labels == IGNORED, 0).aminmax())
+    if low < 0 or high >= classes:
+        raise InputError(f"labels: expected numbers from 0 to {classes - 1}, or -100, got {low} to {high}")
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyformer.core.cross_entropy import check_labels
 from polyformer.core.errors import InputError
 from polyformer.core.linear import Linear
 from polyformer.core.pooling import check_pooling, pool
@@ -127,6 +128,7 @@ class Span(Head):
 
 def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean over the labels that are not -100, 0 when there is none; logits [..., classes]."""
+    check_labels(labels, logits.shape[:-1], logits.shape[-1])
     total = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
     return total / (labels != -100).sum().clamp_min(1)
 

@@ -39,10 +39,19 @@ class Embedding(nn.Module):
         """The sum; token types default to 0. `InputError` where the model has none but some are given."""
         x = tokens * self.factor if self.factor != 1.0 else tokens
         if self.types is not None:
-            types = torch.zeros_like(pos) if token_type_ids is None else token_type_ids
+            types = torch.zeros_like(pos) if token_type_ids is None else self._checked(token_type_ids)
             x = x + self.types(types)
         elif token_type_ids is not None:
             raise InputError(
                 "token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out"
             )
         return self.dropout(self.norm(position.embed(x, pos, 0)))
+
+    def _checked(self, types: Tensor) -> Tensor:
+        assert self.types is not None
+        if types.device.type == "cpu" and not torch.compiler.is_compiling() and types.numel():
+            low, high = (int(one) for one in types.aminmax())
+            if low < 0 or high >= self.types.num_embeddings:
+                most = self.types.num_embeddings - 1
+                raise InputError(f"token_type_ids: expected numbers from 0 to {most}, got {low} to {high}")
+        return types
