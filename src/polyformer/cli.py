@@ -84,3 +84,7 @@ def _help() -> str:
 def _complain(message: str) -> int:
     print(f"polyformer: error: {' '.join(message.split())}", file=sys.stderr)
     return USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -132,5 +132,7 @@ def _readable(error: argparse.ArgumentError, options: type[Any]) -> InputError:
 
 def _words(hint: Any) -> str:
     """A type in words: `int | None` as "int", a literal as its choices."""
-    parts = [part for part in typing.get_args(hint) or (hint,) if part is not type(None)]
-    return " or ".join(part.__name__ if isinstance(part, type) else str(part) for part in parts)
+    parts = [part for part in typing.get_args(hint) if part is not type(None)]
+    if not parts:
+        return hint.__name__ if isinstance(hint, type) else repr(hint)
+    return " or ".join(map(_words, parts))

@@ -36,13 +36,20 @@ def fit(recipe: Recipe, out: str | Path, resume: bool = False) -> Fitted:
     """
     splits = load(recipe.data, recipe.task.needs)
     recipe = dataclasses.replace(recipe, task=recipe.task.resolve(splits.train))
-    run, tokenizer = _begin(recipe, Path(out), splits, resume)
+    if resume:
+        tokenizer = Run.open(out).tokenizer
+    else:
+        tokenizer = Tokenizer.build(recipe.tokenizer, recipe.task.texts(splits.train))
     task = recipe.task.build(tokenizer)
     config = task.adapt(recipe.model.config())
     with torch.random.fork_rng():  # the seed is this run's, not the program's
         torch.manual_seed(recipe.seed)
         model = Transformer(config)
     fitting = Fitting(task, splits, recipe.seed)
+    # Nothing is written before all that can be wrong with the input was found.
+    run = Run(Path(out))
+    if is_main():
+        run.begin(recipe, tokenizer, resume)
     result = train(
         model, fitting, recipe.training, recipe.optimizer, recipe.schedule, out, recipe.seed, resume
     )
@@ -53,18 +60,6 @@ def fit(recipe: Recipe, out: str | Path, resume: bool = False) -> Fitted:
         facts = {"parameters": sum(one.numel() for one in model.parameters()), "steps": result.step}
         run.record(**facts, metrics=scores)
     return Fitted(run, task, splits, model, result, scores)
-
-
-def _begin(recipe: Recipe, out: Path, splits: Splits, resume: bool) -> tuple[Run, Tokenizer]:
-    """The run's folder with what it is made from, and its tokenizer."""
-    if resume:
-        run = Run.open(out)
-        tokenizer = run.tokenizer
-        if is_main():
-            run.save(recipe, tokenizer)
-        return run, tokenizer
-    tokenizer = Tokenizer.build(recipe.tokenizer, recipe.task.texts(splits.train))
-    return (Run.create(out, recipe, tokenizer) if is_main() else Run(out)), tokenizer
 
 
 def score(task: TextTask, model: Transformer, splits: Splits, measured: dict[str, float]) -> Scores:

@@ -83,6 +83,8 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for name, value in changes.items():
         old = result.get(name)
+        if isinstance(old, str) and isinstance(value, dict):  # a bare kind, or the bare name of a preset
+            old = {"preset" if name == "model" else "kind": old}
         if (
             isinstance(old, dict)
             and isinstance(value, dict)

@@ -10,7 +10,6 @@ from polyformer.tasks.lm import text_metrics
 from polyformer.tasks.ngram import NGram
 
 Row = tuple[str, dict[str, float]]
-SHOWN = ("perplexity", "word_perplexity", "bits_per_byte")
 
 
 def baselines(task: LanguageModelling, splits: Splits) -> list[Row]:
@@ -41,11 +40,14 @@ def sample(task: LanguageModelling, model: Transformer, seed: int, max_new_token
 
 def table(rows: list[Row]) -> str:
     """Rows of metrics as aligned text."""
-    names = [name for name in SHOWN if any(name in metrics for _, metrics in rows)]
-    width = max(len(title) for title, _ in rows)
-    lines = [" " * width + "".join(f"{name.replace('_', ' '):>18}" for name in names)]
+    names = list(dict.fromkeys(name for _, metrics in rows for name in metrics))
+    first = max(len(title) for title, _ in rows)
+    lines = [" " * first + "".join(f"  {name.replace('_', ' '):>10}" for name in names)]
     for title, metrics in rows:
-        lines.append(f"{title:<{width}}" + "".join(f"{number(metrics[name]):>18}" for name in names))
+        cells = (
+            f"{number(metrics[name]) if name in metrics else '':>{max(10, len(name))}}" for name in names
+        )
+        lines.append(f"{title:<{first}}  {'  '.join(cells)}")
     return "\n".join(lines)
 
 

@@ -48,19 +48,11 @@ class Run:
             )
         return cls(folder)
 
-    @classmethod
-    def create(cls, folder: str | Path, recipe: Recipe, tokenizer: Tokenizer) -> "Run":
-        """Begin a run in `folder`: its recipe, tokenizer, versions and seed."""
-        run = cls(Path(folder))
-        if (run.folder / RECIPE).exists():
-            raise InputError(
-                f"{folder} already holds a run; go on with it by --resume {folder}, or choose another --out"
-            )
-        run.save(recipe, tokenizer)
-        return run
-
-    def save(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
-        """Write what a run is made from."""
+    def begin(self, recipe: Recipe, tokenizer: Tokenizer, resume: bool) -> None:
+        """Write what the run is made from; without `resume` the folder must not hold one."""
+        if (self.folder / RECIPE).exists() and not resume:
+            way = f"go on with it by --resume {self.folder}, or choose another --out"
+            raise InputError(f"{self.folder} already holds a run; {way}")
         atomic_write(self.folder / TOKENIZER, tokenizer.backend.to_str(pretty=True).encode())
         write_json(self.folder / RECORD, {"seed": recipe.seed, "versions": versions()})
         atomic_write(self.folder / RECIPE, recipe.to_yaml().encode())  # last: it makes the folder a run

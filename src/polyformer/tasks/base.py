@@ -174,7 +174,7 @@ class TextTask(abc.ABC):
     ) -> Iterator[tuple[list[int], Batch]]:
         """Batches of token ids to predict from, on the model's device, each with the numbers of its rows."""
         device = next(model.parameters()).device
-        lengths = np.array([[len(ids)] for ids in rows])
+        lengths = np.array([[len(ids)] for ids in rows], dtype=np.int64).reshape(-1, 1)
         most = max(max_tokens or self.batch_tokens, int(lengths.max(initial=1)))
         for chosen in by_tokens(lengths, None, max_tokens=most):
             batch = self.collate([{"input_ids": rows[i]} for i in chosen])

@@ -113,7 +113,10 @@ class Translation(TextTask):
     def translate(
         self, model: Transformer, texts: Sequence[str], beam: BeamConfig | None = None
     ) -> list[str]:
-        """The translation of each text, by beam search."""
+        """The translation of each text, by beam search.
+
+        Texts are translated in batches; all of one batch have the room of the longest, `ROOM` tokens more.
+        """
         beam = beam or self.config.beam
         sources = [[*ids, self.eos] for ids in self.tokenizer.encode_batch(texts)]
         written = [""] * len(texts)

@@ -3,7 +3,7 @@
 import dataclasses
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from polyformer.model import Transformer
@@ -41,10 +41,12 @@ def cost(model: Transformer, length: int) -> Cost:
 def _kept(model: Transformer, inputs: dict[str, Tensor], length: int) -> int:
     """Bytes of what autograd keeps, each memory once, parameters and attention weights apart."""
     kept: dict[int, Tensor] = {}
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
 
     def note(tensor: Tensor) -> Tensor:
-        weights = tensor.dim() == 4 and tensor.shape[2:] == (length, length)
-        if not isinstance(tensor, nn.Parameter) and not weights:
+        # Weights are [H, length, length]; hidden states of a model as wide are [1, length, length].
+        weights = tensor.shape[-2:] == (length, length) and tensor.numel() > length**2
+        if not weights and tensor.untyped_storage()._cdata not in own:
             kept[tensor.untyped_storage()._cdata] = tensor
         return tensor
 

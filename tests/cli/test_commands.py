@@ -1,0 +1,177 @@
+"""Every command, from words to what it prints."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import polyformer
+from polyformer.cli import COMMANDS, main
+
+Trained = Callable[[str], Path]
+HEAVY = ("torch", "datasets", "tokenizers", "accelerate", "transformers", "matplotlib", "numpy")
+
+
+def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def test_help_lists_the_commands_and_loads_nothing_heavy():
+    code = f"import sys; from polyformer.cli import main; status = main(['--help']); " \
+           f"print([name for name in {HEAVY} if name in sys.modules]); sys.exit(status)"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *text, loaded = done.stdout.strip().split("\n")
+    assert loaded == "[]"
+    assert all(any(line.startswith(f"  {name} ") for line in text) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_examples(name: str, capsys: pytest.CaptureFixture[str]):
+    text = output(capsys, name, "--help")
+    assert text.startswith(f"usage: polyformer {name}")
+    assert f"\n  polyformer {name}" in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]):
+    assert output(capsys, "--version") == f"polyformer {polyformer.__version__}\n"
+
+
+def test_a_recipe_is_printed_whole_with_its_changes(capsys: pytest.CaptureFixture[str]):
+    text = output(
+        capsys, "train", "multi30k", "--print", "--steps", "7", "--schedule.kind", "linear", "--plot"
+    )
+    recipe = yaml.safe_load(text)
+    assert recipe["training"]["steps"] == 7
+    assert recipe["training"]["reporting"]["curves"] is True
+    assert recipe["schedule"] == {"kind": "linear", "warmup": 0, "floor": 0.0}
+    assert recipe["data"]["path"] == "train.{en,de}.gz"
+
+
+def test_a_printed_recipe_trains(tmp_path: Path, train_tiny: Trained, capsys: pytest.CaptureFixture[str]):
+    folder = train_tiny("lm")
+    path = tmp_path / "mine.yaml"
+    path.write_text((folder / "recipe.yaml").read_text())
+    out = output(capsys, "train", str(path), "--out", str(tmp_path / "run"))
+    assert f"Saved in {tmp_path / 'run'}" in out
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (
+        folder / "model.safetensors"
+    ).read_bytes()
+
+
+def test_training_ends_with_baselines_a_sample_and_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("a few words and a few more words\n" * 40)
+    words = ["--data", "text.txt", "--steps", "1", "--tokenizer.algorithm", "bytes", "--task.prompt", "a few"]
+    out = output(capsys, "train", *words)
+    for title in ("uniform ", "5-gram (Kneser-Ney) ", "this model, validation "):
+        assert f"\n{title}" in out
+    assert "\nA sample:\na few" in out
+    assert out.endswith("Saved in runs/default-1\n")
+    record = json.loads((tmp_path / "runs/default-1/run.json").read_text())
+    assert record["baselines"]["uniform"]["perplexity"] == pytest.approx(260)
+    recipe = yaml.safe_load((tmp_path / "runs/default-1/recipe.yaml").read_text())
+    assert recipe["data"]["path"] == str(tmp_path / "text.txt")
+    assert output(capsys, "train", *words).endswith("Saved in runs/default-2\n")
+
+
+def test_a_run_goes_on_with_resume(train_tiny: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    import shutil
+
+    folder = tmp_path / "more"
+    shutil.copytree(train_tiny("lm"), folder)
+    out = output(capsys, "train", "--resume", str(folder), "--steps", "3")
+    assert "step 3/3" in out
+    assert json.loads((folder / "run.json").read_text())["steps"] == 3
+
+
+@pytest.mark.parametrize("task", ["lm", "mlm", "translate", "classify", "tag"])
+def test_evaluate_repeats_what_training_measured(
+    task: str, train_tiny: Trained, capsys: pytest.CaptureFixture[str]
+):
+    folder = train_tiny(task)
+    lines = output(capsys, "evaluate", str(folder), "--device", "cpu").strip().split("\n")
+    record = json.loads((folder / "run.json").read_text())["metrics"]["validation"]
+    assert lines[1].split()[0] == "validation"
+    assert len(lines[1].split()) == 1 + len(record)
+    assert float(lines[1].split()[1].replace(",", "")) == pytest.approx(record["loss"], rel=1e-3)
+
+
+def test_evaluate_on_other_data(train_tiny: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "more.csv").write_text("text,label\nfine film,pos\n")
+    out = output(capsys, "evaluate", str(train_tiny("classify")), "--data", str(tmp_path / "more.csv"))
+    assert "more.csv" in out
+
+
+def test_generate_streams_a_continuation(train_tiny: Trained, capsys: pytest.CaptureFixture[str]):
+    folder = str(train_tiny("lm"))
+    greedy = output(capsys, "generate", folder, "--prompt", "line", "--max-new-tokens", "4")
+    assert greedy.startswith("line")
+    words = ["--prompt", "line", "--temperature", "2.0", "--seed", "1", "--max-new-tokens", "8"]
+    assert output(capsys, "generate", folder, *words) == output(capsys, "generate", folder, *words)
+    beams = output(
+        capsys, "generate", folder, "--prompt", "line", "--num-beams", "2", "--max-new-tokens", "4"
+    )
+    assert beams.startswith("line")
+
+
+def test_translate_a_text_and_lines(
+    train_tiny: Trained, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    folder = str(train_tiny("translate"))
+    alone = output(capsys, "translate", folder, "word 3", "--num-beams", "1")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("word 3\nword 4\n"))
+    both = output(capsys, "translate", folder, "--num-beams", "1")
+    assert both.count("\n") >= 2
+    assert both.startswith(alone)
+
+
+def test_classify(train_tiny: Trained, capsys: pytest.CaptureFixture[str]):
+    label, share = output(capsys, "classify", str(train_tiny("classify")), "good film").split()
+    assert label in ("pos", "neg")
+    assert 0.5 <= float(share) <= 1
+
+
+def test_tag_splits_words_and_marks(train_tiny: Trained, capsys: pytest.CaptureFixture[str]):
+    out = output(capsys, "tag", str(train_tiny("tag")), "Anna's in New-York, @home.")
+    words = [line.split("\t")[0] for line in out.strip().split("\n")]
+    assert words == ["Anna's", "in", "New-York", ",", "@home", "."]
+    assert {line.split("\t")[1] for line in out.strip().split("\n")} <= {"O", "B-PER", "B-LOC", "I-LOC"}
+
+
+def test_list_by_name_and_by_axis(capsys: pytest.CaptureFixture[str]):
+    out = output(capsys, "list", "decoder-*")
+    assert [line.split()[1] for line in out.strip().split("\n")] == ["decoder-small", "decoder-tiny"]
+    assert "Vaswani" in output(capsys, "list", "sinusoidal")
+    everything = output(capsys, "list")
+    assert all(
+        f" {name} " in everything
+        for name in ("multi30k", "gpt2", "softmax", "Window", "adamw", "noam", "tag")
+    )
+    assert {line.split()[0] for line in output(capsys, "list", "position").strip().split("\n")} == {
+        "Position"
+    }
+
+
+def test_show_a_preset_and_a_run(train_tiny: Trained, capsys: pytest.CaptureFixture[str]):
+    assert "decoder-small: 5,338,624 parameters" in output(capsys, "show", "decoder-small")
+    out = output(capsys, "show", str(train_tiny("lm")))
+    assert "decoder Stack" in out
+
+
+def test_bench_takes_settings_by_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    from polyformer.bench import training
+
+    seen = []
+    monkeypatch.setattr(training, "run", lambda config: seen.append(config))
+    training.run.__annotations__ = {"config": training.TrainingBench}
+    assert main(["bench", "training", "--layers", "2", "--dtype", "bfloat16"]) == 0
+    assert (seen[0].layers, seen[0].dtype) == (2, "bfloat16")

@@ -1,0 +1,74 @@
+"""Options from words: types, flags, places, dotted names, and complaints of one line."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from polyformer.commands import bench, generate, train, translate
+from polyformer.commands.base import BARE, DOTTED, parse, split
+from polyformer.core.errors import InputError
+
+
+def test_every_sort_of_option():
+    words = [
+        "mine.yaml",
+        "--steps",
+        "-1",
+        "--plot",
+        "--optimizer.lr",
+        "1e-3",
+        "--data=a b.txt",
+        "--task.labels",
+        "[x, y]",
+    ]
+    options = parse("train", train, words)
+    assert (options.recipe, options.steps, options.plot, options.print) == ("mine.yaml", -1, True, False)
+    assert options.data == "a b.txt"
+    assert options.changes == {"optimizer.lr": "1e-3", "task.labels": ["x", "y"]}
+    assert parse("train", train, []) == train.Options()
+
+
+def test_texts_stay_texts():
+    assert parse("translate", translate, ["run", "yes"]).text == "yes"
+    assert parse("translate", translate, ["run", "12"]).text == "12"
+    assert parse("generate", generate, ["run", "--prompt", "{a: 1}"]).prompt == "{a: 1}"
+    assert parse("generate", generate, ["run", "--prompt", "null"]).prompt == "null"
+    assert parse("translate", translate, ["run"]).text is None
+
+
+def test_values_are_read_as_yaml():
+    rest, found = split(["--a.b=1", "x", "--c.d", "true", "--e.f-g", "[1, 2]", "--h", "-2"], DOTTED)
+    assert rest == ["x", "--h", "-2"]
+    assert found == {"a.b": 1, "c.d": True, "e.f-g": [1, 2]}
+    assert split(["attention", "--length", "64", "--help"], BARE) == (["attention", "--help"], {"length": 64})
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "message"),
+    [
+        (train, ["--stepz", "3"], "unknown option '--stepz': did you mean '--steps'"),
+        (train, ["--steps", "many"], "--steps: expected int, got 'many'"),
+        (train, ["--device", "tpu"], "--device: expected 'auto' or 'cpu' or 'cuda', got 'tpu'"),
+        (train, ["--steps"], "--steps: expected one argument"),
+        (train, ["a", "b"], "unexpected 'b': put quotes around a text of several words"),
+        (train, ["--a.b"], "--a.b: expected a value after it"),
+        (train, ["--a.b", "--steps"], "--a.b: expected a value after it"),
+        (train, ["--a.b", "[1"], r"--a.b: '\[1' is not a value in YAML; put quotes around a text"),
+        (generate, [], "run"),
+        (bench, ["speed"], "speed"),
+    ],
+)
+def test_complaints(command: Any, words: list[str], message: str):
+    with pytest.raises(InputError, match=message) as caught:
+        parse("command", command, words)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_command_may_have_no_options():
+    import dataclasses
+
+    empty = SimpleNamespace(
+        __doc__="Nothing.", EXAMPLES="", Options=dataclasses.make_dataclass("Options", [])
+    )
+    assert parse("empty", empty, []) == empty.Options()  # type: ignore[arg-type]

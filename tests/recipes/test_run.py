@@ -1,0 +1,134 @@
+"""The folder of a run: what is in it, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import polyformer
+from polyformer import InputError
+from polyformer.recipes import Recipe, Run, fit, load_tokenizer
+from polyformer.recipes.run import choose_device, new_folder, writer
+from polyformer.tasks import LanguageModelling, Translation
+
+
+def tiny(path: Path, steps: int = 4) -> Recipe:
+    """A language model of bytes that trains in a moment."""
+    return Recipe.from_dict(
+        {
+            "task": {"kind": "lm", "row_length": 16, "batch_tokens": 64, "ngram_order": 2},
+            "model": {"preset": "decoder-tiny", "hidden_size": 16, "num_hidden_layers": 1},
+            "data": {"path": str(path), "format": "lines", "validation_fraction": 0.25},
+            "tokenizer": {"algorithm": "bytes"},
+            "training": {"steps": steps, "engine": {"device": "cpu"}, "saving": {"checkpoint_every": 2}},
+            "seed": 3,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "lines.txt"
+    path.write_text("".join(f"the line of number {i} says little\n" for i in range(30)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    fitted = fit(tiny(text), folder)
+    assert fitted.scores["validation"].keys() == {"loss", "perplexity", "word_perplexity", "bits_per_byte"}
+    return folder
+
+
+def test_a_run_leaves_everything_behind(folder: Path, text: Path):
+    names = {"recipe.yaml", "run.json", "tokenizer.json", "config.json", "model.safetensors", "metrics.csv"}
+    assert names <= {path.name for path in folder.iterdir()}
+    run = Run.open(folder)
+    assert run.recipe == tiny(text)
+    record = json.loads((folder / "run.json").read_text())
+    assert record["seed"] == 3
+    assert record["steps"] == 4
+    assert {"polyformer", "torch", "python"} <= record["versions"].keys()
+    assert "validation" in record["metrics"]
+
+
+def test_the_folder_is_a_model_directory(folder: Path):
+    model = polyformer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
+    assert model.config.vocab_size == len(tokenizer)
+    assert (
+        sum(one.numel() for one in model.parameters())
+        == json.loads((folder / "run.json").read_text())["parameters"]
+    )
+
+
+def test_the_same_recipe_gives_the_same_run(folder: Path, text: Path, tmp_path: Path):
+    before = torch.get_rng_state()
+    fit(tiny(text), tmp_path / "again")
+    for name in ("model.safetensors", "tokenizer.json", "recipe.yaml"):
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
+    del before  # the loop seeds the global state of every step; only initial weights are drawn apart
+
+
+def test_a_run_goes_on_where_it_stopped(folder: Path, text: Path, tmp_path: Path):
+    fit(tiny(text), tmp_path / "part")
+    for late in (tmp_path / "part" / "checkpoints").glob("*4"):
+        for file in late.iterdir():
+            file.unlink()
+        late.rmdir()
+    (tmp_path / "part" / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="this run has not finished; go on with polyformer train --resume"):
+        Run.open(tmp_path / "part").model()
+    fit(tiny(text), tmp_path / "part", resume=True)
+    assert (tmp_path / "part" / "model.safetensors").read_bytes() == (
+        folder / "model.safetensors"
+    ).read_bytes()
+
+
+def test_a_folder_with_a_run_is_not_overwritten(folder: Path, text: Path):
+    with pytest.raises(InputError, match="already holds a run; go on with it by --resume"):
+        fit(tiny(text), folder)
+
+
+def test_what_is_no_run(tmp_path: Path, folder: Path):
+    with pytest.raises(InputError, match="no such directory"):
+        Run.open(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"not a run \(it has no recipe.yaml\)"):
+        Run.open(tmp_path)
+    with pytest.raises(InputError, match="a run of the task 'lm', which cannot do this"):
+        Run.open(folder).task_of(Translation)
+    (tmp_path / "recipe.yaml").write_text("task: {kind: lm, row_lenght: 3}")
+    with pytest.raises(
+        InputError, match=r"recipe.yaml: unknown option of task 'row_lenght': did you mean 'row_length'"
+    ):
+        _ = Run.open(tmp_path).recipe
+    (tmp_path / "recipe.yaml").write_text("task: [")
+    with pytest.raises(InputError, match=r"recipe.yaml: damaged"):
+        _ = Run.open(tmp_path).recipe
+
+
+def test_a_saved_model_with_its_tokenizer_writes_too(folder: Path, tmp_path: Path):
+    polyformer.from_pretrained(folder).save_pretrained(tmp_path)
+    load_tokenizer(folder).save(tmp_path)
+    task, model = writer(tmp_path, "cpu")
+    assert isinstance(task, LanguageModelling)
+    assert not model.training
+    polyformer.create_model("encoder-tiny").save_pretrained(tmp_path / "encoder")
+    with pytest.raises(InputError, match="encoder: not a language model, which is a decoder alone"):
+        writer(tmp_path / "encoder", "cpu")
+
+
+def test_new_folders_are_numbered(tmp_path: Path):
+    assert [new_folder("a", tmp_path).name for _ in range(3)] == ["a-1", "a-2", "a-3"]
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="choose another place with --out"):
+        new_folder("a", tmp_path / "file")
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto").type == "cpu"
+    with pytest.raises(InputError, match="device: 'cuda' was asked for, but torch finds no CUDA device"):
+        choose_device("cuda")

@@ -1,0 +1,127 @@
+"""Language modelling: what is counted, and that packing changes nothing about it."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from polyformer import GenerationConfig, InputError
+from polyformer.core.cross_entropy import linear_cross_entropy
+from polyformer.data import Tokenizer, TokenizerConfig
+from polyformer.data.formats import read_articles
+from polyformer.model import Transformer
+from polyformer.presets import model_config
+from polyformer.tasks import LanguageModelling, LanguageModellingConfig
+from polyformer.tasks.lm import text_metrics
+
+TEXTS = ["The cat sat.\nIt slept.\n", "A dog", "Long " * 30 + "\n"]
+ROWS = [{"text": text} for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(TokenizerConfig(algorithm="bytes"), [])
+
+
+def made(tokenizer: Tokenizer, **options: int) -> tuple[LanguageModelling, Transformer]:
+    task = LanguageModellingConfig(row_length=32, batch_tokens=64).override("overlap", 1)
+    task = dataclasses.replace(task, **options).build(tokenizer)
+    torch.manual_seed(0)
+    return task, Transformer(task.adapt(model_config("decoder-tiny", {"hidden_size": 16}))).double().eval()
+
+
+def test_the_model_gets_vocabulary_special_tokens_and_positions(tokenizer: Tokenizer):
+    _, model = made(tokenizer)
+    special = model.config.special
+    assert model.config.vocab_size == len(tokenizer) == 260
+    assert (special.pad, special.bos, special.eos) == (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+    assert model.config.max_position_embeddings == 32
+
+
+def test_every_token_but_bos_is_measured_once(tokenizer: Tokenizer):
+    """Sums over packed rows are those of the same pieces of text one by one."""
+    task, model = made(tokenizer)
+    held = task.held_out(ROWS)
+    total = sum(task.totals(model, batch) for _, batch in held.batches.epoch(0))
+    assert isinstance(total, torch.Tensor)
+    nats, tokens = total.tolist()
+    assert tokens == sum(len(text.encode()) + 1 for text in TEXTS)
+    alone = 0.0
+    for row in task.prepare_held_out(ROWS):
+        for document in range(int(row["document_ids"].max()) + 1):
+            here = row["document_ids"] == document
+            if (row["labels"][here] != -100).any():
+                ids = torch.tensor(row["input_ids"][here]).long()[None]
+                hidden = model(ids).last_hidden_state[:, :-1]
+                mean = linear_cross_entropy(hidden, model.tokens.weight, None, ids[:, 1:])
+                alone += mean.item() * (ids.shape[1] - 1)
+    assert nats == pytest.approx(alone, rel=1e-10)
+
+
+def test_overlap_gives_context_and_counts_nothing_twice(tokenizer: Tokenizer):
+    counts = []
+    for overlap in (1, 16, 31):
+        task, _ = made(tokenizer, overlap=overlap)
+        counts.append(sum(task.weight(batch) for _, batch in task.held_out(ROWS).batches.epoch(0)))
+    assert counts == [sum(len(text.encode()) + 1 for text in TEXTS)] * 3
+
+
+def test_metrics_are_per_token_per_word_and_per_byte(tokenizer: Tokenizer):
+    task, _ = made(tokenizer)
+    counts = task.count([{"text": "two words\nand three more\n"}])
+    assert counts == {"words": 5 + 2, "bytes": 25}
+    found = task.metrics([14.0, 28.0], counts)
+    assert found["perplexity"] == pytest.approx(math.exp(0.5))
+    assert found["word_perplexity"] == pytest.approx(math.exp(2))
+    assert found["bits_per_byte"] == pytest.approx(14 / math.log(2) / 25)
+    assert text_metrics(1e6, 1, {})["perplexity"] == math.inf
+
+
+def test_a_lossy_tokenizer_says_nothing_about_words():
+    lossy = Tokenizer.train(TokenizerConfig(algorithm="bytes", lowercase=True), [])
+    task = LanguageModellingConfig().build(lossy)
+    assert task.count([{"text": "Upper"}]) == {}
+    assert set(task.metrics([1.0, 1.0], {})) == {"loss", "perplexity"}
+
+
+def test_words_of_wikitext_are_the_published_number(shared_data: Callable[[str], Path], tokenizer: Tokenizer):
+    task, _ = made(tokenizer)
+    counts = {"valid": 217_646, "test": 245_569}
+    for split, words in counts.items():
+        rows = list(read_articles(shared_data("wikitext2") / f"{split}.txt.gz"))
+        assert task.count(rows)["words"] == words
+
+
+def test_a_text_shorter_than_a_row_is_trained_on(tokenizer: Tokenizer):
+    task, _ = made(tokenizer)
+    (row,) = task.prepare([{"text": "ab"}])
+    assert (row["labels"] != -100).sum() == 4
+
+
+def test_generation_continues_a_document(tokenizer: Tokenizer):
+    task, model = made(tokenizer)
+    assert task.start("a") == [tokenizer.bos_id, ord("a")]
+    (text,) = task.generate(model.float(), "ab", GenerationConfig(max_new_tokens=5))
+    assert not text.startswith("ab")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"row_length": 1}, "row_length: expected 2 or more, got 1"),
+        ({"row_length": 8, "overlap": 8}, r"overlap: expected 1 to 7 \(row_length - 1\), got 8"),
+        ({"batch_tokens": 8}, "batch_tokens: expected at least a row of 256 tokens, got 8"),
+    ],
+)
+def test_options_are_checked(options: dict[str, int], message: str):
+    with pytest.raises(InputError, match=message):
+        LanguageModellingConfig(**options)
+
+
+def test_an_encoder_cannot_do_it(tokenizer: Tokenizer):
+    task = LanguageModellingConfig().build(tokenizer)
+    with pytest.raises(InputError, match="model: this task needs a decoder model, got one with an encoder"):
+        task.adapt(model_config("encoder-tiny"))

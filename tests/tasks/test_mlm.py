@@ -1,0 +1,63 @@
+"""Masked language modelling: what is hidden when, and what is measured."""
+
+import numpy as np
+import pytest
+import torch
+
+from polyformer import InputError
+from polyformer.data import Splits, Tokenizer, TokenizerConfig
+from polyformer.model import Transformer
+from polyformer.presets import model_config
+from polyformer.tasks import Fitting, MaskedModelling, MaskedModellingConfig
+
+ROWS = [{"text": "some text to hide a part of"}, {"text": "and a second one, longer than a row of tokens is"}]
+
+
+@pytest.fixture(scope="module")
+def task() -> MaskedModelling:
+    tokenizer = Tokenizer.train(TokenizerConfig(algorithm="bytes"), [])
+    return MaskedModellingConfig(row_length=32, batch_tokens=96, mask_share=0.25).build(tokenizer)
+
+
+def test_labels_are_what_was_hidden(task: MaskedModelling):
+    plain = {tuple(row["input_ids"].tolist()) for row in task.prepare(ROWS)}
+    for _, batch in task.held_out(ROWS).batches.epoch(0):
+        hidden = batch["labels"] != -100
+        restored = torch.where(hidden, batch["labels"], batch["input_ids"])
+        assert {tuple(row) for row in restored.tolist()} <= plain
+        assert 0 < hidden.sum() < hidden.numel() / 2
+
+
+def test_training_hides_anew_and_evaluation_does_not(task: MaskedModelling):
+    fitting = Fitting(task, Splits(ROWS, ROWS, None), seed=3)  # type: ignore[arg-type]
+
+    def hidden(batches) -> list[np.ndarray]:
+        return sorted((row != -100).numpy().tobytes() for batch in batches for row in batch["labels"])
+
+    assert hidden(fitting.batches(0, 0, 0, 1)) == hidden(fitting.batches(0, 0, 0, 1))
+    assert hidden(fitting.batches(0, 0, 0, 1)) != hidden(fitting.batches(1, 0, 0, 1))
+    assert fitting.valid is not None
+    twice = [[batch for _, batch in fitting.valid.batches.epoch(epoch)] for epoch in (0, 1)]
+    assert hidden(twice[0]) == hidden(twice[1])
+
+
+def test_metrics(task: MaskedModelling):
+    found = task.metrics([3.0, 2.0, 4.0], {})
+    assert found == {"loss": 0.75, "perplexity": pytest.approx(2.117), "accuracy": 0.5}
+    torch.manual_seed(0)
+    model = Transformer(task.adapt(model_config("encoder-tiny"))).eval()
+    measured = task.measure(model, task.held_out(ROWS))
+    assert measured["loss"] == pytest.approx(np.log(260), rel=0.1)  # untrained: about uniform
+    assert 0 <= measured["accuracy"] <= 1
+
+
+def test_a_tokenizer_without_mask_is_refused(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
+    with pytest.raises(InputError, match="it has no <mask> token, which this task needs"):
+        MaskedModellingConfig().build(Tokenizer.load(tmp_path))
+
+
+@pytest.mark.parametrize("share", [0, 1.5])
+def test_share_is_checked(share: float):
+    with pytest.raises(InputError, match=r"mask_share: expected a share in \(0, 1\], got"):
+        MaskedModellingConfig(mask_share=share)

@@ -1,0 +1,47 @@
+"""Costs against counts by hand, and the tree of parts."""
+
+import pytest
+import torch
+
+from polyformer.model import ModelConfig, Transformer
+from polyformer.presets import model_config
+from polyformer.visual.cost import cost
+from polyformer.visual.tree import parameters, tree
+
+
+def on_meta(config: ModelConfig) -> Transformer:
+    with torch.device("meta"):
+        return Transformer(config)
+
+
+def test_flops_of_a_decoder_by_hand():
+    model = on_meta(model_config("decoder-tiny"))
+    n, width, inner, vocab = 96, 128, 512, 512
+    layer = 2 * n * (4 * width * width + 2 * width * inner) + 4 * n * n * width
+    assert cost(model, n).flops == 2 * layer + 2 * n * width * vocab
+
+
+@pytest.mark.parametrize("length", [64, 200])
+def test_cache_of_a_decoder_by_hand(length: int):
+    assert cost(on_meta(model_config("decoder-tiny")), length).cache == 2 * 2 * length * 128 * 4
+
+
+def test_an_encoder_decoder_caches_its_source_too():
+    model = on_meta(model_config("transformer-tiny"))
+    assert cost(model, 80).cache == 2 * 2 * 80 * 32 * 4
+
+
+def test_an_encoder_has_no_cache_and_activations_grow_with_length():
+    model = on_meta(model_config("encoder-small"))
+    short, long = cost(model, 128), cost(model, 256)
+    assert short.cache is None
+    assert long.activations == pytest.approx(2 * short.activations, rel=1e-3)
+    assert short.activations > 2 * 128 * 128 * 4 * 8  # eight tensors of the width in each of two layers, at least
+
+
+def test_equal_layers_are_shown_once():
+    model = on_meta(model_config("decoder-small"))
+    text = tree(model)
+    assert text.count("layers 4 x Layer") == text.count("mechanism SoftmaxAttention") == 1
+    assert f"{parameters(model):,}" in text.split("\n")[0]
+    assert "Dropout" not in text
