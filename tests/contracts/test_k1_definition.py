@@ -16,7 +16,7 @@ from polyformer.core.mechanism import MechanismConfig
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize("heads", [1, 3])  # mechanisms alone: with 2 as well, below
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_model_equals_its_definition(case: Case, heads: int):
     case = case.with_heads(heads)

@@ -57,8 +57,7 @@ def test_gradients_come_from_the_past_alone(case: Case):
 
 
 PADDED = [
-    pytest.param(before, after, id=f"{before}-before-{after}-after")
-    for before, after in ((3, 0), (0, 3), (2, 5))
+    pytest.param(before, after, id=f"{before}-before-{after}-after") for before, after in ((3, 0), (2, 5))
 ]
 
 
