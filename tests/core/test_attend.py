@@ -165,6 +165,29 @@ def test_dropout_drops_in_every_backend() -> None:
         )
 
 
+@pytest.mark.parametrize("backend", ["sdpa", "blocks", "definition"])
+def test_autocast_computes_in_its_own_type(backend: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 9, 8, requires_grad=True) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = attend(q, k, v.bfloat16(), pattern=Causal(), backend=backend)
+        exact = attend(*(x.double() for x in (q, k, v)), pattern=Causal(), backend=backend)
+    assert mixed.dtype == torch.bfloat16
+    assert exact.dtype == torch.float64
+    torch.testing.assert_close(mixed.double(), exact, rtol=0.02, atol=0.02)
+    mixed.sum().backward()
+    assert q.grad is not None
+    assert q.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blocks", "definition"])
+def test_inference_mode(backend: str) -> None:
+    q, k, v = tensors(2, 4, 2, 300, 300)
+    with torch.inference_mode():
+        out = attend(q, k, v, pattern=Window(9), backend=backend)
+    torch.testing.assert_close(out, attend(q, k, v, pattern=Window(9), backend="definition"))
+
+
 def test_recording_shows_the_weights_and_needs_no_other_backend() -> None:
     q, k, v = tensors(1, 2, 2, 6, 6)
     with recorded() as weights:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from polyformer.attention import Causal, Global, Pattern, Window
-from polyformer.core import tiles
+from polyformer.core import parts, tiles
 from polyformer.core.attend import attend
 from polyformer.core.layout import Keys
 
@@ -284,6 +284,27 @@ def test_half_precision_errs_no_more_than_dense_attention(dtype: torch.dtype) ->
     for ours, dense, true in zip(run([q, k, v], "blocks"), run([q, k, v], "sdpa"), truth):
         assert ours.dtype == dtype
         assert (ours.double() - true).abs().max() <= 2 * (dense.double() - true).abs().max()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_change_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every part on a thread of its own: the same gradients, each time bit for bit."""
+    monkeypatch.setattr(parts, "WORTH_A_THREAD", 0)
+    torch.manual_seed(0)
+    q, k, v = tensors(2, 6, 3, 40, 40)
+    table, score_mod = distance_bias(40, 6)
+    options = {"tables": [table], "score_mod": score_mod, "pattern": Window(9), "backend": "blocks"}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        first, second = results(q, k, v, **options), results(q, k, v, **options)
+        with torch.inference_mode():
+            out = attend(q, k, v, score_mod=score_mod, pattern=Window(9), backend="blocks")
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for one, other in zip(first, second))
+    assert torch.equal(out, first[0])
+    assert_same(first, results(q, k, v, **{**options, "backend": "definition"}))
 
 
 def test_large_scores_do_not_overflow() -> None:

@@ -59,7 +59,12 @@ def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None,
     """
     request = prepare(q, k, v, pattern=joined(pattern, mask_mod, layout), score_mod=score_mod,
                       context=context, scale=scale, dropout=dropout)  # fmt: skip
-    out, lse = BACKENDS[choose(request, backend, return_lse).backend].run(request)
+    run = BACKENDS[choose(request, backend, return_lse).backend].run
+    if _autocast(q):  # `prepare` has cast what autocast would; inside, float32 is meant
+        with torch.autocast(q.device.type, enabled=False):
+            out, lse = run(request)
+    else:
+        out, lse = run(request)
     return (out, lse) if return_lse else out
 
 
@@ -77,6 +82,11 @@ def joined(pattern: Pattern | MaskMod | None, mask_mod: MaskMod | None,
 def prepare(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | None, score_mod: ScoreMod | None,
             context: Context | None, scale: float | None, dropout: float) -> Request:  # fmt: skip
     """The checked request of one call."""
+    if _autocast(q):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = (
+            x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v)
+        )
     check(q, k, v, dropout)
     context = context or Context(q.shape[2], k.shape[2])
     lengths = q.shape[2], k.shape[2]
@@ -88,6 +98,11 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | None, score_m
         limits = pattern if limits is None else pattern & limits
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     return Request(q, k, v, context, limits, score_mod, scale, dropout)
+
+
+def _autocast(q: Tensor) -> bool:
+    device = q.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ are found by watching it run): under `fullgraph=True` use the backends `sdpa` or
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,10 +19,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polyformer.core.captured import Evaluation, captured
-from polyformer.core.parts import Part, parts
+from polyformer.core.parts import Part, parts, sharing
 from polyformer.core.products import product
 from polyformer.core.request import Request
 from polyformer.core.tiles import Tile, give, take
+from polyformer.core.workers import spread
 
 LN2 = math.log(2)
 
@@ -39,7 +41,7 @@ def run(request: Request) -> tuple[Tensor, Tensor]:
     tables = captured(request.score_mod, q)
     # The seed comes from torch's generator, so that torch.manual_seed repeats a run; the rest from our own.
     seed = int(torch.randint(2**62, ())) if request.dropout else 0
-    out, lse = _Attention.apply(_Call(request, tables, seed), q, k, v, *tables)  # type: ignore[misc]
+    out, lse = _Attention.apply(_Call(request, tables, seed, torch.get_num_threads()), q, k, v, *tables)  # type: ignore[misc]
     return out.to(request.q.dtype), lse
 
 
@@ -50,6 +52,11 @@ class _Call:
     request: Request
     tables: tuple[Tensor, ...]
     seed: int
+    threads: int
+
+    def parts(self) -> list[Part]:
+        """The same parts forward and backward."""
+        return parts(self.request, self.seed, self.threads)
 
 
 class _Attention(torch.autograd.Function):
@@ -59,13 +66,17 @@ class _Attention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         lse = q.new_full((*q.shape[:3], 1), -torch.inf)
-        for part in parts(call.request, call.seed):
-            inputs = part.by_query(q), part.by_key(k), part.by_key(v)
-            outs, sums = part.by_query(out), part.by_query(lse)
-            for row in part.rows:
-                value, total = _row_forward(part, row, *inputs)
-                part.put(outs, row[0], value)
-                part.put(sums, row[0], total)
+
+        def work(group: Sequence[Part]) -> None:
+            for part in sharing(group):
+                inputs = part.by_query(q), part.by_key(k), part.by_key(v)
+                outs, sums = part.by_query(out), part.by_query(lse)
+                for row in part.rows:
+                    value, total = _row_forward(part, row, *inputs)
+                    part.put(outs, row[0], value)
+                    part.put(sums, row[0], total)
+
+        spread(work, call.parts())
         lse = lse.squeeze(-1)
         ctx.call = call
         ctx.save_for_backward(q, k, v, out, lse, *tables)
@@ -90,15 +101,21 @@ class _Attention(torch.autograd.Function):
         )
         dq = q.new_zeros(q.shape)
         dk, dv = (_columns(x) for x in (k, v))
-        totals = tuple(torch.zeros_like(table) for table in tables)
-        for part in parts(request, ctx.call.seed):
-            inputs = part.by_query(q), part.by_key(k), part.by_key(v)
-            outs = tuple(part.by_query(x) for x in rows)
-            keys = part.by_key(dk), part.by_key(dv)
-            for row in part.rows:
-                part.put(
-                    part.by_query(dq), row[0], _row_backward(part, row, inputs, outs, keys, (tables, totals))
-                )
+
+        def work(group: Sequence[Part]) -> tuple[Tensor, ...]:
+            totals = tuple(torch.zeros_like(table) for table in tables)
+            for part in sharing(group):
+                inputs = part.by_query(q), part.by_key(k), part.by_key(v)
+                outs = tuple(part.by_query(x) for x in rows)
+                grad_q, grads = part.by_query(dq), (part.by_key(dk), part.by_key(dv))
+                for row in part.rows:
+                    part.put(grad_q, row[0], _row_backward(part, row, inputs, outs, grads, (tables, totals)))
+            return totals
+
+        totals, *others = spread(work, ctx.call.parts())
+        for other in others:
+            for total, more in zip(totals, other):
+                total += more
         return None, dq.mul_(request.scale), dk.mul_(request.scale).mT, dv.mT, *totals
 
 
@@ -122,7 +139,7 @@ def _row_forward(part: Part, row: tuple[Tile, ...], q: Tensor, k: Tensor, v: Ten
             peak = torch.maximum(top, peak)
         weights = scores.sub_(peak).exp2_()
         mass = weights.sum(-1, keepdim=True)
-        if part.generator is not None:
+        if part.request.dropout:
             weights *= part.kept(weights)
         seen = product(weights, take(v, tile.keys))
         if top is None or total is None or value is None:
@@ -156,7 +173,7 @@ def _row_backward(part: Part, row: tuple[Tile, ...], inputs: tuple[Tensor, ...],
         weights = scores.sub_(lse).exp2_()
         grad = part.product("gradient", grad_out, take(v, tile.keys).mT)
         kept = weights
-        if part.generator is not None:
+        if part.request.dropout:
             keep = part.kept(weights)
             kept, grad = weights * keep, grad.mul_(keep)
         give(keys[1], tile.keys, product(grad_out_t, kept))

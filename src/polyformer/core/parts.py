@@ -1,7 +1,7 @@
 """A part of one call of `blocks`: some rows of the batch and some heads, as few as a cache holds at once."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -10,23 +10,38 @@ from polyformer.core.patterns import Full
 from polyformer.core.products import product
 from polyformer.core.request import Request
 from polyformer.core.tiles import Masks, Tile, plan, slots
+from polyformer.core.workers import WORKERS
 
 LOG2E = 1 / math.log(2)
 
 
-def parts(request: Request, seed: int) -> Iterator["Part"]:
-    """The whole call in parts, always in the same order; `seed` decides what dropout drops."""
-    generator = torch.Generator(request.q.device).manual_seed(seed) if request.dropout else None
-    batch, step = request.q.shape[0], request.q.shape[0] if request.q.is_cuda else 1
+WORTH_A_THREAD = 1 << 18
+"""Scores from which a part of its own, and so a thread of its own, pays."""
+
+
+def parts(request: Request, seed: int, threads: int) -> list["Part"]:
+    """The whole call in parts, the same ones for the same `threads`; `seed` decides what dropout drops."""
+    batch, kv_heads = request.q.shape[0], request.k.shape[1]
+    step = batch if request.q.is_cuda else 1
+    found: list[Part] = []
     for first in range(0, batch, step):
-        rows = slice(first, first + step)
         context = request.context.rows(first, first + step)
-        tiles, room = plan(
-            request.pattern or Full(), context, step * request.q.shape[1], request.q.device.type
-        )
-        heads = max(1, room // (step * request.groups))
-        for head in range(0, request.k.shape[1], heads):
-            yield Part(request, tiles, rows, slice(head, min(head + heads, request.k.shape[1])), generator)
+        made = plan(request.pattern or Full(), context, step * request.q.shape[1], request.q.device.type)
+        heads = max(1, made.room // (step * request.groups))
+        if not request.q.is_cuda and made.scores * request.q.shape[1] >= 2 * WORTH_A_THREAD:
+            heads = min(heads, -(-kv_heads * batch // min(threads, WORKERS)))
+        for head in range(0, kv_heads, heads):
+            own = slice(head, min(head + heads, kv_heads))
+            found.append(Part(request, made.rows, slice(first, first + step), own, seed + len(found)))
+    return found
+
+
+def sharing(group: Iterable["Part"]) -> Iterator["Part"]:
+    """The parts in turn, in the same memory: for one thread."""
+    scratch: dict[str, Tensor] = {}
+    for part in group:
+        part.scratch = scratch
+        yield part
 
 
 class Part:
@@ -36,16 +51,16 @@ class Part:
     """
 
     def __init__(self, request: Request, rows: tuple[tuple[Tile, ...], ...], batch: slice, heads: slice,
-                 generator: torch.Generator | None) -> None:  # fmt: skip
-        self.request, self.rows, self.generator = request, rows, generator
-        self.batch, self.kv_heads = batch, heads
+                 seed: int) -> None:  # fmt: skip
+        self.request, self.rows, self.batch, self.kv_heads = request, rows, batch, heads
         self.heads = slice(heads.start * request.groups, heads.stop * request.groups)
         device = request.q.device
         self.b = torch.arange(batch.start, batch.stop, device=device).view(-1, 1, 1, 1)
         self.h = torch.arange(self.heads.start, self.heads.stop, device=device).view(1, -1, 1, 1)
         self.factor = request.scale * (LOG2E if request.score_mod is None else 1.0)
         self.masks = Masks(request.pattern, request.context)
-        self.scratch: dict[str, Tensor] = {}
+        self.generator = torch.Generator(device).manual_seed(seed) if request.dropout else None
+        self.scratch: dict[str, Tensor] = {}  # set by who computes several parts in turn
 
     def by_key(self, x: Tensor) -> Tensor:
         """[B, Hkv, ...] as [N, ...]."""

@@ -68,10 +68,6 @@ class Tile:
         return found
 
 
-Rows = tuple[tuple[Tile, ...], ...]
-"""For each run of queries that sees anything, its tiles."""
-
-
 def tiles(row: Row, width: int) -> list[Tile]:
     """The tiles of one row of a layout, each at most `width` keys wide."""
     groups: list[list[Interval]] = [[]]
@@ -90,19 +86,32 @@ def tiles(row: Row, width: int) -> list[Tile]:
     ]  # fmt: skip
 
 
-def plan(pattern: Pattern, context: Context, heads: int, device: str) -> tuple[Rows, int]:
-    """The tiles of every row that sees anything, and how many of the `heads` to compute at once at most.
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The tiles of one head: for each run of queries that sees anything, its own.
 
-    Heads are counted over the batch rows. Kept with the context, since all layers ask for the same.
+    `room` says how many heads to compute at once at most, `scores` how many scores a head has.
+    """
+
+    rows: tuple[tuple[Tile, ...], ...]
+    room: int
+    scores: int
+
+
+def plan(pattern: Pattern, context: Context, heads: int, device: str) -> Plan:
+    """How to compute `heads` heads, counted over the batch rows.
+
+    Kept with the context, since all layers ask for the same.
     """
     sizes = SIZES.get(device, SIZES["cpu"])
 
-    def make() -> tuple[Rows, int]:
+    def make() -> Plan:
         if context.q_len == 0:
-            return (), 1
-        block, scores = _best(pattern, context, heads, sizes)
-        rows = (tuple(tiles(row, sizes.width)) for row in pattern.layout(context, block))
-        return tuple(row for row in rows if row), sizes.entries // max(1, scores)
+            return Plan((), 1, 0)
+        block, largest = _best(pattern, context, heads, sizes)
+        rows = [tuple(tiles(row, sizes.width)) for row in pattern.layout(context, block)]
+        scores = sum((tile.stop - tile.start) * tile.width for row in rows for tile in row)
+        return Plan(tuple(row for row in rows if row), sizes.entries // max(1, largest), scores)
 
     return context.once(("tiles", pattern, heads, sizes.width), make)
 

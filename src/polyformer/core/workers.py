@@ -1,0 +1,62 @@
+"""Work spread over a few threads of a CPU, each of which computes alone.
+
+torch splits every operation among its threads and waits for the last of them: a thousand small operations
+wait a thousand times, and on a busy machine each wait costs as much as the operating system pleases. Here
+each thread computes its own items from beginning to end.
+"""
+
+import functools
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+WORKERS = 4
+"""At most so many: Python itself runs one thread at a time, which more of them would feel."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def spread(function: Callable[[Sequence[Item]], Result], items: Sequence[Item]) -> list[Result]:
+    """The results of `function` on consecutive groups of `items`, in order, one group for each thread.
+
+    One group, in the calling thread, where there is one thread or item, or where somebody watches this
+    thread's operations. Gradients are not recorded.
+    """
+    threads = torch.get_num_threads()
+    workers = min(threads, WORKERS, len(items))
+    if workers < 2 or is_in_torch_dispatch_mode():
+        return [function(items)]
+    inference = torch.is_inference_mode_enabled()
+
+    def work(group: Sequence[Item]) -> Result:
+        with torch.inference_mode(inference), torch.no_grad():
+            return function(group)
+
+    edges = [len(items) * i // workers for i in range(workers + 1)]
+    pool = _pool(os.getpid(), workers, threads)
+    futures = [pool.submit(work, items[a:b]) for a, b in itertools.pairwise(edges)]
+    return [future.result() for future in futures]
+
+
+@functools.lru_cache(maxsize=WORKERS)
+def _pool(process: int, workers: int, threads: int) -> ThreadPoolExecutor:
+    """Workers that share torch's `threads`; a forked process has none of its parent's and makes its own."""
+    pool = ThreadPoolExecutor(workers, "attend", initializer=_settle, initargs=(threads // workers,))
+    ready = threading.Barrier(workers + 1)
+    for _ in range(workers):
+        pool.submit(ready.wait)
+    ready.wait()
+    torch.set_num_threads(threads)  # what the workers set is also what threads yet to come would start with
+    return pool
+
+
+def _settle(threads: int) -> None:
+    torch.get_num_threads()  # torch settles a new thread when first asked, and would undo what was set before
+    torch.set_num_threads(threads)
