@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyformer.core.linear import Linear, linear, onednn_takes
+from polyformer.core.linear import Linear, PackedWeights, linear, onednn_takes
 
-SHAPES = [(1, 5, 3), (7, 16, 33), (33, 8, 1), (2, 64, 50)]
+SHAPES = [(1, 5, 3), (7, 16, 33), (33, 8, 1), (2, 64, 50), (1, 300, 331), (9, 257, 301)]
 
 
 def inputs(rows: int, wide: int, out: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -84,3 +84,39 @@ def test_the_layer_is_torchs_with_another_product():
     assert set(layer.state_dict()) == {"weight", "bias"}
     x = inputs(3, 8, 5)[0]
     torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_packed_weights_give_the_same_products():
+    x, weight, offset = inputs(5, 300, 400)
+    weight, packed = torch.nn.Parameter(weight), PackedWeights()
+    for rows in (x, x[0], x[:1, :1]):
+        with packed:
+            torch.testing.assert_close(
+                linear(rows, weight, offset), F.linear(rows, weight, offset), rtol=1e-5, atol=1e-4
+            )
+    assert list(packed.copies) == [weight], "one copy serves all"
+
+
+@torch.no_grad()
+def test_weights_are_packed_inside_alone_and_up_to_the_limit():
+    x, weight, _ = inputs(5, 300, 400)
+    first, second = torch.nn.Parameter(weight), torch.nn.Parameter(weight + 1)
+    packed = PackedWeights(limit=first.nbytes)
+    linear(x, first)
+    assert not packed.copies
+    with packed:
+        linear(x, weight)  # no parameter: nobody says how long it lives
+        linear(x, first)
+        torch.testing.assert_close(linear(x, second), F.linear(x, second), rtol=1e-5, atol=1e-4)
+    assert list(packed.copies) == [first]
+    first.mul_(2)
+    torch.testing.assert_close(linear(x, first), F.linear(x, first), rtol=1e-5, atol=1e-4)
+
+
+def test_under_autograd_no_copy_is_read():
+    x, weight, _ = inputs(5, 300, 400)
+    packed = PackedWeights()
+    with packed:
+        linear(x, torch.nn.Parameter(weight)).sum().backward()
+    assert not packed.copies

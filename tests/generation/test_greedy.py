@@ -5,6 +5,8 @@ import torch
 from tiny_models import EOS, FAMILIES, PAD, VOCAB, decoder, left_padded, next_log_probabilities, pair, prompts
 
 from polyformer import GenerationConfig, InputError, create_model
+from polyformer.core.linear import PackedWeights
+from polyformer.generation import decoder as decoder_module
 from polyformer.model import SpecialTokens, Transformer
 
 
@@ -181,3 +183,22 @@ def test_padding_does_not_count_against_the_positions():
     got = decoder().generate(ids, mask, GenerationConfig(max_new_tokens=10, min_new_tokens=10))
     assert got.sequences.shape == (2, 40)
     assert int(got.sequences.max()) < VOCAB
+
+
+def test_packed_weights_write_the_same_text(monkeypatch):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = create_model("decoder-tiny", hidden_size=160, vocab_size=500, initializer_range=0.3).eval()
+    made: list[PackedWeights] = []
+
+    def packed() -> PackedWeights:
+        made.append(PackedWeights())
+        return made[-1]
+
+    monkeypatch.setattr(decoder_module, "PackedWeights", packed)
+    config = GenerationConfig(max_new_tokens=30)
+    together = model.generate(prompts(5, 6), config=config)
+    alone = torch.cat([model.generate(row.unsqueeze(0), config=config).sequences for row in prompts(5, 6)])
+    assert torch.equal(together.sequences, alone)
+    assert len(made[0].copies) == 5, "the large matrices: two in each layer, and the vocabulary"
+    assert not any(one.copies for one in made[1:]), "a single row reads its weights as they are"

@@ -17,6 +17,7 @@ from polyformer.generation.decoder import Decoder, Start
 from polyformer.generation.generated import Written
 from polyformer.generation.processors import process
 from polyformer.generation.search import Rules
+from polyformer.outputs import ModelState
 
 
 def length_penalty(length: int, alpha: float) -> float:
@@ -81,34 +82,39 @@ def beam_search(decoder: Decoder, start: Start, rules: Rules, config: BeamConfig
     """The `wanted` best texts of every input. An input that is settled leaves the batch."""
     inputs, device = len(start.logits), start.logits.device
     finished = [Finished(config, wanted, rules.max_new_tokens) for _ in range(inputs)]
-    open_inputs = torch.arange(inputs, device=device)
     dtype = torch.promote_types(start.logits.dtype, torch.float32)
     beams = Beams(torch.zeros(inputs, 1, dtype=dtype, device=device), start.history.new_empty(inputs, 1, 0))
-    logits, state = start.logits, start.state
+    logits, state, history, owners = start.logits, start.state, start.history, finished
     for length in range(1, rules.max_new_tokens + 1):
-        history = torch.cat([_per_beam(start.history[open_inputs], beams), beams.tokens.flatten(0, 1)], 1)
-        logits = process(rules.processors, logits.log_softmax(-1, dtype=dtype), history)
         width = beams.scores.shape[1]
-        candidates, parents = beams.extended(logits, 2 * config.num_beams)
+        texts = torch.cat([history.repeat_interleave(width, 0), beams.tokens.flatten(0, 1)], 1)
+        log_probabilities = process(rules.processors, logits.log_softmax(-1, dtype=dtype), texts)
+        candidates, parents = beams.extended(log_probabilities, 2 * config.num_beams)
         ended = rules.stopping.ended(candidates.tokens.flatten(0, 1)).view_as(parents)
         if length == rules.max_new_tokens:
             ended = torch.ones_like(ended)
-        owners = [finished[number] for number in open_inputs.tolist()]
         _set_aside(owners, candidates, ended, config.num_beams)
-        beams, index = candidates.without(ended, config.num_beams)
+        beams, chosen = candidates.without(ended, config.num_beams)
         best = beams.scores[:, 0].tolist()
         stay = [row for row, owner in enumerate(owners) if not owner.settled(best[row], length)]
         if length == rules.max_new_tokens or not stay:
             break
-        parents = parents.gather(1, index)
-        if len(stay) < len(owners):
-            kept = torch.tensor(stay, device=device)
-            beams, open_inputs = Beams(beams.scores[kept], beams.tokens[kept]), open_inputs[kept]
-        origin = torch.tensor(stay, device=device).unsqueeze(1) * width + parents[stay]
-        moved = width < config.num_beams or len(stay) < len(owners)
-        state = state.reorder(origin.flatten()) if moved else state.reorder_beams(origin.flatten())
+        rows = torch.tensor(stay, device=device)
+        origin = (rows.unsqueeze(1) * width + parents.gather(1, chosen)[rows]).flatten()
+        state = _moved(state, origin, spread=width < config.num_beams or len(stay) < len(owners))
+        beams, history = Beams(beams.scores[rows], beams.tokens[rows]), history[rows]
+        owners = [owners[row] for row in stay]
         logits, state = decoder.step(beams.tokens[..., -1].flatten(), state)
-    return _collected(start.history, finished, wanted, rules)
+    return _collected(finished, wanted, rules, beams)
+
+
+def _moved(state: ModelState, origin: Tensor, spread: bool) -> ModelState:
+    """The state of the rows `origin`; unless `spread`, every row keeps its input and often its very place."""
+    if spread:
+        return state.reorder(origin)
+    if torch.equal(origin, torch.arange(len(origin), device=origin.device)):
+        return state
+    return state.reorder_beams(origin)
 
 
 def _pick(tokens: Tensor, index: Tensor) -> Tensor:
@@ -116,23 +122,20 @@ def _pick(tokens: Tensor, index: Tensor) -> Tensor:
     return tokens.gather(1, index.unsqueeze(2).expand(-1, -1, tokens.shape[2]))
 
 
-def _per_beam(history: Tensor, beams: Beams) -> Tensor:
-    return history.repeat_interleave(beams.scores.shape[1], 0)
-
-
 def _set_aside(finished: list[Finished], candidates: Beams, ended: Tensor, num_beams: int) -> None:
     """Give every ended candidate among the first `num_beams` to its input."""
-    counts = ended[:, :num_beams] & candidates.scores[:, :num_beams].isfinite()
-    for row, rank in counts.nonzero().tolist():
-        finished[row].add(float(candidates.scores[row, rank]), candidates.tokens[row, rank])
+    scores = candidates.scores[:, :num_beams]
+    counts = (ended[:, :num_beams] & scores.isfinite()).nonzero()
+    for (row, rank), score in zip(counts.tolist(), scores[counts[:, 0], counts[:, 1]].tolist()):
+        finished[row].add(score, candidates.tokens[row, rank])
 
 
-def _collected(prompt: Tensor, finished: list[Finished], wanted: int, rules: Rules) -> Written:
+def _collected(finished: list[Finished], wanted: int, rules: Rules, beams: Beams) -> Written:
+    """The best texts of every input, filled up with padding."""
     best = [one for owner in finished for one in owner.best[:wanted]]
     assert len(best) == wanted * len(finished), "the last step sets num_beams texts aside"
-    written = prompt.new_full((len(best), rules.max_new_tokens), rules.pad)
-    for row, (_, tokens) in zip(written, best):
-        row[: len(tokens)] = tokens
-    lengths = torch.tensor([len(tokens) for _, tokens in best], device=prompt.device)
-    scores = torch.tensor([score for score, _ in best], device=prompt.device)
-    return Written(written, lengths, scores)
+    tokens = beams.tokens.new_full((len(best), rules.max_new_tokens), rules.pad)
+    for row, (_, text) in zip(tokens, best):
+        row[: len(text)] = text
+    lengths = tokens.new_tensor([len(text) for _, text in best])
+    return Written(tokens, lengths, beams.scores.new_tensor([score for score, _ in best]))

@@ -1,5 +1,6 @@
 """One face for both families that write: read the input, then one token after another."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -8,8 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
+from polyformer.core.linear import PackedWeights
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.stack import Stack
+
+PACK_FROM_ROWS, PACK_AFTER_STEPS = 4, 8
+"""Weights are packed for so many rows (a single one is read as fast without) and after so many steps (a text
+that ends sooner would not earn back the copying)."""
 
 
 class Writer(Protocol):
@@ -47,6 +53,8 @@ class Decoder:
 
     def __init__(self, model: Writer, room: int):
         self.model, self.room = model, room
+        self.packed = PackedWeights()
+        self.steps = 0
 
     def start(self, input_ids: Tensor, attention_mask: Tensor | None) -> Start:
         """Read the prompt, or the source and the token that every output starts from."""
@@ -64,10 +72,11 @@ class Decoder:
 
     def step(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Read tokens [N] after `state`: the logits [N, V] of the next, and the next state."""
-        ids = tokens.unsqueeze(1)
-        if self.model.encoder is None:
-            return self._next(self.model(ids, state=state))
-        return self._next(self.model(decoder_input_ids=ids, state=state))
+        self.steps += 1
+        worth = len(tokens) >= PACK_FROM_ROWS and self.steps > PACK_AFTER_STEPS
+        name = "input_ids" if self.model.encoder is None else "decoder_input_ids"
+        with self.packed if worth else contextlib.nullcontext():
+            return self._next(self.model(**{name: tokens.unsqueeze(1)}, state=state))
 
     def _next(self, output: ModelOutput) -> tuple[Tensor, ModelState]:
         assert output.state is not None, "a model that was given a state returns one"
