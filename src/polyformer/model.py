@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, read_json, read_tensors, write_tensors
 from polyformer.core.initialization import initialize
+from polyformer.core.labels import next_labels
 from polyformer.core.softmax import recorded
 from polyformer.core.tokens import NO_TOKENS, Tokens
+from polyformer.core.weights import load_weights
 from polyformer.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.heads import HeadConfig, HeadInput, LanguageModelConfig
 from polyformer.outputs import ModelOutput, ModelState
@@ -306,38 +308,6 @@ class Transformer(nn.Module):
         for name, value in given.items():
             if value is not None:
                 raise InputError(f"{name}: {what} does not take it; leave it out")
-
-
-def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:
-    """Put `tensors`, read from `file`, into `model`; `InputError` unless names and shapes are the model's."""
-    own = model.state_dict()
-    for name in tensors:
-        if name not in own:
-            raise unknown(f"tensor in {file}", name, own)
-    for name, tensor in own.items():
-        if name not in tensors:
-            raise InputError(f"{file}: the tensor {name!r} is missing")
-        if tensors[name].shape != tensor.shape:
-            raise InputError(
-                f"{file}: {name!r} has shape {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
-            )
-    model.load_state_dict(tensors, assign=True)
-    for parameter in model.parameters():  # an assigned tensor takes the place of the parameter, flag included
-        parameter.requires_grad_(True)
-
-
-def next_labels(labels: Tensor, document_ids: Tensor | None, valid: Tensor | None = None) -> Tensor:
-    """labels [B, T] moved one to the left: what each token should predict; -100 where a document ends.
-
-    Padding, False in `valid` [B, T], predicts nothing and is predicted by nothing.
-    """
-    if valid is not None:
-        labels = labels.masked_fill(~valid, -100)
-    moved = torch.full_like(labels, -100)
-    moved[:, :-1] = labels[:, 1:]
-    if document_ids is not None:
-        moved[:, :-1] = moved[:, :-1].masked_fill(document_ids[:, 1:] != document_ids[:, :-1], -100)
-    return moved if valid is None else moved.masked_fill(~valid, -100)
 
 
 from_pretrained = Transformer.from_pretrained

@@ -103,7 +103,7 @@ def test_mechanism_equals_its_definition(
 def test_backends_agree(name: str, pattern: Pattern, groups: int, device: str):
     """More keys than one block, queries fewer than keys, a score function, and rows that see nothing."""
     queries, keys = 141, 157
-    *inputs, weight = tensors(2, 2, groups, queries, keys, device)
+    *inputs, weight = tensors(2, 2 * groups, groups, queries, keys, device)
 
     def score_mod(s: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return s - 0.01 * (h + 1) * (q_idx - kv_idx).abs()

@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from polyformer.core.errors import InputError
+from polyformer.core.labels import IGNORED, check_labels
 from polyformer.core.linear import linear
-
-IGNORED = -100
-"""Label of a token that is not predicted."""
 
 CHUNK_ENTRIES = 1 << 24
 """Logits held at a time: 64 MiB in float32."""
@@ -37,17 +34,6 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, la
         chosen = labels != IGNORED
         hidden, labels = hidden[chosen], labels[chosen]
     return _LinearCrossEntropy.apply(hidden, weight, bias, labels, smoothing)
-
-
-def check_labels(labels: Tensor, shape: torch.Size, classes: int) -> None:
-    """Raises `InputError` unless labels have `shape` and, looked at on the CPU only, fit the classes."""
-    if labels.shape != shape:
-        raise InputError(f"labels: expected the shape {tuple(shape)}, got {tuple(labels.shape)}")
-    if labels.device.type != "cpu" or torch.compiler.is_compiling() or not labels.numel():
-        return
-    low, high = (int(one) for one in labels.masked_fill(labels == IGNORED, 0).aminmax())
-    if low < 0 or high >= classes:
-        raise InputError(f"labels: expected numbers from 0 to {classes - 1}, or -100, got {low} to {high}")
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.core.cross_entropy import check_labels
 from polyformer.core.errors import InputError
+from polyformer.core.labels import check_labels
 from polyformer.core.linear import Linear
 from polyformer.core.pooling import check_pooling, pool
 from polyformer.heads.base import Head, HeadConfig, HeadInput

@@ -1,0 +1,25 @@
+"""Tensors read from a file, put into a model that they fit exactly."""
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError, unknown
+
+
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:
+    """Put `tensors`, read from `file`, into `model`; `InputError` unless names and shapes are the model's."""
+    own = model.state_dict()
+    for name in tensors:
+        if name not in own:
+            raise unknown(f"tensor in {file}", name, own)
+    for name, tensor in own.items():
+        if name not in tensors:
+            raise InputError(f"{file}: the tensor {name!r} is missing")
+        if tensors[name].shape != tensor.shape:
+            raise InputError(
+                f"{file}: {name!r} has shape {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
+            )
+    model.load_state_dict(tensors, assign=True)
+    for parameter in model.parameters():  # an assigned tensor takes the place of the parameter, flag included
+        parameter.requires_grad_(True)
