@@ -119,18 +119,17 @@ def plan(pattern: Pattern, context: Context, heads: int, device: str) -> Plan:
 def _best(pattern: Pattern, context: Context, heads: int, sizes: Sizes) -> tuple[int, int]:
     """The cheapest number of queries per row, and the scores in a tile of one head with it.
 
-    Wider rows compute more scores that are masked away, narrower ones start more often; three rows tell.
+    Wider rows compute more scores that are masked away, narrower ones start more often. Of three rows the
+    one in the middle tells, for a few queries may be unlike the rest, such as those that see everything.
     """
     found: dict[int, tuple[float, int]] = {}
     for block, price in sizes.blocks.items():
-        last = max(0, context.q_len - block)
-        widths = [
-            count(pattern.keys(context, at, min(at + block, context.q_len)).some)
-            for at in (0, last // 2, last)
-        ]
         queries = min(block, context.q_len)
-        cost = sizes.start + price * heads * queries * sum(widths) / 3
-        found[block] = cost / queries, queries * min(max(widths), sizes.width)
+        last = context.q_len - queries
+        rows = (pattern.keys(context, start, start + queries) for start in (0, last // 2, last))
+        width = sorted(count(keys.some) for keys in rows)[1]
+        cost = sizes.start / queries + price * heads * width
+        found[block] = cost, queries * min(width, sizes.width)
     block = min(found, key=lambda one: found[one][0])
     return block, found[block][1]
 
