@@ -27,8 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 2 for bad input, 130 when interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        _dispatch(words)
-        sys.stdout.flush()
+        status = _dispatch(words)
+        sys.stdout.flush()  # here, where a broken pipe is caught
+        return status
     except InputError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
@@ -42,27 +43,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
         return _complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
-    except SystemExit as error:  # --help, and interrupted trainings
-        return error.code if isinstance(error.code, int) else 0
-    return 0
 
 
-def _dispatch(words: list[str]) -> None:
+def _dispatch(words: list[str]) -> int:
+    """Find the command and run it; returns its exit status."""
     if not words or words[0] in ("-h", "--help"):
         print(_help())
-        return
+        return 0
     if words[0] == "--version":
         import polyformer
 
         print(f"polyformer {polyformer.__version__}")
-        return
+        return 0
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     from polyformer.commands.base import parse
 
     command = importlib.import_module(f"polyformer.commands.{name}")
-    command.run(parse(name, command, rest))
+    try:
+        command.run(parse(name, command, rest))
+    except SystemExit as stop:  # --help, and interrupted trainings
+        return stop.code if isinstance(stop.code, int) else 0
+    return 0
 
 
 def _help() -> str:

@@ -111,6 +111,18 @@ def test_evaluate_on_other_data(train_tiny: Trained, tmp_path: Path, capsys: pyt
     assert "more.csv" in out
 
 
+def test_evaluate_with_nothing_to_measure_on(
+    train_tiny: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    import shutil
+
+    shutil.copytree(train_tiny("lm"), tmp_path / "copy")
+    path = tmp_path / "copy" / "recipe.yaml"
+    path.write_text(path.read_text().replace("validation_fraction: 0.05", "validation_fraction: 0"))
+    assert main(["evaluate", str(tmp_path / "copy")]) == 2
+    assert "its recipe names no validation or test data; name some with --data" in capsys.readouterr().err
+
+
 def test_generate_streams_a_continuation(train_tiny: Trained, capsys: pytest.CaptureFixture[str]):
     folder = str(train_tiny("lm"))
     greedy = output(capsys, "generate", folder, "--prompt", "line", "--max-new-tokens", "4")

@@ -47,6 +47,8 @@ def test_a_directory_holds_the_recipes_files_gzipped_or_not(tmp_path: Path):
         "validation": f"{tmp_path}/val.txt.gz",
         "format": "lines",
     }
+    elsewhere = {**data, "validation": "/first/place/val.txt.gz"}  # of a run that was trained on other files
+    assert with_data(elsewhere, str(tmp_path)) == found
     (tmp_path / "train.de").unlink()
     assert with_data(data, str(tmp_path))["path"] == f"{tmp_path}/train.{{en,de}}.gz"  # named in the error
 

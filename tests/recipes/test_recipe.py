@@ -37,7 +37,7 @@ def test_a_part_with_a_kind_is_taken_whole():
     ("data", "message"),
     [
         ("decoder-tny", "unknown model 'decoder-tny': did you mean 'decoder-tiny'"),
-        ({"preset": "decoder-tiny", "hidden_sise": 3}, "option of ModelConfig 'hidden_sise': did you mean 'hidden_size'"),
+        ({"preset": "decoder-tiny", "hidden_sise": 3}, "'hidden_sise': did you mean 'hidden_size'"),
         ({"preset": "decoder-tiny", "hidden_size": "big"}, "hidden_size: expected int, got 'big'"),
         ({"vocab_size": 7}, "encoder, decoder: expected at least one of them"),
         (7, "model: expected the name of a preset or a mapping, got 7"),

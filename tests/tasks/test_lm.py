@@ -113,7 +113,7 @@ def test_generation_continues_a_document(tokenizer: Tokenizer):
     [
         ({"row_length": 1}, "row_length: expected 2 or more, got 1"),
         ({"row_length": 8, "overlap": 8}, r"overlap: expected 1 to 7 \(row_length - 1\), got 8"),
-        ({"batch_tokens": 8}, "batch_tokens: expected at least a row of 256 tokens, got 8"),
+        ({"batch_tokens": 8}, "batch_tokens: expected row_length, 256, or more, got 8"),
     ],
 )
 def test_options_are_checked(options: dict[str, int], message: str):

@@ -77,5 +77,5 @@ def test_long_pairs_are_refused_or_dropped(tokenizer: Tokenizer):
 
 
 def test_batch_tokens_must_hold_a_pair():
-    with pytest.raises(InputError, match="batch_tokens: expected max_length 256 or more, got 100"):
+    with pytest.raises(InputError, match="batch_tokens: expected max_length, 256, or more, got 100"):
         TranslationConfig(batch_tokens=100)

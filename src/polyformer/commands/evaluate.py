@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polyformer.commands.base import argument, option
+from polyformer.core.errors import InputError
 
 EXAMPLES = """examples:
   polyformer evaluate runs/default-1
@@ -23,18 +24,23 @@ class Options:
 
 
 def run(options: Options) -> None:
-    from polyformer.data import DataConfig, read
-    from polyformer.data.sources import load
+    from polyformer.data import DataConfig, load, read
     from polyformer.recipes.find import with_data
     from polyformer.recipes.report import table
     from polyformer.recipes.run import Run
 
     run = Run.open(options.run)
     model, recipe = run.model(options.device), run.recipe
+    needs = recipe.task.needs
     if options.data is None:
-        splits = load(recipe.data, recipe.task.needs)
+        splits = load(recipe.data, needs)
         found = {"validation": splits.validation, "test": splits.test}
     else:
         data = DataConfig.from_dict(with_data(recipe.data.to_dict(), options.data), "data")
-        found = {options.data: read(data, recipe.task.needs, options.data, "test")}
-    print(table([(name, run.task.score(model, rows)) for name, rows in found.items() if rows is not None]))
+        named = {"validation": data.validation, "test": data.test}
+        found = {split: read(data, needs, path, split) for split, path in named.items() if path}
+        found = found or {options.data: read(data, needs, data.path, "test")}
+    scores = [(name, run.task.score(model, rows)) for name, rows in found.items() if rows is not None]
+    if not scores:
+        raise InputError(f"{options.run}: its recipe names no validation or test data; name some with --data")
+    print(table(scores))

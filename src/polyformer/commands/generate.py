@@ -40,19 +40,19 @@ def run(options: Options) -> None:
 
     config = asked(options)
     task, model = writer(options.run, options.device)
-    sys.stdout.write(options.prompt)
     if config.method == "beam":
-        print(task.generate(model, options.prompt, config)[0])
+        print(options.prompt + task.generate(model, options.prompt, config)[0])
         return
+    waiting = [options.prompt]  # until something is written: a prompt may be too long
 
     def show(piece: str) -> None:
-        sys.stdout.write(piece)
+        sys.stdout.write(waiting.pop() + piece if waiting else piece)
         sys.stdout.flush()
 
     streamer = TextStreamer(task.tokenizer.decode, config.stop, show)
     task.generate(model, options.prompt, config, streamer)
     streamer.finish()
-    print()
+    show("\n")
 
 
 def asked(options: Options):

@@ -72,6 +72,7 @@ def absolute(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_folder(folder: Path, name: str) -> str:
+    name = Path(name).name if Path(name).is_absolute() else name  # of a run's recipe
     other = name.removesuffix(".gz") if name.endswith(".gz") else f"{name}.gz"
     for candidate in (name, other):
         if all((folder / one).is_file() for one in _alternatives(candidate)):

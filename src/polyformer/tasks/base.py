@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.data import Batches, Collate, Splits, Stream, Tokenizer, by_tokens
-from polyformer.data.batching import Batch, Corrupt, Row
+from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
 from polyformer.heads import HeadConfig
 from polyformer.model import ModelConfig, SpecialTokens
 from polyformer.training import share
@@ -155,8 +155,9 @@ class TextTask(abc.ABC):
     def held_out(self, rows: Rows) -> HeldOut:
         """`rows` of text made ready to measure on."""
         kept = list(rows if hasattr(rows, "__len__") else islice(rows, STREAMED_ROWS))
-        plan = partial(by_tokens, max_tokens=self.batch_tokens)
         prepared = self.prepare_held_out(kept)
+        longest = int(row_lengths(prepared).max(initial=1))  # may be more than training takes
+        plan = partial(by_tokens, max_tokens=max(self.batch_tokens, longest))
         batches = Batches(prepared, plan, self.collate, shuffle=False, corrupt=self.corrupt_held_out)
         return HeldOut(batches, self.count(kept))
 
@@ -235,6 +236,12 @@ class Fitting:
         if self.valid is None:
             return {}
         return self.task.measure(model, self.valid, Workers.of(accelerator))
+
+
+def check_room(batch_tokens: int, name: str, longest: int) -> None:
+    """A batch must have room for the longest row, whose option is called `name`."""
+    if batch_tokens < longest:
+        raise InputError(f"batch_tokens: expected {name}, {longest}, or more, got {batch_tokens}")
 
 
 def required(number: int | None, role: str) -> int:

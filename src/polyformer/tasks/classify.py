@@ -12,7 +12,7 @@ from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Batch, Corrupt, Row
 from polyformer.heads import ClassifyConfig, HeadConfig
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, required, too_long, unseen
+from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, required, too_long, unseen
 from polyformer.training.config import at_least
 
 
@@ -33,6 +33,7 @@ class ClassificationConfig(TaskConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(3, max_length=self.max_length)
+        check_room(self.batch_tokens, "max_length", self.max_length)
         if not 0 <= self.token_dropout < 1:
             raise InputError(f"token_dropout: expected a share in [0, 1), got {self.token_dropout}")
         if self.labels is not None and len(set(self.labels)) < 2:

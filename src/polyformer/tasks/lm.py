@@ -17,7 +17,7 @@ from polyformer.data.batching import Batch, Row
 from polyformer.generation import GenerationConfig
 from polyformer.heads import HeadConfig, LanguageModelConfig
 from polyformer.model import Transformer, next_labels
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, exp, required
+from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, exp, required
 from polyformer.training.config import at_least
 
 
@@ -42,10 +42,7 @@ class LanguageModellingConfig(TaskConfig):
             raise InputError(
                 f"overlap: expected 1 to {self.row_length - 1} (row_length - 1), got {self.overlap}"
             )
-        if self.batch_tokens < self.row_length:
-            raise InputError(
-                f"batch_tokens: expected at least a row of {self.row_length} tokens, got {self.batch_tokens}"
-            )
+        check_room(self.batch_tokens, "row_length", self.row_length)
 
     def texts(self, rows: Rows) -> Iterator[str]:
         return (row["text"] for row in rows)

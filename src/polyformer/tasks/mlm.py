@@ -16,7 +16,7 @@ from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, mask_tokens, pack
 from polyformer.data.batching import Batch, Corrupt, Row
 from polyformer.heads import HeadConfig, MaskedConfig
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, exp, required
+from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, exp, required
 from polyformer.training.config import at_least
 
 
@@ -37,10 +37,7 @@ class MaskedModellingConfig(TaskConfig):
         at_least(2, row_length=self.row_length)
         if not 0 < self.mask_share <= 1:
             raise InputError(f"mask_share: expected a share in (0, 1], got {self.mask_share}")
-        if self.batch_tokens < self.row_length:
-            raise InputError(
-                f"batch_tokens: expected at least a row of {self.row_length} tokens, got {self.batch_tokens}"
-            )
+        check_room(self.batch_tokens, "row_length", self.row_length)
 
     def texts(self, rows: Rows) -> Iterator[str]:
         return (row["text"] for row in rows)

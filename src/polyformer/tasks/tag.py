@@ -14,7 +14,7 @@ from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Batch, Row
 from polyformer.heads import HeadConfig, TagConfig
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, required, too_long, unseen
+from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, required, too_long, unseen
 from polyformer.training.config import at_least
 
 Entity = tuple[str, int, int]
@@ -36,6 +36,7 @@ class TaggingConfig(TaskConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(3, max_length=self.max_length)
+        check_room(self.batch_tokens, "max_length", self.max_length)
 
     def resolve(self, rows: Rows) -> Self:
         if self.labels is not None:

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Batch, Row
 from polyformer.generation import BeamConfig, GenerationConfig
 from polyformer.heads import HeadConfig, LanguageModelConfig
 from polyformer.model import Transformer
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, exp, required, too_long
+from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, exp, required, too_long
 from polyformer.training.config import at_least
 
 ROOM = 50  # a translation may have so many tokens more than its source (Vaswani et al. 2017, section 6.1)
@@ -40,10 +39,7 @@ class TranslationConfig(TaskConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(2, max_length=self.max_length)
-        if self.batch_tokens < self.max_length:
-            raise InputError(
-                f"batch_tokens: expected max_length {self.max_length} or more, got {self.batch_tokens}"
-            )
+        check_room(self.batch_tokens, "max_length", self.max_length)
 
     def texts(self, rows: Rows) -> Iterator[str]:
         for row in rows:
