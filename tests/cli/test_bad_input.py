@@ -195,9 +195,8 @@ def test_an_interrupted_training_says_how_to_go_on(tmp_path: Path):
     assert error == "\npolyformer: interrupted; go on with: polyformer train --resume runs/default-1\n"
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"]])
-def test_a_broken_pipe_is_silent(words: list[str]):
-    process = start(*words)
+def test_a_broken_pipe_is_silent():
+    process = start("--help")
     assert process.stdout is not None
     process.stdout.close()
     process.stdout = None
