@@ -3,8 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyformer.core.linear import Linear, PackedWeights, linear, onednn_takes
+from polyformer.core.linear import ROW_STEP, Linear, PackedWeights, linear, onednn_takes
 
 SHAPES = [(1, 5, 3), (7, 16, 33), (33, 8, 1), (2, 64, 50), (1, 300, 331), (9, 257, 301)]
 
@@ -120,3 +121,28 @@ def test_under_autograd_no_copy_is_read():
     with packed:
         linear(x, torch.nn.Parameter(weight)).sum().backward()
     assert not packed.copies
+
+
+class Shapes(TorchDispatchMode):
+    """Notes the shapes of the products that reach oneDNN."""
+
+    def __init__(self):
+        super().__init__()
+        self.found: set[tuple[torch.Size, torch.Size]] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.mkldnn._linear_pointwise.default:
+            self.found.add((args[0].shape, args[1].shape))
+        return func(*args, **(kwargs or {}))
+
+
+def test_batches_of_many_lengths_meet_few_shapes():
+    """Every shape costs oneDNN a kernel that it keeps: training on text once took gigabytes for them."""
+    weight = torch.randn(300, 256, requires_grad=True)
+    with Shapes() as shapes:
+        for rows in range(2 * ROW_STEP + 1, 3 * ROW_STEP + 1, 7):
+            x = torch.randn(rows, 256, requires_grad=True)
+            linear(x, weight).square().sum().backward()
+            plain = torch.autograd.grad(F.linear(x, weight).square().sum(), x)[0]
+            torch.testing.assert_close(x.grad, plain, rtol=1e-4, atol=1e-3)
+    assert len(shapes.found) == 3, "forward, and one for each gradient"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from polyformer.core.labels import IGNORED, check_labels
-from polyformer.core.linear import linear
+from polyformer.core.linear import linear, outer
 
 CHUNK_ENTRIES = 1 << 24
 """Logits held at a time: 64 MiB in float32."""
@@ -81,7 +81,7 @@ def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor,
         if grad_hidden is not None:
             grad_hidden[start : start + rows] = linear(slope, matrix.T)
         if grad_weight is not None:
-            grad_weight += linear(slope.T, part.T)
+            grad_weight += outer(slope, part)
         if grad_bias is not None:
             grad_bias += slope.sum(0)
     return loss, [grad_hidden, grad_weight, grad_bias]

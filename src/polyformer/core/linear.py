@@ -12,6 +12,10 @@ from torch.autograd.function import FunctionCtx
 SMALL_WEIGHT, FEW_ROWS = 1 << 16, 16
 """A product this small is over before oneDNN, some 10 microseconds a call, has begun."""
 
+ROW_STEP = 64
+"""Longer inputs are padded to a multiple of so many rows: oneDNN compiles and keeps a kernel, about a
+megabyte, for every shape it meets, and batches of text come in hundreds of lengths."""
+
 PACKED_LIMIT = 2 << 30
 """Bytes of packed copies that one `PackedWeights` makes at most."""
 
@@ -31,7 +35,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     packed = _packed.get()
     if packed is not None and isinstance(weight, nn.Parameter):
         weight = packed.copy(weight, x)
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return _onednn(x, weight, bias)
+
+
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    """a [N, O] transposed times b [N, I], the gradient of a weight: [O, I]."""
+    if not onednn_takes(a.T, b.T):
+        return a.T @ b
+    return linear(_padded(a).T, _padded(b).T)
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = x.flatten(0, -2)
+    y = torch.ops.mkldnn._linear_pointwise(_padded(rows), weight, bias, "none", [], "")
+    return y[: len(rows)].unflatten(0, x.shape[:-1])
+
+
+def _padded(rows: Tensor) -> Tensor:
+    """[N, I] with rows of zeros up to the next multiple of `ROW_STEP`; few rows stay as they are."""
+    missing = -len(rows) % ROW_STEP
+    return F.pad(rows, (0, 0, 0, missing)) if missing and len(rows) > ROW_STEP else rows
 
 
 def onednn_takes(x: Tensor, weight: Tensor) -> bool:
@@ -83,7 +106,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return _onednn(x, weight, bias)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -92,7 +115,7 @@ class _Linear(torch.autograd.Function):
         rows = grad.flatten(0, -2)
         return (
             linear(grad, weight.T) if for_x else None,
-            linear(rows.T, x.flatten(0, -2).T) if for_weight else None,
+            outer(rows, x.flatten(0, -2)) if for_weight else None,
             rows.sum(0) if for_bias else None,
         )
 
