@@ -39,6 +39,15 @@ def test_small_sparse_inputs_go_to_sdpa_and_large_ones_to_blocks() -> None:
     assert explain(*empty(1, 1024, 1024), pattern=Window(900)).backend == "sdpa", "nearly dense"
 
 
+def test_decoding_in_a_window_does_not_read_a_long_cache() -> None:
+    context = Context(1, 200_000, causal=True)
+    assert explain(*empty(4, 1, 200_000), pattern=Window(100, 0), context=context).backend == "blocks"
+    assert (
+        explain(*empty(4, 1, 200), pattern=Window(100, 0), context=Context(1, 200, causal=True)).backend
+        == "sdpa"
+    )
+
+
 def test_long_masks_are_not_built() -> None:
     context = Context(8192, 8192, causal=True, kv_valid=torch.ones(1, 8192, dtype=torch.bool))
     choice = explain(*empty(1, 8192, 8192), context=context)

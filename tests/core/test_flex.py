@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from polyformer.attention import Causal, Global, Pattern, Window
 from polyformer.core import flex
-from polyformer.core.attend import attend, explain
+from polyformer.core.attend import attend, explain, prepare
 from polyformer.core.context import Context
 from polyformer.core.patterns import Full, implied
 
@@ -93,6 +93,21 @@ def test_flex_attention_agrees_when_run_as_it_is_written(
     out = flex_attention(q, k, v, score_mod=score_mod, block_mask=made, enable_gqa=True)
     expected = attend(q, k, v, pattern=pattern, context=context, score_mod=score_mod, backend="definition")
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_it_compiles_into_the_graph_around_it() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 140, 16), torch.randn(2, 2, 200, 16), torch.randn(2, 2, 200, 16)
+    context = random_context(2, 140, 200, causal=True, documents=True, padding=True)
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex.run(prepare(q, k, v, pattern=Window(40) | Global(2), score_mod=None, context=context,
+                                scale=None, dropout=0.0))[0]  # fmt: skip
+
+    expected = attend(q, k, v, pattern=Window(40) | Global(2), context=context, backend="definition")
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(q, k, v), expected, rtol=1e-4, atol=1e-5)
 
 
 class Elsewhere:
@@ -189,6 +204,17 @@ def test_rows_that_see_nothing_are_zero_on_cuda() -> None:
     out.sum().backward()
     assert not out[0].any()
     assert all(x.grad is not None and x.grad.isfinite().all() for x in ours[:3])
+
+
+@needs_cuda
+def test_many_patterns_and_lengths_stay_compiled() -> None:
+    q, k, v = (torch.randn(1, 2, 640, 16, device="cuda") for _ in range(3))
+    for width in range(1, 13):
+        n = 128 + 40 * width
+        ours, expected = (
+            attend(q[:, :, -n:], k, v, pattern=Window(width), backend=name) for name in ("flex", "definition")
+        )
+        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
 
 
 @needs_cuda

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from polyformer.core.context import Context
@@ -33,6 +34,8 @@ class Global(Pattern):
         return (q < self.tokens) | (k < self.tokens)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        if torch.compiler.is_compiling() and (context.q_pos is not None or context.kv_pos is not None):
+            return super().keys(context, start, stop)  # a tensor cannot be read while a graph is traced
         everything = ((0, context.kv_len),)
         queries = self._first(context, "q")
         inside = sum(max(0, min(b, stop) - max(a, start)) for a, b in queries["some"])
@@ -41,6 +44,8 @@ class Global(Pattern):
         return Keys(everything if inside else keys["some"], everything if whole else keys["full"])
 
     def cuts(self, context: Context) -> tuple[int, ...]:
+        if torch.compiler.is_compiling() and context.q_pos is not None:
+            return ()
         return tuple(edge for run in self._first(context, "q")["some"] for edge in run)
 
     def _first(self, context: Context, side: str) -> dict[str, tuple[tuple[int, int], ...]]:

@@ -11,8 +11,8 @@ are found by watching it run): under `fullgraph=True` use the backends `sdpa` or
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from polyformer.core.tiles import Tile, give, take
 from polyformer.core.workers import spread
 
 LN2 = math.log(2)
+T = TypeVar("T")
 
 
 def refuses(request: Request, return_lse: bool) -> str | None:
@@ -54,9 +55,10 @@ class _Call:
     seed: int
     threads: int
 
-    def parts(self) -> list[Part]:
-        """The same parts forward and backward."""
-        return parts(self.request, self.seed, self.threads)
+    def spread(self, work: Callable[[Sequence[Part]], T]) -> list[T]:
+        """The results of `work` on all parts, the same ones forward and backward, on a CPU's threads."""
+        whole = parts(self.request, self.seed, self.threads)
+        return [work(whole)] if self.request.q.is_cuda else spread(work, whole)
 
 
 class _Attention(torch.autograd.Function):
@@ -76,7 +78,7 @@ class _Attention(torch.autograd.Function):
                     part.put(outs, row[0], value)
                     part.put(sums, row[0], total)
 
-        spread(work, call.parts())
+        call.spread(work)
         lse = lse.squeeze(-1)
         ctx.call = call
         ctx.save_for_backward(q, k, v, out, lse, *tables)
@@ -112,7 +114,7 @@ class _Attention(torch.autograd.Function):
                     part.put(grad_q, row[0], _row_backward(part, row, inputs, outs, grads, (tables, totals)))
             return totals
 
-        totals, *others = spread(work, ctx.call.parts())
+        totals, *others = ctx.call.spread(work)
         for other in others:
             for total, more in zip(totals, other):
                 total += more

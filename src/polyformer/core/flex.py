@@ -1,5 +1,6 @@
 """Compiled FlexAttention on CUDA, its BlockMask made from the layout and never from a dense mask."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,10 @@ from polyformer.core.request import Request
 
 BLOCK = 128
 """Queries and keys per block of a BlockMask: FlexAttention's own default."""
+
+
+COMPILATIONS = 200
+"""Different patterns and score functions in one process at most, before FlexAttention runs uncompiled."""
 
 
 def refuses(request: Request, return_lse: bool) -> str | None:
@@ -39,7 +44,7 @@ def run(request: Request) -> tuple[Tensor, Tensor]:
     from torch.nn.attention.flex_attention import AuxRequest
 
     mask = None if request.pattern is None else block_mask(request.pattern, request.context, request.q.device)
-    out, aux = _compiled()(
+    out, aux = _attention()(
         request.q, request.k, request.v, score_mod=request.score_mod, block_mask=mask, scale=request.scale,
         enable_gqa=request.groups > 1, return_aux=AuxRequest(lse=True),
     )  # fmt: skip
@@ -64,9 +69,13 @@ def _block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any
         partial.append(sorted(outer - inner))
         full.append(sorted(inner))
     columns = -(-context.kv_len // BLOCK)
+    # As a tensor the offset is read when the kernel runs; a number would be compiled in, and once it changes
+    # become a dynamic one, which FlexAttention does not take.
+    offset: Any = torch.tensor(context.offset, device=device)
+    moving = dataclasses.replace(context, q_start=offset, memo={})
     return BlockMask.from_kv_blocks(
         *_padded(partial, columns, device), *_padded(full, columns, device), BLOCK_SIZE=BLOCK,
-        mask_mod=pattern.mask_mod(context), seq_lengths=(context.q_len, context.kv_len),
+        mask_mod=pattern.mask_mod(moving), seq_lengths=(context.q_len, context.kv_len),
     )  # fmt: skip
 
 
@@ -87,8 +96,24 @@ def _padded(rows: list[list[int]], columns: int, device: torch.device) -> tuple[
     return counts[None, None].to(device), indices[None, None].to(device)
 
 
-@functools.cache
-def _compiled() -> Callable[..., Any]:
+def _attention() -> Callable[..., Any]:
+    """FlexAttention, compiled; inside a graph that is being compiled anyway, as it is."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention)
+    return flex_attention if torch.compiler.is_compiling() else _compiled()
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    from torch._dynamo import config
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled = torch.compile(flex_attention)
+
+    def call(*args: Any, **options: Any) -> Any:
+        # Every mod needs a compilation of its own. After dynamo's default of 8 it would give up and compute
+        # all scores at once, without a word.
+        with config.patch(recompile_limit=COMPILATIONS):
+            return compiled(*args, **options)
+
+    return call

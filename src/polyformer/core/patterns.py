@@ -61,6 +61,8 @@ class Padding(Pattern):
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         if context.kv_valid is None:
             return Full().keys(context, start, stop)
+        if torch.compiler.is_compiling():  # a tensor cannot be read while a graph is traced
+            return super().keys(context, start, stop)
         return context.once(self, lambda: _real(context.kv_valid))
 
 
@@ -78,6 +80,8 @@ class Documents(Pattern):
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         if context.q_doc is None or context.kv_doc is None:
             return Full().keys(context, start, stop)
+        if torch.compiler.is_compiling():
+            return super().keys(context, start, stop)
         spans = context.once(self, lambda: _spans(context.q_doc, context.kv_doc))
         first, last = (edges[:, start:stop] for edges in spans)
         return Keys(clip(int(first.min()), int(last.max()), context.kv_len),

@@ -13,8 +13,8 @@ from polyformer.core.request import Request, indices
 MASK_LIMIT = 1 << 22
 """Entries of the boolean mask that may be built: one of 4 MiB; longer inputs belong to `blocks` or `flex`."""
 
-SPARSE_FROM = 1 << 18
-"""Pairs of query and key from which it pays to skip the keys that a sparse pattern does not need."""
+SPARSE_FROM = 1 << 23
+"""Multiplications of q k^T from which it pays to skip the keys that a sparse pattern does not need."""
 
 DENSE_LIMIT = 1 << 26
 """Scores that torch may hold at once where its fused kernels do not apply and it computes densely."""
@@ -37,7 +37,9 @@ def refuses(request: Request, return_lse: bool) -> str | None:
         return None
     if batch * pairs > MASK_LIMIT:
         return f"its mask would have more than {MASK_LIMIT} entries"
-    if pairs >= SPARSE_FROM and not torch.compiler.is_compiling():  # tracing cannot read a layout's tensors
+    if (
+        batch * heads * pairs * width >= SPARSE_FROM and not torch.compiler.is_compiling()
+    ):  # tracing cannot read a layout's tensors
         share = request.context.once(("share", pattern), lambda: _share(pattern, request.context))
         if share < 0.5:
             return f"it would compute every pair and the pattern needs {share:.0%} of them"
