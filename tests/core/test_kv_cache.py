@@ -101,9 +101,13 @@ def test_reordering_picks_rows_in_a_buffer_of_their_own(grad):
 
 @torch.no_grad()
 def test_reordering_keeps_the_room():
-    cache = KeyValueCache(reserve=100).append(*chunk(3, 0))[2].reorder(torch.tensor([1, 0]))
-    assert cache.keys is not None
-    assert cache.keys.shape[2] == 100
+    cache = KeyValueCache(reserve=100).append(*chunk(3, 0))[2]
+    picked = cache.reorder(torch.tensor([1, 0]))
+    for one in (picked, cache):
+        longer = one.append(*chunk(97, 1))[2]
+        assert one.keys is not None
+        assert longer.keys is not None
+        assert longer.keys.data_ptr() == one.keys.data_ptr()
 
 
 def test_gradients_reach_keys_of_earlier_calls():

@@ -79,6 +79,15 @@ def test_every_option_is_the_reference(family, config):
         )
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_inputs_that_are_settled_leave_the_others_as_they_were(family):
+    beam = BeamConfig(num_beams=2, early_stopping=True)
+    config = GenerationConfig(max_new_tokens=8, repetition_penalty=1.3, beam=beam)
+    for seed in (2, 3, 4):
+        texts = [prompts(1, length, length)[0] for length in (4, 1, 6, 2, 5)]
+        assert_is_reference(FAMILIES[family](seed), texts, config)
+
+
 def test_beams_as_wide_as_the_vocabulary_find_the_best_of_all_short_texts():
     config = GenerationConfig(max_new_tokens=2, beam=BeamConfig(num_beams=VOCAB - 1, length_penalty=0.0))
     for seed in range(5):

@@ -13,7 +13,7 @@ from polyformer.core.linear import PackedWeights
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.stack import Stack
 
-PACK_FROM_ROWS, PACK_AFTER_STEPS = 4, 8
+PACK_FROM_ROWS, PACK_AFTER_STEPS = 2, 8
 """Weights are packed for so many rows (a single one is read as fast without) and after so many steps (a text
 that ends sooner would not earn back the copying)."""
 

@@ -63,9 +63,8 @@ def top_p(mass: float) -> Processor:
     def apply(logits: Tensor, history: Tensor) -> Tensor:
         ranked, order = logits.sort(descending=True)
         probabilities = ranked.softmax(-1)
-        before = probabilities.cumsum(-1) - probabilities  # of all likelier tokens
+        before = probabilities.cumsum(-1) - probabilities  # of all likelier tokens; exactly 0 for the first
         beyond = before >= mass
-        beyond[:, 0] = False  # before the likeliest stands rounding at most
         return logits.masked_fill(beyond.scatter(1, order, beyond), -torch.inf)
 
     return apply
