@@ -5,6 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+
+# The suite runs a process for each core: threads of their own would only wait for one another.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
