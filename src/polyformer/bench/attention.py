@@ -103,6 +103,7 @@ def _at(config: AttentionBench, length: int, tell: Callable[[str], object]) -> l
     for name, contest in contests.items():
         warm = dataclasses.replace(contest, length=min(length, 256))
         peak = peak_mib(call, contest, warm, config.device) if config.memory else None
+        tell(f"{name} at {length}: {median(seconds[name]) * 1e3:.2f} ms")
         lines.append(Measured(name, length, median(seconds[name]) * 1e3, min(seconds[name]) * 1e3, peak))
     return lines
 
