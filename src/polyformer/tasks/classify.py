@@ -130,7 +130,8 @@ class Classification(TextTask):
         confusion = np.array(totals[1:]).reshape(len(self.labels), -1)  # [label, prediction]
         right, number = np.diag(confusion), max(confusion.sum(), 1)
         f1 = 2 * right / np.maximum(confusion.sum(0) + confusion.sum(1), 1)
-        return {"loss": totals[0] / number, "accuracy": right.sum() / number, "f1_macro": f1.mean()}
+        found = {"loss": totals[0] / number, "accuracy": right.sum() / number, "f1_macro": f1.mean()}
+        return {name: float(value) for name, value in found.items()}
 
     @torch.no_grad()
     def classify(self, model: nn.Module, texts: Sequence[str]) -> list[dict[str, float]]:
