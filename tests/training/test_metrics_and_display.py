@@ -85,6 +85,21 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     assert isinstance(open_display(100, 0, active=False, stream=stream), Silent)
 
 
+def read_to_end(terminal: int) -> str:
+    """Everything that was written to a terminal which its writers have closed; it comes in pieces."""
+    pieces = []
+    with open(terminal, "rb", buffering=0) as stream:
+        while True:
+            try:
+                piece = stream.read(100_000)
+            except OSError:  # Linux says so once all is read and nobody can write any more
+                break
+            if not piece:
+                break
+            pieces.append(piece)
+    return b"".join(pieces).decode()
+
+
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real terminal, of which the test holds the other end."""
     monkeypatch.setenv("TERM", "xterm")
