@@ -2,13 +2,15 @@
 
 import csv
 import dataclasses
+import os
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from polyformer.bench import attention, contenders
+from polyformer.bench import attention, contenders, memory
 from polyformer.bench.attention import AttentionBench, run, slope
 from polyformer.bench.contenders import AbsentError, Contest, call
 from polyformer.bench.memory import peak_mib
@@ -101,8 +103,22 @@ def test_flex_has_no_backward_on_a_cpu() -> None:
 def test_peak_memory_is_what_a_call_needs_beside_its_inputs() -> None:
     unfused = Contest("Full()", "unfused", 1024, 1, 8, 8, backward=False, device="cpu", dtype="float32")
     peak = peak_mib(call, unfused, dataclasses.replace(unfused, length=16), "cpu")
-    assert peak is not None
     assert 2 * 32 - 8 < peak < 4 * 32, "scores and weights of 8 heads at length 1024 are 32 MiB each"
+
+
+def test_what_does_not_fit_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                     capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    class Dying(ProcessPoolExecutor):
+        """A pool whose processes the system ends, as it does when memory runs out."""
+
+        def submit(self, function: Any, *arguments: Any) -> Any:  # type: ignore[override]
+            ours = any(isinstance(one, Contest) and one.peer is None for one in arguments)
+            return super().submit(float) if ours else super().submit(os._exit, 1)
+
+    monkeypatch.setattr(memory, "ProcessPoolExecutor", Dying)
+    lines = run(small(tmp_path, patterns=("Window(4)",), against=("unfused",), lengths=(16,), memory=True))
+    assert [line.name for line in lines] == ["Window(4)"]
+    assert "unfused at 16: left out, it needs more memory than there is" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,12 @@ def run(config: AttentionBench) -> list[Measured]:
 
 
 def _at(config: AttentionBench, length: int, tell: Callable[[str], object]) -> list[Measured]:
-    """All contenders at one length."""
-    contests, calls = {}, {}
+    """All contenders at one length: memory first, so that what does not fit ends a process of its own."""
+    calls, peaks = {}, {}
     for contest in _contests(config, length):
+        warm = dataclasses.replace(contest, length=min(length, 256))
         try:
+            peaks[contest.label] = peak_mib(call, contest, warm, config.device) if config.memory else None
             candidate = call(contest)
             candidate()
         except (AbsentError, RuntimeError, MemoryError) as error:  # a peer that fails is no failure of ours
@@ -96,15 +98,12 @@ def _at(config: AttentionBench, length: int, tell: Callable[[str], object]) -> l
                 raise
             tell(f"{contest.label} at {length}: left out, {_first_line(error)}")
             continue
-        contests[contest.label], calls[contest.label] = contest, candidate
-    seconds = in_turn(calls, config.repeats)
-    calls.clear()
+        calls[contest.label] = candidate
     lines = []
-    for name, contest in contests.items():
-        warm = dataclasses.replace(contest, length=min(length, 256))
-        peak = peak_mib(call, contest, warm, config.device) if config.memory else None
-        tell(f"{name} at {length}: {median(seconds[name]) * 1e3:.2f} ms")
-        lines.append(Measured(name, length, median(seconds[name]) * 1e3, min(seconds[name]) * 1e3, peak))
+    for name, seconds in in_turn(calls, config.repeats).items():
+        line = Measured(name, length, median(seconds) * 1e3, min(seconds) * 1e3, peaks[name])
+        tell(f"{name} at {length}: {line.median_ms:.2f} ms")
+        lines.append(line)
     return lines
 
 

@@ -14,32 +14,29 @@ MIB = 1 << 20
 Given = TypeVar("Given")
 
 
-def peak_mib(
-    make: Callable[[Given], Callable[[], object]], given: Given, warm: Given, device: str
-) -> float | None:
-    """MiB that the call `make(given)()` needs beside its inputs; None where it needs more than there is.
+def peak_mib(make: Callable[[Given], Callable[[], object]], given: Given, warm: Given, device: str) -> float:
+    """MiB that the call `make(given)()` needs beside its inputs.
 
     `make` is a function of a module and `given` plain data: on a CPU a process of its own does the work, so
     that nothing measured before is counted. It first runs the smaller `warm`, for what libraries load.
+
+    Raises `MemoryError` where it needs more than there is.
     """
     if torch.device(device).type == "cuda":
         return _on_cuda(make(given))
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         try:
             return pool.submit(_in_process, make, given, warm, torch.get_num_threads()).result()
-        except BrokenProcessPool:
-            return None
+        except BrokenProcessPool:  # the system has ended it
+            raise MemoryError("it needs more memory than there is") from None
 
 
-def _on_cuda(call: Callable[[], object]) -> float | None:
+def _on_cuda(call: Callable[[], object]) -> float:
     call()  # compiled and tuned first
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    try:
-        call()
-    except torch.cuda.OutOfMemoryError:
-        return None
+    call()
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before) / MIB
 
