@@ -111,9 +111,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         with display:
             display.report(20, {"loss": 2.5, "tokens_per_s": 900.0, "valid_loss": 1.25}, left=61.0)
             display.report(30, {"loss": 2.0, "tokens_per_s": 900.0}, left=30.0)
-        terminal.flush()
-        shown = os.read(ours, 100_000).decode()
-    os.close(ours)
+    shown = read_to_end(ours)
     assert "step 20  valid loss 1.25" in shown
     assert "30/40" in shown
     assert "loss 2.0000  900 tokens/s  valid loss 1.25  0:30 left" in shown
