@@ -12,6 +12,7 @@ from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
 from polyformer.core.mechanism import ABILITIES, MechanismConfig
 from polyformer.model import ModelConfig, Transformer
+from polyformer.position import AlibiConfig
 
 
 @pytest.fixture
@@ -24,6 +25,7 @@ def unable() -> Iterator[type[SoftmaxConfig]]:
         causal: ClassVar[bool] = False
         packs: ClassVar[bool] = False
         caches: ClassVar[bool] = False
+        relates: ClassVar[bool] = False
         instead: ClassVar[str] = "another thing"
 
     yield UnableConfig
@@ -42,6 +44,8 @@ def use(ability: str, part: MechanismConfig) -> None:
     ids = torch.ones(1, 4, dtype=torch.long)
     if ability == "causal":
         shrunk(with_part(bases()["decoder"], part))
+    elif ability == "relates":
+        Transformer(shrunk(with_part(with_part(bases()["encoder"], part), AlibiConfig())))
     elif ability == "packs":
         Transformer(shrunk(with_part(bases()["encoder"], part)))(ids, document_ids=ids)
     elif part.causal:

@@ -66,7 +66,9 @@ def test_what_torch_would_compute_densely_goes_to_blocks() -> None:
 def test_score_mods_and_log_sum_exps_go_to_blocks() -> None:
     q, k, v = empty(1, 10, 10)
     choice = explain(q, k, v, score_mod=lambda score, b, h, q_idx, kv_idx: score)
-    assert str(choice).startswith("blocks (not sdpa: a score_mod changes the scores; not flex: ")
+    assert str(choice).startswith(
+        "blocks (not sdpa: a score_mod or relative terms change the scores; not flex: "
+    )
     assert explain(q, k, v, return_lse=True).backend == "blocks"
 
 

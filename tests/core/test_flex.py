@@ -117,6 +117,7 @@ class Elsewhere:
                  dropout: float = 0.0, length: int = 8) -> None:  # fmt: skip
         self.q = Fake((1, heads, length, width), dtype)
         self.v = Fake((1, 2, length, v_width), dtype)
+        self.relative = None
         self.groups, self.dropout, self.context = heads // 2, dropout, Context(length, length)
 
 

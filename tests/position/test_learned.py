@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from polyformer.core.errors import InputError
-from polyformer.position import LearnedConfig, LearnedPerLayerConfig, NoPositionConfig
+from polyformer.position import LearnedConfig, LearnedPerLayerConfig, NoPositionConfig, Shape
+
+SHAPE = Shape(hidden_size=4, num_layers=3, max_positions=10)
 
 
 def test_one_table_at_the_input():
-    position = LearnedConfig().build(4, 3, 10)
+    position = LearnedConfig().build(SHAPE)
     x, pos = torch.randn(2, 3, 4), torch.tensor([[0, 1, 2], [7, 8, 9]])
     assert [tuple(one.shape) for one in position.parameters()] == [(10, 4)]
     assert torch.equal(position.embed(x, pos, 0), x + next(position.parameters())[pos])
@@ -16,7 +18,7 @@ def test_one_table_at_the_input():
 
 
 def test_a_table_for_every_layer():
-    position = LearnedPerLayerConfig().build(4, 3, 10)
+    position = LearnedPerLayerConfig().build(SHAPE)
     x, pos = torch.randn(2, 3, 4), torch.arange(3)
     tables = list(position.parameters())
     assert [tuple(one.shape) for one in tables] == [(10, 4)] * 3
@@ -26,7 +28,7 @@ def test_a_table_for_every_layer():
 
 @pytest.mark.parametrize("config", [LearnedConfig(), LearnedPerLayerConfig()])
 def test_beyond_the_table_is_an_error(config: LearnedConfig):
-    position = config.build(4, 2, 10)
+    position = config.build(SHAPE)
     with pytest.raises(InputError) as caught:
         position.embed(torch.randn(1, 11, 4), torch.arange(11), 0)
     assert str(caught.value) == (
@@ -39,11 +41,11 @@ def test_beyond_the_table_is_an_error(config: LearnedConfig):
 
 def test_a_table_of_nothing_is_refused():
     with pytest.raises(InputError, match="max_position_embeddings: learned positions need 1 or more, got 0"):
-        LearnedConfig().build(4, 2, 0)
+        LearnedConfig().build(Shape(hidden_size=4, max_positions=0))
 
 
 def test_no_positions():
-    position = NoPositionConfig().build(4, 2, 0)
+    position = NoPositionConfig().build(SHAPE)
     x = torch.randn(1, 3, 4)
     assert position.embed(x, torch.arange(3), 0) is x
     assert list(position.parameters()) == []

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyformer.core.errors import InputError
-from polyformer.position import SinusoidalConfig, sinusoids
+from polyformer.position import Shape, SinusoidalConfig, sinusoids
 
 
 @pytest.mark.parametrize("width", [6, 7])
@@ -36,7 +36,7 @@ def test_a_shift_is_one_linear_map(shift: int):
 
 
 def test_it_is_added_to_the_first_layer_alone():
-    position = SinusoidalConfig(base=50.0).build(6, 3, 1)
+    position = SinusoidalConfig(base=50.0).build(Shape(hidden_size=6))
     x, pos = torch.randn(2, 4, 6), torch.tensor([[0, 1, 2, 3], [0, 0, 0, 1]])
     torch.testing.assert_close(position.embed(x, pos, 0), x + sinusoids(pos, 6, 50.0).float())
     assert position.embed(x, pos, 1) is x
@@ -47,7 +47,7 @@ def test_it_is_added_to_the_first_layer_alone():
 def test_far_positions_are_exact_in_float32():
     """The angles are made in float64: in float32 a position of a million would be wrong at once."""
     p = 1_000_003
-    made = SinusoidalConfig().build(4, 1, 1).embed(torch.zeros(1, 1, 4), torch.tensor([p]), 0)
+    made = SinusoidalConfig().build(Shape(hidden_size=4)).embed(torch.zeros(1, 1, 4), torch.tensor([p]), 0)
     assert abs(float(made[0, 0, 0]) - math.sin(p)) < 1e-6
 
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from polyformer.attention import SoftmaxConfig, Window
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.position import NoPositionConfig
+from polyformer.position import NoPositionConfig, Shape
 from polyformer.stack import AttentionConfig, MultiHeadAttention
 
-NO_POSITION = NoPositionConfig().build(6, 1, 1)
+NO_POSITION = NoPositionConfig().build(Shape(hidden_size=6))
 
 
 def made(config: AttentionConfig, hidden_size: int = 6) -> MultiHeadAttention:

@@ -12,7 +12,7 @@ from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
-from polyformer.position import LearnedConfig, LearnedPerLayerConfig, NoPositionConfig
+from polyformer.position import LearnedConfig, LearnedPerLayerConfig, NoPositionConfig, Shape
 from polyformer.stack import AttentionConfig, Embedding, EmbeddingConfig, Stack, StackConfig
 
 
@@ -100,7 +100,7 @@ def embedding(**options: Any) -> Embedding:
 
 def test_the_embedding_sum():
     """Vectors, scaled, plus positions, plus types, then a norm."""
-    position = LearnedConfig().build(6, 1, 9).double()
+    position = LearnedConfig().build(Shape(hidden_size=6, max_positions=9)).double()
     tokens, pos, types = torch.randn(2, 3, 6).double(), torch.arange(3), torch.tensor([[0, 1, 1], [1, 0, 0]])
     module = embedding(scaled=True, normed=True, type_vocab_size=2)
     assert module.types is not None
@@ -112,12 +112,12 @@ def test_the_embedding_sum():
         module(tokens, position, pos, None), module(tokens, position, pos, torch.zeros_like(types))
     )
     plain = embedding()
-    assert torch.equal(plain(tokens, NoPositionConfig().build(6, 1, 1), pos, None), tokens)
+    assert torch.equal(plain(tokens, NoPositionConfig().build(Shape(hidden_size=6)), pos, None), tokens)
 
 
 def test_the_embedding_sum_is_dropped_from_in_training():
     module, x = embedding().train(), torch.ones(4, 50, 6).double()
-    dropped = module(x, NoPositionConfig().build(6, 1, 1), torch.arange(50), None)
+    dropped = module(x, NoPositionConfig().build(Shape(hidden_size=6)), torch.arange(50), None)
     assert set(dropped.unique().tolist()) == {0.0, 2.0}
 
 
@@ -125,7 +125,10 @@ def test_token_types_that_a_model_does_not_have_are_refused():
     x = torch.randn(1, 2, 6).double()
     with pytest.raises(InputError) as caught:
         embedding()(
-            x, NoPositionConfig().build(6, 1, 1), torch.arange(2), torch.zeros(1, 2, dtype=torch.long)
+            x,
+            NoPositionConfig().build(Shape(hidden_size=6)),
+            torch.arange(2),
+            torch.zeros(1, 2, dtype=torch.long),
         )
     assert str(caught.value) == (
         "token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out"

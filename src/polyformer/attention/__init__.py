@@ -1,6 +1,7 @@
 """Attention mechanisms and the patterns that compose: `Window(256) | Global(1)`."""
 
 from polyformer.attention.global_tokens import Global
+from polyformer.attention.per_head import PerHead, PerLayer
 from polyformer.attention.softmax_attention import SoftmaxConfig
 from polyformer.attention.window import Window
 from polyformer.core.pattern import Pattern
@@ -13,6 +14,8 @@ __all__ = [
     "Global",
     "Padding",
     "Pattern",
+    "PerHead",
+    "PerLayer",
     "SoftmaxConfig",
     "Window",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor
 from polyformer.core.attend import attend
 from polyformer.core.context import Context
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreModMaker
+from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.pattern import Pattern
 from polyformer.core.state import State
 
@@ -33,6 +33,9 @@ class SoftmaxConfig(MechanismConfig):
     def build(self, num_heads: int, head_size: int) -> "SoftmaxAttention":
         return SoftmaxAttention(self)
 
+    def at(self, layer: int) -> "SoftmaxConfig":
+        return self if self.pattern is None else dataclasses.replace(self, pattern=self.pattern.at(layer))
+
     def definition(self) -> "SoftmaxConfig":
         return dataclasses.replace(self, backend="definition")
 
@@ -51,14 +54,15 @@ class SoftmaxAttention(Mechanism):
         return KeyValueCache(reserve=reserve)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
-                score_mod: ScoreModMaker | None) -> tuple[Tensor, State | None]:  # fmt: skip
+                position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
         if state is not None:
             assert isinstance(state, KeyValueCache)
             k, v, state = state.append(k, v)
         y = attend(
             q, k, v,
             pattern=self.config.pattern,
-            score_mod=None if score_mod is None else score_mod(q, k, context),
+            score_mod=None if position is None else position.score_mod(q, k, context),
+            relative=None if position is None else position.relative(q, k, context),
             context=context,
             scale=self.config.scale,
             dropout=self.config.dropout if self.training else 0.0,

@@ -9,11 +9,12 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from polyformer.core import blocks, definition, flex, sdpa
+from polyformer.core import arrange, blocks, definition, flex, sdpa
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.pattern import Foreign, MaskMod, Pattern, ScoreMod, Where, as_pattern
 from polyformer.core.patterns import implied
+from polyformer.core.relative import Relative
 from polyformer.core.request import Request, check
 from polyformer.core.softmax import recording
 
@@ -26,15 +27,17 @@ BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "flex": flex, "blocks": blocks,
 @overload
 def attend(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None = ...,
            mask_mod: MaskMod | None = ..., layout: Where | None = ..., score_mod: ScoreMod | None = ...,
-           context: Context | None = ..., scale: float | None = ..., dropout: float = ...,
-           backend: str = ..., return_lse: Literal[False] = ...) -> Tensor: ...  # fmt: skip
+           relative: Relative | None = ..., context: Context | None = ..., scale: float | None = ...,
+           dropout: float = ..., backend: str = ...,
+           return_lse: Literal[False] = ...) -> Tensor: ...  # fmt: skip
 @overload
 def attend(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None = ...,
            mask_mod: MaskMod | None = ..., layout: Where | None = ..., score_mod: ScoreMod | None = ...,
-           context: Context | None = ..., scale: float | None = ..., dropout: float = ...,
-           backend: str = ..., return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...  # fmt: skip
-def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None, context=None, scale=None,
-           dropout=0.0, backend="auto", return_lse=False):  # fmt: skip
+           relative: Relative | None = ..., context: Context | None = ..., scale: float | None = ...,
+           dropout: float = ..., backend: str = ...,
+           return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None, relative=None, context=None,
+           scale=None, dropout=0.0, backend="auto", return_lse=False):  # fmt: skip
     """softmax(score_mod(q k^T * scale)) v over the keys that the pattern and the context allow.
 
     Args:
@@ -44,6 +47,8 @@ def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None,
         layout: the keys that `mask_mod` needs, a function (start, stop) -> `Keys` of a run of queries, or
             the rows of a `Layout`; without it every key is looked at. What it leaves out is not seen.
         score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, on scaled scores.
+        relative: terms that depend on the distance of two tokens alone, faster than a score_mod that looks
+            them up; added before it.
         context: positions, documents, padding, causality; by default Tq queries that are the last of Tk keys.
         scale: by default 1 / sqrt(D).
         dropout: probability of dropping an attention weight.
@@ -58,14 +63,22 @@ def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None,
         InputError: shapes, dtypes or devices that do not fit; a backend that cannot take the request.
     """
     request = prepare(q, k, v, pattern=joined(pattern, mask_mod, layout), score_mod=score_mod,
-                      context=context, scale=scale, dropout=dropout)  # fmt: skip
-    run = BACKENDS[choose(request, backend, return_lse).backend].run
+                      relative=relative, context=context, scale=scale, dropout=dropout)  # fmt: skip
     if _autocast(q):  # `prepare` has cast what autocast would; inside, float32 is meant
         with torch.autocast(q.device.type, enabled=False):
-            out, lse = run(request)
+            out, lse = _run(request, backend, return_lse)
     else:
-        out, lse = run(request)
+        out, lse = _run(request, backend, return_lse)
     return (out, lse) if return_lse else out
+
+
+def _run(request: Request, backend: str, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+    """One call, or several where it is easier as several."""
+    if not (backend == "definition" or recording() or torch.compiler.is_compiling()):
+        groups = arrange.by_pattern(request)
+        if groups is not None:
+            return arrange.run_by_heads(groups, request, lambda one: _run(one, backend, return_lse))
+    return BACKENDS[choose(request, backend, return_lse).backend].run(request)
 
 
 def joined(pattern: Pattern | MaskMod | None, mask_mod: MaskMod | None,
@@ -80,7 +93,8 @@ def joined(pattern: Pattern | MaskMod | None, mask_mod: MaskMod | None,
 
 
 def prepare(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | None, score_mod: ScoreMod | None,
-            context: Context | None, scale: float | None, dropout: float) -> Request:  # fmt: skip
+            context: Context | None, scale: float | None, dropout: float,
+            relative: Relative | None = None) -> Request:  # fmt: skip
     """The checked request of one call."""
     if _autocast(q):
         dtype = torch.get_autocast_dtype(q.device.type)
@@ -97,7 +111,7 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | None, score_m
     if pattern is not None:
         limits = pattern if limits is None else pattern & limits
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-    return Request(q, k, v, context, limits, score_mod, scale, dropout)
+    return Request(q, k, v, context, limits, relative, score_mod, scale, dropout)
 
 
 def _autocast(q: Tensor) -> bool:
@@ -140,9 +154,9 @@ def choose(request: Request, backend: str, return_lse: bool) -> Choice:
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None = None,
             mask_mod: MaskMod | None = None, layout: Where | None = None, score_mod: ScoreMod | None = None,
-            context: Context | None = None, dropout: float = 0.0, backend: str = "auto",
-            return_lse: bool = False) -> Choice:  # fmt: skip
+            relative: Relative | None = None, context: Context | None = None, dropout: float = 0.0,
+            backend: str = "auto", return_lse: bool = False) -> Choice:  # fmt: skip
     """Which backend `attend` would run for these inputs, and why not the ones asked before it."""
     request = prepare(q, k, v, pattern=joined(pattern, mask_mod, layout), score_mod=score_mod,
-                      context=context, scale=None, dropout=dropout)  # fmt: skip
+                      relative=relative, context=context, scale=None, dropout=dropout)  # fmt: skip
     return choose(request, backend, return_lse)

@@ -26,17 +26,27 @@ from polyformer.core.tiles import Tile, give, take
 from polyformer.core.workers import spread
 
 LN2 = math.log(2)
+
+TRACED = 1 << 26
+"""Scores up to which a call inside `torch.compile` is computed densely instead of breaking the graph."""
 T = TypeVar("T")
 
 
 def refuses(request: Request, return_lse: bool) -> str | None:
-    """Why this backend cannot take the request; it takes all."""
+    """Why this backend cannot take the request, or None."""
+    if request.relative is not None and request.relative.position_values is not None:
+        return "terms in the values are not there yet"
+    if torch.compiler.is_compiling() and request.pairs <= TRACED:
+        return "it cannot be traced, and few scores can be computed at once"
     return None
 
 
 @torch.compiler.disable(reason="blocks walks a layout in Python; compile with the backend 'sdpa' or 'flex'")
 def run(request: Request) -> tuple[Tensor, Tensor]:
     """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]."""
+    if request.relative is not None:
+        mod = request.whole_score_mod(request.context)
+        request = dataclasses.replace(request, relative=None, score_mod=mod)
     half = request.q.dtype in (torch.float16, torch.bfloat16)
     q, k, v = (x.float() if half else x for x in (request.q, request.k, request.v))
     tables = captured(request.score_mod, q)

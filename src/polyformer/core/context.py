@@ -16,6 +16,9 @@ from polyformer.core.errors import InputError
 
 T = TypeVar("T")
 
+BY_ROW = "q_pos", "kv_pos", "q_doc", "kv_doc", "kv_valid", "q_marked", "kv_marked", "relations"
+"""The fields that may differ from one batch row to the next."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Context:
@@ -30,6 +33,8 @@ class Context:
         q_doc, kv_doc: document numbers [B, Tq] and [B, Tk], not decreasing along a row; a query sees its
             own document only.
         kv_valid: [B, Tk] bool, False where a key is padding.
+        q_marked, kv_marked: [B, Tq] and [B, Tk] bool, the tokens that the caller marked as global.
+        relations: [B, Tq, Tk] labels of pairs of tokens, for schemes that embed them.
     """
 
     q_len: int
@@ -41,11 +46,15 @@ class Context:
     q_doc: Tensor | None = None
     kv_doc: Tensor | None = None
     kv_valid: Tensor | None = None
+    q_marked: Tensor | None = None
+    kv_marked: Tensor | None = None
+    relations: Tensor | None = None
     memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)  # filled by `once`
 
     def __post_init__(self) -> None:
         for name, length in (("q_pos", self.q_len), ("kv_pos", self.kv_len), ("q_doc", self.q_len),
-                             ("kv_doc", self.kv_len), ("kv_valid", self.kv_len)):  # fmt: skip
+                             ("kv_doc", self.kv_len), ("kv_valid", self.kv_len), ("q_marked", self.q_len),
+                             ("kv_marked", self.kv_len), ("relations", self.kv_len)):  # fmt: skip
             tensor = getattr(self, name)
             if tensor is not None and tensor.shape[-1] != length:
                 shape = tuple(tensor.shape)
@@ -60,8 +69,8 @@ class Context:
 
     def rows(self, start: int, stop: int) -> "Context":
         """The same call for batch rows start <= b < stop alone; this context where all rows are alike."""
-        tables = {name: getattr(self, name) for name in ("q_pos", "kv_pos", "q_doc", "kv_doc", "kv_valid")}
-        own = {name: x[start:stop] for name, x in tables.items() if x is not None and x.dim() == 2}
+        tables = {name: x for name in BY_ROW if (x := getattr(self, name)) is not None}
+        own = {name: x[start:stop] for name, x in tables.items() if x.dim() > 1}
         if not own:
             return self
         return self.once(("rows", start, stop), lambda: dataclasses.replace(self, memo={}, **own))
@@ -77,6 +86,12 @@ class Context:
     def distance(self, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """How many slots the key lies before the query: 0 is the query's own slot."""
         return q_idx + self.offset - kv_idx
+
+    @property
+    def distances(self) -> tuple[int, int]:
+        """The least and the greatest distance that a query may see: without a future 0 is the least."""
+        least = 0 if self.causal else self.offset - self.kv_len + 1
+        return least, max(least, self.offset + self.q_len - 1)
 
     def query_position(self, b: Tensor, q_idx: Tensor) -> Tensor:
         """Positions of the queries `q_idx` of batch rows `b`."""

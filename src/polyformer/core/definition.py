@@ -1,6 +1,6 @@
 """Attention as the equation says it: the oracle that every other backend is tested against.
 
-    softmax(score_mod(Q K^T * scale), over the keys that the pattern allows) V
+    softmax(score_mod(Q K^T * scale + relative terms), over the keys that the pattern allows) V
 
 float16 and bfloat16 are computed in float32, as the fused kernels do.
 """
@@ -25,10 +25,18 @@ def run(request: Request) -> tuple[Tensor, Tensor]:
     k, v = (x.repeat_interleave(request.groups, dim=1) for x in (k, v))
     scores = q @ k.transpose(-1, -2) * request.scale  # [B, H, Tq, Tk]
     b, h, q_idx, kv_idx = indices(request)
+    relative = None if request.relative is None else request.relative.to(q.dtype)
+    if relative is not None:
+        add = relative.score_mod(q, k, request.scale, request.context)
+        scores = add(scores, b, h, q_idx, kv_idx)
     if request.score_mod is not None:
         scores = request.score_mod(scores, b, h, q_idx, kv_idx).expand(scores.shape)
     allowed = None
     if request.pattern is not None:
         allowed = request.pattern.mask(request.context, b, h, q_idx, kv_idx)
     probabilities, lse = softmax(scores, allowed)
-    return (F.dropout(probabilities, request.dropout) @ v).to(request.q.dtype), lse
+    kept = F.dropout(probabilities, request.dropout)
+    out = kept @ v
+    if relative is not None and relative.position_values is not None:
+        out = out + relative.values_term(kept, request.context)
+    return out.to(request.q.dtype), lse

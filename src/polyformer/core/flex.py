@@ -28,6 +28,8 @@ def refuses(request: Request, return_lse: bool) -> str | None:
         return f"FlexAttention has no backward on {request.q.device.type} and is slower there than blocks"
     if request.dropout:
         return "FlexAttention has no dropout"
+    if request.relative is not None and request.relative.position_values is not None:
+        return "FlexAttention has no terms in the values"
     if request.q.dtype == torch.float64:
         return "its kernels have no float64"
     if min(widths) < 16:
@@ -43,9 +45,11 @@ def run(request: Request) -> tuple[Tensor, Tensor]:
     """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]."""
     from torch.nn.attention.flex_attention import AuxRequest
 
-    mask = None if request.pattern is None else block_mask(request.pattern, request.context, request.q.device)
+    device = request.q.device
+    mask = None if request.pattern is None else block_mask(request.pattern, request.context, device)
+    score_mod = request.whole_score_mod(moving(request.context, device))
     out, aux = _attention()(
-        request.q, request.k, request.v, score_mod=request.score_mod, block_mask=mask, scale=request.scale,
+        request.q, request.k, request.v, score_mod=score_mod, block_mask=mask, scale=request.scale,
         enable_gqa=request.groups > 1, return_aux=AuxRequest(lse=True),
     )  # fmt: skip
     return out, aux.lse
@@ -69,14 +73,20 @@ def _block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any
         partial.append(sorted(outer - inner))
         full.append(sorted(inner))
     columns = -(-context.kv_len // BLOCK)
-    # As a tensor the offset is read when the kernel runs; a number would be compiled in, and once it changes
-    # become a dynamic one, which FlexAttention does not take.
-    offset: Any = torch.tensor(context.offset, device=device)
-    moving = dataclasses.replace(context, q_start=offset, memo={})
     return BlockMask.from_kv_blocks(
         *_padded(partial, columns, device), *_padded(full, columns, device), BLOCK_SIZE=BLOCK,
-        mask_mod=pattern.mask_mod(moving), seq_lengths=(context.q_len, context.kv_len),
+        mask_mod=pattern.mask_mod(moving(context, device)), seq_lengths=(context.q_len, context.kv_len),
     )  # fmt: skip
+
+
+def moving(context: Context, device: torch.device) -> Context:
+    """`context` with its offset in a tensor, read when the kernel runs.
+
+    A number would be compiled in, and once it changes become a dynamic one, which FlexAttention does not
+    take.
+    """
+    offset: Any = torch.tensor(context.offset, device=device)
+    return dataclasses.replace(context, q_start=offset, memo={})
 
 
 def _rows(pattern: Pattern, context: Context) -> list[tuple[tuple[Interval, ...], tuple[Interval, ...]]]:

@@ -1,8 +1,7 @@
 """The seam where attention mechanisms meet the model: projected heads in, mixed heads out."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -10,15 +9,23 @@ from polyformer.core.config import Config
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.pattern import ScoreMod
+from polyformer.core.relative import Relative
 from polyformer.core.state import State
 
-ScoreModMaker = Callable[[Tensor, Tensor, Context], ScoreMod | None]
-"""(q, all keys, context) -> score_mod: `Position.score_mod`."""
+
+class ScoreTerms(Protocol):
+    """What a position scheme does to scores, asked once all keys k of the queries q are known."""
+
+    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None: ...
+
+    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None: ...
+
 
 ABILITIES = {
     "causal": "run in a decoder: it sees later tokens",
     "packs": "keep documents packed in one row apart",
     "caches": "go on from a state",
+    "relates": "take positions that change scores",
 }
 """What a mechanism may be unable to do, by the class attribute that says so."""
 
@@ -27,18 +34,24 @@ ABILITIES = {
 class MechanismConfig(Config):
     """Family of mechanisms: `build(num_heads, head_size)` makes the module.
 
-    `causal`, `packs` and `caches` say what a member can do; asked for more, it names what to use `instead`.
-    `eager` says why `torch.compile(fullgraph=True)` cannot take a member, where it cannot.
+    `causal`, `packs`, `caches` and `relates` (to take the score terms of a position scheme) say what a member
+    can do; asked for more, it names what to use `instead`. `eager` says why `torch.compile(fullgraph=True)`
+    cannot take a member, where it cannot.
     """
 
     causal: ClassVar[bool] = True
     packs: ClassVar[bool] = True
     caches: ClassVar[bool] = True
+    relates: ClassVar[bool] = True
     instead: ClassVar[str] = "'softmax', which takes sparse patterns"
     eager: ClassVar[str] = ""
 
     def build(self, num_heads: int, head_size: int) -> "Mechanism":
         raise NotImplementedError
+
+    def at(self, layer: int) -> "MechanismConfig":
+        """What layer `layer` of a stack has; the same in all, unless the member says otherwise."""
+        return self
 
     def definition(self) -> "MechanismConfig":
         """The same function computed plainly by its equation: what tests compare the fast form with."""
@@ -62,10 +75,10 @@ class Mechanism(nn.Module):
         return None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
-                score_mod: ScoreModMaker | None) -> tuple[Tensor, State | None]:  # fmt: skip
+                position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
         """q [B, H, Tq, D], new keys and values k, v [B, Hkv, Tq, D] -> y [B, H, Tq, D] and the next state.
 
-        The keys that `context` describes are those of the state followed by the new ones. `score_mod` makes
-        the position scheme's score function once all keys are known.
+        The keys that `context` describes are those of the state followed by the new ones. `position` tells
+        what the position scheme adds to the scores.
         """
         raise NotImplementedError

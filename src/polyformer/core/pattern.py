@@ -62,6 +62,14 @@ class Pattern:
         """Whether `allows` depends on `q_idx - kv_idx` alone, so that one mask serves a whole diagonal."""
         return False
 
+    def at(self, layer: int) -> "Pattern":
+        """What layer `layer` of a stack has; the same in all, unless a part says otherwise."""
+        return self
+
+    def of_head(self, head: int) -> "Pattern":
+        """What head `head` has; the same for all, unless a part says otherwise. `attend` asks it first."""
+        return self
+
     def mask_mod(self, context: Context) -> MaskMod:
         """This pattern as a FlexAttention `mask_mod`."""
         return lambda b, h, q_idx, kv_idx: self.allows(context, b, h, q_idx, kv_idx)
@@ -91,7 +99,7 @@ class Pattern:
 
     def to_text(self) -> str:
         """The expression that makes this pattern; `from_text` reads it back."""
-        options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self))
+        options = ", ".join(f"{f.name}={_text(getattr(self, f.name))}" for f in dataclasses.fields(self))
         return f"{type(self).__name__}({options})"
 
     @staticmethod
@@ -122,6 +130,12 @@ class _Pair(Pattern):
 
     def relative(self, context: Context) -> bool:
         return self.left.relative(context) and self.right.relative(context)
+
+    def at(self, layer: int) -> Pattern:
+        return type(self)(self.left.at(layer), self.right.at(layer))
+
+    def of_head(self, head: int) -> Pattern:
+        return type(self)(self.left.of_head(head), self.right.of_head(head))
 
     def to_text(self) -> str:
         return f"({self.left.to_text()} {self.sign} {self.right.to_text()})"
@@ -196,6 +210,15 @@ def as_pattern(given: "Pattern | MaskMod") -> Pattern:
     raise InputError(f"pattern: expected a Pattern or a mask_mod function, got {given!r}")
 
 
+def _text(value: Any) -> str:
+    """A field of a pattern, as `from_text` reads it."""
+    if isinstance(value, Pattern):
+        return value.to_text()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    return repr(value)
+
+
 def _read(node: ast.expr, text: str) -> Pattern:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):
         left, right = _read(node.left, text), _read(node.right, text)
@@ -207,8 +230,8 @@ def _read(node: ast.expr, text: str) -> Pattern:
     if name.id not in named:
         raise unknown("pattern", name.id, named)
     positional, keywords = ([], {}) if not isinstance(node, ast.Call) else (
-        [_literal(one, text) for one in node.args],
-        {str(one.arg): _literal(one.value, text) for one in node.keywords},
+        [_argument(one, text) for one in node.args],
+        {str(one.arg): _argument(one.value, text) for one in node.keywords},
     )  # fmt: skip
     try:
         return named[name.id](*positional, **keywords)
@@ -218,7 +241,13 @@ def _read(node: ast.expr, text: str) -> Pattern:
         ) from None
 
 
-def _literal(node: ast.expr, text: str) -> Any:
+def _argument(node: ast.expr, text: str) -> Any:
+    """A plain value, a pattern, or a list of arguments."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return tuple(_argument(one, text) for one in node.elts)
+    name = node.func if isinstance(node, ast.Call) else node
+    if isinstance(node, ast.BinOp) or (isinstance(name, ast.Name) and name.id in Pattern.registry):
+        return _read(node, text)
     try:
         return ast.literal_eval(node)
     except ValueError:

@@ -8,6 +8,7 @@ from torch import Tensor
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.pattern import Pattern, ScoreMod
+from polyformer.core.relative import Relative
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -17,6 +18,7 @@ class Request:
     Args:
         q: [B, H, Tq, D]; k: [B, Hkv, Tk, D]; v: [B, Hkv, Tk, Dv]; H is a multiple of Hkv.
         pattern: everything that limits who sees whom, the context's own limits included; None for all.
+        relative: terms by distance, added to the scores before `score_mod`, and to the values.
         score_mod: applied to the scaled scores.
         scale: the factor on q k^T.
         dropout: probability that an attention weight is dropped.
@@ -27,6 +29,7 @@ class Request:
     v: Tensor
     context: Context
     pattern: Pattern | None
+    relative: Relative | None
     score_mod: ScoreMod | None
     scale: float
     dropout: float
@@ -35,6 +38,21 @@ class Request:
     def groups(self) -> int:
         """Query heads per key head."""
         return self.q.shape[1] // self.k.shape[1]
+
+    @property
+    def pairs(self) -> int:
+        """Scores that a dense computation would hold."""
+        return self.q.shape[0] * self.q.shape[1] * self.context.q_len * self.context.kv_len
+
+    def whole_score_mod(self, context: Context) -> ScoreMod | None:
+        """`score_mod` with the relative terms in it, for a backend that knows functions of scores alone."""
+        if self.relative is None:
+            return self.score_mod
+        k = self.k.repeat_interleave(self.groups, dim=1)
+        first, then = self.relative.score_mod(self.q, k, self.scale, context), self.score_mod
+        if then is None:
+            return first
+        return lambda score, *place: then(first(score, *place), *place)
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:

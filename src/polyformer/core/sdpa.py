@@ -22,8 +22,8 @@ DENSE_LIMIT = 1 << 26
 
 def refuses(request: Request, return_lse: bool) -> str | None:
     """Why this backend cannot take the request, or None."""
-    if request.score_mod is not None:
-        return "a score_mod changes the scores"
+    if request.score_mod is not None or request.relative is not None:
+        return "a score_mod or relative terms change the scores"
     if return_lse:
         return "torch's function does not return the log-sum-exp"
     batch, heads, queries, width = request.q.shape

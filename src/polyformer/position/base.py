@@ -1,24 +1,49 @@
-"""What a position scheme may do: change the input, turn queries and keys, or bias the scores."""
+"""What a position scheme may do: change the input, turn queries and keys, or add to scores and values."""
 
 import dataclasses
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.context import Context
 from polyformer.core.pattern import ScoreMod
+from polyformer.core.relative import Relative
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The stack that a scheme is built for: E, layers, learned positions, and its heads H of width D."""
+
+    hidden_size: int
+    num_layers: int = 1
+    max_positions: int = 512
+    num_heads: int = 1
+    head_size: int = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """The attention layer that asks: its index, its own projections of vectors [R, E] to heads [H, R, D]."""
+
+    layer: int
+    query: Callable[[Tensor], Tensor]
+    key: Callable[[Tensor], Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PositionConfig(Config):
-    """Family of position schemes: `build(hidden_size, num_layers, max_positions)` makes the module."""
+    """Family of position schemes: `build(shape)` makes the module."""
 
-    def build(self, hidden_size: int, num_layers: int, max_positions: int) -> "Position":
+    def build(self, shape: Shape) -> "Position":
         raise NotImplementedError
 
 
 class Position(nn.Module):
-    """One scheme for a whole stack; every method is the identity unless the scheme says otherwise."""
+    """One scheme for a whole stack; every method is the identity unless the scheme says otherwise.
+
+    What layers have of their own (tables, projections) lies here too, found by `site.layer`.
+    """
 
     max_positions: int | None = None
     """How many positions there are; None when there is no end to them."""
@@ -27,10 +52,20 @@ class Position(nn.Module):
         """The input x [B, T, E] of layer `layer`, with its positions pos [T] or [B, T] made visible."""
         return x
 
-    def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
         """q [B, H, Tq, D] and the new keys k [B, Hkv, Tq, D] turned by their positions."""
         return q, k
 
-    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
-        """What is done to the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D]."""
+    def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod | None:
+        """What is done to the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D], by any function."""
         return None
+
+    def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative | None:
+        """What is added by distance to the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D]."""
+        return None
+
+
+def changes_scores(position: Position) -> bool:
+    """Whether the scheme needs a mechanism that has scores."""
+    kind = type(position)
+    return kind.score_mod is not Position.score_mod or kind.relative is not Position.relative

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.position.base import Position, PositionConfig
+from polyformer.position.base import Position, PositionConfig, Shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,8 @@ class LearnedConfig(PositionConfig):
     row: ClassVar[str] = "P2"
     paper: ClassVar[str] = "Vaswani et al. 2017, table 3, row E"
 
-    def build(self, hidden_size: int, num_layers: int, max_positions: int) -> "Learned":
-        return Learned(hidden_size, 1, max_positions)
+    def build(self, shape: Shape) -> "Learned":
+        return Learned(shape.hidden_size, 1, shape.max_positions)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,8 @@ class LearnedPerLayerConfig(PositionConfig):
     row: ClassVar[str] = "P3"
     paper: ClassVar[str] = "Al-Rfou et al. 2018, section 3.3"
 
-    def build(self, hidden_size: int, num_layers: int, max_positions: int) -> "Learned":
-        return Learned(hidden_size, num_layers, max_positions)
+    def build(self, shape: Shape) -> "Learned":
+        return Learned(shape.hidden_size, shape.num_layers, shape.max_positions)
 
 
 class Learned(Position):

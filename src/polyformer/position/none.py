@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from polyformer.position.base import Position, PositionConfig
+from polyformer.position.base import Position, PositionConfig, Shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -12,5 +12,5 @@ class NoPositionConfig(PositionConfig):
 
     kind: ClassVar[str] = "none"
 
-    def build(self, hidden_size: int, num_layers: int, max_positions: int) -> Position:
+    def build(self, shape: Shape) -> Position:
         return Position()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.position.base import Position, PositionConfig
+from polyformer.position.base import Position, PositionConfig, Shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,8 @@ class SinusoidalConfig(PositionConfig):
         if self.base <= 1:
             raise InputError(f"base: expected a wavelength factor above 1, got {self.base}")
 
-    def build(self, hidden_size: int, num_layers: int, max_positions: int) -> "Sinusoidal":
-        return Sinusoidal(hidden_size, self)
+    def build(self, shape: Shape) -> "Sinusoidal":
+        return Sinusoidal(shape.hidden_size, self)
 
 
 class Sinusoidal(Position):

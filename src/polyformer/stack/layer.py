@@ -38,11 +38,11 @@ class Layer(nn.Module):
     """x [B, T, E] -> [B, T, E]."""
 
     def __init__(self, hidden_size: int, attention: AttentionConfig, feedforward: FeedForwardConfig,
-                 block: BlockConfig, norm: NormConfig, dropout: float, cross: bool):  # fmt: skip
+                 block: BlockConfig, norm: NormConfig, dropout: float, cross: bool, index: int):  # fmt: skip
         super().__init__()
-        self.attention = attention.build(hidden_size)
+        self.attention = attention.build(hidden_size, index)
         self.cross_attention: MultiHeadAttention | None = (
-            attention.cross().build(hidden_size) if cross else None
+            attention.cross().build(hidden_size, index) if cross else None
         )
         self.feedforward = feedforward.build(hidden_size)
         self.block = block.build(hidden_size, 3 if cross else 2, norm, dropout)

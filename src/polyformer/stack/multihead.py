@@ -17,8 +17,10 @@ from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.linear import Linear
 from polyformer.core.mechanism import MechanismConfig
+from polyformer.core.pattern import ScoreMod
+from polyformer.core.relative import Relative
 from polyformer.core.state import State
-from polyformer.position import Position
+from polyformer.position import Position, Site
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,8 +64,8 @@ class AttentionConfig(Config):
         """The same heads around what reads another sequence."""
         return dataclasses.replace(self, mechanism=self.mechanism.cross())
 
-    def build(self, hidden_size: int) -> "MultiHeadAttention":
-        return MultiHeadAttention(hidden_size, self)
+    def build(self, hidden_size: int, layer: int = 0) -> "MultiHeadAttention":
+        return MultiHeadAttention(hidden_size, self, layer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,26 +76,43 @@ class ProjectedSource(State):
     values: Tensor
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Terms:
+    """A position scheme as one layer's mechanism meets it."""
+
+    position: Position
+    site: Site
+
+    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
+        return self.position.score_mod(q, k, context, self.site)
+
+    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
+        return self.position.relative(q, k, context, self.site)
+
+
 class MultiHeadAttention(nn.Module):
     """x [B, T, E] -> [B, T, E]."""
 
-    def __init__(self, hidden_size: int, config: AttentionConfig):
+    def __init__(self, hidden_size: int, config: AttentionConfig, layer: int = 0):
         super().__init__()
-        self.config = config
+        self.config, self.layer = config, layer
         self.head_size = config.width(hidden_size)
         inner, inner_kv = config.num_attention_heads * self.head_size, config.kv_heads * self.head_size
         self.query = Linear(hidden_size, inner, bias=config.bias)
         self.key = Linear(hidden_size, inner_kv, bias=config.bias)
         self.value = Linear(hidden_size, inner_kv, bias=config.bias)
         self.output = Linear(inner, hidden_size, bias=config.bias)
-        self.mechanism = config.mechanism.build(config.num_attention_heads, self.head_size)
+        self.mechanism = config.mechanism.at(layer).build(config.num_attention_heads, self.head_size)
 
     def forward(self, x: Tensor, context: Context, position: Position,
                 state: State | None = None) -> tuple[Tensor, State | None]:  # fmt: skip
         """Self-attention of x, after the tokens in `state`; also the state that includes x."""
         q, k, v = self._heads(self.query, x), self._heads(self.key, x), self._heads(self.value, x)
-        q, k = position.rotate(q, k, context)
-        y, state = self.mechanism(q, k, v, context, state, position.score_mod)
+        site = Site(
+            self.layer, lambda one: self._vectors(self.query, one), lambda one: self._vectors(self.key, one)
+        )
+        q, k = position.rotate(q, k, context, site)
+        y, state = self.mechanism(q, k, v, context, state, _Terms(position, site))
         return self._join(y), state
 
     def cross(self, x: Tensor, source: Tensor | None, context: Context,
@@ -107,6 +126,11 @@ class MultiHeadAttention(nn.Module):
 
     def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
         return projection(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+
+    def _vectors(self, projection: nn.Module, x: Tensor) -> Tensor:
+        """Vectors [R, E] that are no tokens, projected to the heads of the queries: [H, R, D]."""
+        heads = projection(x).unflatten(-1, (-1, self.head_size)).transpose(0, 1)
+        return heads.repeat_interleave(self.config.num_attention_heads // len(heads), dim=0)
 
     def _join(self, heads: Tensor) -> Tensor:
         return self.output(heads.transpose(1, 2).flatten(2))

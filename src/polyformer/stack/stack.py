@@ -12,7 +12,7 @@ from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.norms import LayerNormConfig, NormConfig
 from polyformer.feedforward import DenseConfig, FeedForwardConfig
-from polyformer.position import PositionConfig, SinusoidalConfig
+from polyformer.position import PositionConfig, Shape, SinusoidalConfig, changes_scores
 from polyformer.stack.layer import Layer, LayerState, Source
 from polyformer.stack.multihead import AttentionConfig
 
@@ -47,7 +47,13 @@ class Stack(nn.Module):
         super().__init__()
         self.recompute = False
         self.mechanism = config.attention.mechanism
-        self.position = config.position.build(hidden_size, config.num_hidden_layers, max_positions)
+        self.position = config.position.build(
+            Shape(hidden_size=hidden_size, num_layers=config.num_hidden_layers, max_positions=max_positions,
+                  num_heads=config.attention.num_attention_heads,
+                  head_size=config.attention.width(hidden_size))
+        )  # fmt: skip
+        if changes_scores(self.position):
+            self.mechanism.require("relates")
         self.layers = nn.ModuleList(
             Layer(
                 hidden_size,
@@ -57,8 +63,9 @@ class Stack(nn.Module):
                 config.norm,
                 config.dropout,
                 cross,
+                index,
             )
-            for _ in range(config.num_hidden_layers)
+            for index in range(config.num_hidden_layers)
         )
         self.final_norm = nn.Identity() if config.block.normalizes_output else config.norm.build(hidden_size)
 

@@ -1,0 +1,75 @@
+"""T5's relative positions: a learned bias for each head and each bucket of distances, shared by all layers.
+
+    score_ij = q_i . k_j * scale + table[bucket(j - i), h]
+
+Half the buckets count distances one by one, the other half grow logarithmically up to `max_distance`; all
+that is farther shares the last one. An encoder has half of the buckets for each side. T5 itself has no
+1 / sqrt(D) (its `scale` is 1, an option of the mechanism). Raffel et al. 2020, section 2.1.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.relative import Relative
+from polyformer.position.base import Position, PositionConfig, Shape, Site
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class T5BiasConfig(PositionConfig):
+    """Bucketed biases."""
+
+    num_buckets: int = 32
+    max_distance: int = 128  # tokens, from which on all share a bucket
+
+    kind: ClassVar[str] = "t5"
+    row: ClassVar[str] = "P9"
+    paper: ClassVar[str] = "Raffel et al. 2020 (T5), section 2.1"
+
+    def __post_init__(self) -> None:
+        if self.num_buckets < 4 or self.num_buckets % 2:
+            raise InputError(f"num_buckets: expected an even number of 4 or more, got {self.num_buckets}")
+        if self.max_distance <= self.num_buckets // 2:
+            least = self.num_buckets // 2 + 1
+            raise InputError(f"max_distance: expected {least} tokens or more, got {self.max_distance}")
+
+    def build(self, shape: Shape) -> "T5Bias":
+        return T5Bias(self, shape.num_heads)
+
+
+class T5Bias(Position):
+    """One table [num_buckets, H] for the stack."""
+
+    def __init__(self, config: T5BiasConfig, num_heads: int):
+        super().__init__()
+        self.config = config
+        self.table = nn.Embedding(config.num_buckets, num_heads)
+
+    def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
+        least, greatest = context.distances
+        distance = torch.arange(least, greatest + 1, device=q.device)
+        found = buckets(distance, self.config.num_buckets, self.config.max_distance, not context.causal)
+        return Relative(first=least, bias=self.table(found).T.to(q.dtype))
+
+
+def buckets(distance: Tensor, num_buckets: int, max_distance: int, both_sides: bool) -> Tensor:
+    """The bucket of each distance (how far the key lies before the query), as T5 numbers them.
+
+    With `both_sides`, keys after the query have the second half; else they share the bucket of distance 0.
+    """
+    first = torch.zeros_like(distance)
+    if both_sides:
+        num_buckets //= 2
+        first = torch.where(distance < 0, num_buckets, 0)
+        distance = distance.abs()
+    distance = distance.clamp_min(0)
+    exact = num_buckets // 2
+    # In float32, for so T5's own tables were made: float64 puts some boundaries one further.
+    ratio = torch.log(distance.clamp_min(1).float() / exact) / math.log(max_distance / exact)
+    far = exact + (ratio * (num_buckets - exact)).long()
+    return first + torch.where(distance < exact, distance, far.clamp_max(num_buckets - 1))
