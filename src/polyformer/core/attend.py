@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "flex": flex, "blocks": blocks, "definition": definition}
 """In the order in which `auto` asks them. Each has `refuses(request, return_lse)` and `run(request)`."""
 
+TRACED = 1 << 26
+"""Scores up to which a call inside `torch.compile` is computed densely rather than by breaking the graph."""
+
 
 @overload
 def attend(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | MaskMod | None = ...,
@@ -139,6 +142,8 @@ def choose(request: Request, backend: str, return_lse: bool) -> Choice:
     reasons: dict[str, str] = {}
     for name in asked if not recording() else ["definition"]:
         why = BACKENDS[name].refuses(request, return_lse)
+        if name == "blocks" and backend == "auto" and torch.compiler.is_compiling() and request.pairs <= TRACED:
+            why = "it would break the graph, and so few scores can be computed at once"
         if why is None:
             break
         reasons[name] = why

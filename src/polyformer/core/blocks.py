@@ -26,9 +26,6 @@ from polyformer.core.tiles import Tile, give, take
 from polyformer.core.workers import spread
 
 LN2 = math.log(2)
-
-TRACED = 1 << 26
-"""Scores up to which a call inside `torch.compile` is computed densely instead of breaking the graph."""
 T = TypeVar("T")
 
 
@@ -36,8 +33,6 @@ def refuses(request: Request, return_lse: bool) -> str | None:
     """Why this backend cannot take the request, or None."""
     if request.relative is not None and request.relative.position_values is not None:
         return "terms in the values are not there yet"
-    if torch.compiler.is_compiling() and request.pairs <= TRACED:
-        return "it cannot be traced, and few scores can be computed at once"
     return None
 
 
