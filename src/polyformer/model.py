@@ -111,6 +111,7 @@ class Transformer(nn.Module):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
+        segment_ids: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
@@ -127,6 +128,8 @@ class Transformer(nn.Module):
             position_ids: [B, T] or [T]; by default real tokens are counted from 0 in every document.
             document_ids: [B, T], not decreasing: documents packed in one row do not see one another.
             token_type_ids: [B, T], where the model has token types.
+            segment_ids: [B, T], the sentence (or other part) that each token belongs to, for patterns and
+                positions that read a structure; of an encoder-decoder in the source.
             decoder_input_ids, decoder_attention_mask: [B, U], what an encoder-decoder has written so far; by
                 default `labels` shifted right by one.
             labels: what should be predicted, -100 where nothing should. For a decoder alone they are the
@@ -146,9 +149,8 @@ class Transformer(nn.Module):
         decoding = {"decoder_input_ids": decoder_input_ids, "decoder_attention_mask": decoder_attention_mask}
         if self.decoder is None:
             self._refuse("an encoder alone", state=state, use_cache=use_cache or None, **decoding)
-            ran = self._run(
-                "encoder", input_ids, attention_mask, position_ids, document_ids, token_type_ids, options
-            )
+            ran = self._run("encoder", input_ids, attention_mask, position_ids, document_ids, token_type_ids,
+                            options, segment_ids=segment_ids)  # fmt: skip
             return self._finish(ran, input_ids, labels, options)
         if self.encoder is None:
             self._refuse("a decoder alone", **decoding)
@@ -162,6 +164,7 @@ class Transformer(nn.Module):
                 token_type_ids,
                 options,
                 past,
+                segment_ids=segment_ids,
             )
             if labels is not None and self.head.predicts_next:
                 labels = next_labels(labels, document_ids, ran.tokens.new_valid(labels.shape[1]))
@@ -169,9 +172,8 @@ class Transformer(nn.Module):
         self._refuse("an encoder-decoder", document_ids=document_ids)
         encoded, past = None, state
         if past is None:
-            encoded = self._run(
-                "encoder", input_ids, attention_mask, position_ids, None, token_type_ids, options
-            )
+            encoded = self._run("encoder", input_ids, attention_mask, position_ids, None, token_type_ids,
+                                options, segment_ids=segment_ids)  # fmt: skip
             past = self._source_state(encoded, self.decoder.new_states(0) if use_cache else ())
         if decoder_input_ids is None:
             decoder_input_ids = self._shifted_right(labels)
@@ -226,7 +228,8 @@ class Transformer(nn.Module):
 
     def _run(self, side: str, ids: Tensor | None, mask: Tensor | None, position_ids: Tensor | None,
              document_ids: Tensor | None, types: Tensor | None, options: dict[str, bool],
-             past: ModelState | None = None, cached: bool = True) -> Encoded:  # fmt: skip
+             past: ModelState | None = None, cached: bool = True,
+             segment_ids: Tensor | None = None) -> Encoded:  # fmt: skip
         """One side's stack over its ids, after the tokens in `past`."""
         ids = self._checked_ids(
             ids, "decoder_input_ids" if side == "decoder" and self.encoder else "input_ids"
@@ -234,7 +237,9 @@ class Transformer(nn.Module):
         stack, embedding = self.get_submodule(side), self.get_submodule(f"{side}_embedding")
         assert isinstance(stack, Stack)
         assert isinstance(embedding, Embedding)
-        tokens = (past.tokens if past else NO_TOKENS).extended(ids, mask, position_ids, document_ids)
+        tokens = (past.tokens if past else NO_TOKENS).extended(
+            ids, mask, position_ids, document_ids, segment_ids
+        )
         table = self.tokens if side == "encoder" or self.decoder_tokens is None else self.decoder_tokens
         pos = tokens.last(ids.shape[1], ids.device)
         source = None

@@ -117,3 +117,24 @@ def test_what_does_not_fit_is_named(options: dict[str, Tensor], message: str):
     with pytest.raises(InputError) as caught:
         after(NO_TOKENS, 3, **options)
     assert str(caught.value) == message
+
+
+def test_segments_are_numbers_of_their_own():
+    """Any order, missing ones 0, and without a word the last one goes on; every context has them."""
+    first = after(NO_TOKENS, 2)
+    given = first.extended(ids(2, 3), None, None, None, rows([4, 1, 4], [0, 0, 2]))
+    assert given.segment is not None
+    assert given.segment.tolist() == [[0, 0, 4, 1, 4], [0, 0, 0, 0, 2]]
+    longer = given.extended(ids(2, 2), None, None, None)
+    assert longer.segment is not None
+    assert longer.segment[:, 5:].tolist() == [[4, 4], [2, 2]]
+    context = longer.context(3, causal=True)
+    assert context.q_segment is not None
+    assert context.kv_segment is not None
+    assert context.q_segment.tolist() == [[4, 4, 4], [2, 2, 2]]
+    assert context.kv_segment.tolist() == longer.segment.tolist()
+    zero = torch.tensor(0)
+    same = context.same_segment(zero, torch.arange(3).view(-1, 1), torch.arange(7))
+    assert same.tolist() == [[False, False, True, False, True, True, True]] * 3
+    with pytest.raises(InputError, match=r"segment_ids: expected the shape of the ids \(2, 3\), got \(3,\)"):
+        first.extended(ids(2, 3), None, None, None, torch.arange(3))

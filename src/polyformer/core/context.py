@@ -16,7 +16,8 @@ from polyformer.core.errors import InputError
 
 T = TypeVar("T")
 
-BY_ROW = "q_pos", "kv_pos", "q_doc", "kv_doc", "kv_valid", "q_marked", "kv_marked", "relations"
+BY_ROW = ("q_pos", "kv_pos", "q_doc", "kv_doc", "q_segment", "kv_segment", "kv_valid", "q_marked",
+          "kv_marked", "relations")  # fmt: skip
 """The fields that may differ from one batch row to the next."""
 
 
@@ -32,6 +33,8 @@ class Context:
         q_pos, kv_pos: positions, [Tq] or [B, Tq] and likewise for keys; by default the slots.
         q_doc, kv_doc: document numbers [B, Tq] and [B, Tk], not decreasing along a row; a query sees its
             own document only.
+        q_segment, kv_segment: [B, Tq] and [B, Tk], numbers of the sentences (or other parts of a
+            document) that tokens belong to, for what reads a structure; by default all are of one.
         kv_valid: [B, Tk] bool, False where a key is padding.
         q_marked, kv_marked: [B, Tq] and [B, Tk] bool, the tokens that the caller marked as global.
         relations: [B, Tq, Tk] labels of pairs of tokens, for schemes that embed them.
@@ -45,6 +48,8 @@ class Context:
     kv_pos: Tensor | None = None
     q_doc: Tensor | None = None
     kv_doc: Tensor | None = None
+    q_segment: Tensor | None = None
+    kv_segment: Tensor | None = None
     kv_valid: Tensor | None = None
     q_marked: Tensor | None = None
     kv_marked: Tensor | None = None
@@ -53,14 +58,17 @@ class Context:
 
     def __post_init__(self) -> None:
         for name, length in (("q_pos", self.q_len), ("kv_pos", self.kv_len), ("q_doc", self.q_len),
-                             ("kv_doc", self.kv_len), ("kv_valid", self.kv_len), ("q_marked", self.q_len),
-                             ("kv_marked", self.kv_len), ("relations", self.kv_len)):  # fmt: skip
+                             ("kv_doc", self.kv_len), ("q_segment", self.q_len),
+                             ("kv_segment", self.kv_len), ("kv_valid", self.kv_len),
+                             ("q_marked", self.q_len), ("kv_marked", self.kv_len),
+                             ("relations", self.kv_len)):  # fmt: skip
             tensor = getattr(self, name)
             if tensor is not None and tensor.shape[-1] != length:
                 shape = tuple(tensor.shape)
                 raise InputError(f"{name}: expected {length} entries per row, got shape {shape}")
-        if (self.q_doc is None) != (self.kv_doc is None):
-            raise InputError("q_doc and kv_doc: expected both or neither")
+        for one, other in (("q_doc", "kv_doc"), ("q_segment", "kv_segment")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                raise InputError(f"{one} and {other}: expected both or neither")
 
     @property
     def offset(self) -> int:
@@ -100,6 +108,12 @@ class Context:
     def key_position(self, b: Tensor, kv_idx: Tensor) -> Tensor:
         """Positions of the keys `kv_idx` of batch rows `b`."""
         return kv_idx if self.kv_pos is None else look_up(self.kv_pos, b, kv_idx)
+
+    def same_segment(self, b: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Whether query and key belong to the same segment; without segments there is one."""
+        if self.q_segment is None or self.kv_segment is None:
+            return (q_idx >= 0) & (kv_idx >= 0)
+        return self.q_segment[b, q_idx] == self.kv_segment[b, kv_idx]
 
 
 def look_up(table: Tensor, b: Tensor, index: Tensor) -> Tensor:

@@ -15,20 +15,23 @@ class Tokens(State):
     """A run of T tokens a row, and of those before them as far as they are known.
 
     valid: [B, T] bool, or None when all are real. pos: [B, T], or None when they are the slots. doc: [B, T]
-    document numbers, not decreasing along a row, or None for one document.
+    document numbers, not decreasing along a row, or None for one document. segment: [B, T] numbers of the
+    parts of a document, or None for one part.
     """
 
     length: int
     valid: Tensor | None = None
     pos: Tensor | None = None
     doc: Tensor | None = None
+    segment: Tensor | None = None
 
     def extended(self, ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None,
-                 document_ids: Tensor | None) -> "Tokens":  # fmt: skip
+                 document_ids: Tensor | None, segment_ids: Tensor | None = None) -> "Tokens":  # fmt: skip
         """These tokens followed by `ids` [B, T].
 
         attention_mask: 1 for real tokens; [B, T], or for all tokens so far. position_ids: [B, T] or [T]; by
-        default each row's real tokens are counted, from 0 in every document. document_ids: [B, T].
+        default each row's real tokens are counted, from 0 in every document. document_ids and segment_ids:
+        [B, T].
         """
         rows, new = ids.shape
         length = self.length + new
@@ -38,13 +41,18 @@ class Tokens(State):
             given = None if _all_real(attention_mask) else _checked("attention_mask", attention_mask, ids)
             mask = None if given is None else given.bool()
             valid = _joined(self.valid, mask, (rows, self.length), ids, torch.ones, torch.bool)
-        documents = None if document_ids is None else _checked("document_ids", document_ids, ids)
-        if documents is None and self.doc is not None:  # without a word, the last document goes on
-            documents = self.doc[:, -1:].expand(rows, new)
-        doc = _joined(self.doc, documents, (rows, self.length), ids, torch.zeros, torch.long)
+        doc = self._numbers("document_ids", self.doc, document_ids, ids)
         if document_ids is not None and doc is not None and _looks(doc) and bool((doc.diff() < 0).any()):
             raise InputError("document_ids: expected numbers that do not decrease along a row")
-        return Tokens(length, valid, self._positions(ids, position_ids, valid, doc), doc)
+        segment = self._numbers("segment_ids", self.segment, segment_ids, ids)
+        return Tokens(length, valid, self._positions(ids, position_ids, valid, doc), doc, segment)
+
+    def _numbers(self, name: str, past: Tensor | None, given: Tensor | None, ids: Tensor) -> Tensor | None:
+        """Numbers [B, T] of these tokens and the new ones; without a word the last number goes on."""
+        new = None if given is None else _checked(name, given, ids)
+        if new is None and past is not None:
+            new = past[:, -1:].expand(ids.shape)
+        return _joined(past, new, (len(ids), self.length), ids, torch.zeros, torch.long)
 
     def _positions(
         self, ids: Tensor, given: Tensor | None, valid: Tensor | None, doc: Tensor | None
@@ -81,11 +89,12 @@ class Tokens(State):
 
     def context(self, new: int, causal: bool) -> Context:
         """The last `new` tokens attending to all of these."""
-        pos, doc = self.pos, self.doc
+        pos, doc, segment = self.pos, self.doc, self.segment
         return Context(
             new, self.length, causal=causal,
             q_pos=None if pos is None else pos[:, -new:], kv_pos=pos,
             q_doc=None if doc is None else doc[:, -new:], kv_doc=doc,
+            q_segment=None if segment is None else segment[:, -new:], kv_segment=segment,
             kv_valid=self.valid,
         )  # fmt: skip
 
