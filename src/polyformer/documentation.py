@@ -24,7 +24,7 @@ def members() -> Iterator[tuple[str, str, str, str, str]]:
     for package in FAMILIES:
         importlib.import_module(f"polyformer.{package}")
     for family in sorted(Config.__subclasses__(), key=lambda one: one.__name__):
-        for kind, member in sorted(family.members.items()):
+        for kind, member in sorted(family.kinds.items()):
             yield family.__name__.removesuffix("Config"), kind, member.row, sentence(member), member.paper
     for name, pattern in sorted(Pattern.registry.items()):
         if pattern.row:

@@ -80,7 +80,7 @@ def bases() -> dict[str, ModelConfig]:
 def families() -> list[Family]:
     """The families whose members a model is made of."""
     found: set[Family] = {type(part).family for base in bases().values() for part in parts(base)}
-    return sorted((one for one in found if one.members), key=lambda one: one.__name__)
+    return sorted((one for one in found if one.kinds), key=lambda one: one.__name__)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -167,7 +167,7 @@ def members() -> list[tuple[str, Config]]:
     """Every example of every member of every family, and every pattern as a mechanism."""
     found: list[tuple[str, Config]] = []
     for family in families():
-        for kind, member in family.members.items():
+        for kind, member in family.kinds.items():
             examples = member.examples()
             found += [
                 (f"{family.__name__.removesuffix('Config')}-{kind}-{i}", one)

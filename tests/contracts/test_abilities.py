@@ -29,7 +29,7 @@ def unable() -> Iterator[type[SoftmaxConfig]]:
         instead: ClassVar[str] = "another thing"
 
     yield UnableConfig
-    del MechanismConfig.members["unable"]
+    del MechanismConfig.kinds["unable"]
 
 
 def refused(ability: str, part: MechanismConfig) -> None:
@@ -78,7 +78,7 @@ def forgetful() -> Iterator[type[SoftmaxConfig]]:
         caches: ClassVar[bool] = False
 
     yield ForgetfulConfig
-    del MechanismConfig.members["forgetful"]
+    del MechanismConfig.kinds["forgetful"]
 
 
 def test_a_decoder_without_a_state_still_trains(forgetful: type[SoftmaxConfig]):

@@ -35,8 +35,9 @@ def test_a_preset_survives_json_at_full_size(name: str):
 @pytest.mark.parametrize(("name", "pattern"), patterns())
 def test_a_pattern_survives_its_text(name: str, pattern: Pattern):
     assert Pattern.from_text(pattern.to_text()) == pattern
-    with pytest.raises(InputError, match="no_such_option"):
-        Pattern.from_text(f"{type(pattern).__name__}(no_such_option=1)")
+    if type(pattern).row:  # a union has a sign and no name
+        with pytest.raises(InputError, match="no_such_option"):
+            Pattern.from_text(f"{type(pattern).__name__}(no_such_option=1)")
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
@@ -93,7 +94,7 @@ def test_wrong_types_are_refused_by_name(name: str, member: Config):
 
 @pytest.mark.parametrize("family", families())
 def test_members_have_a_kind_a_docstring_and_no_catch_all(family: type[Config]):
-    for kind, member in family.members.items():
+    for kind, member in family.kinds.items():
         assert member.kind == kind
         assert member.examples()
         assert member.__doc__

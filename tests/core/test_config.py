@@ -87,7 +87,7 @@ def test_a_bare_kind_stands_for_its_defaults():
 
 
 def test_a_family_knows_its_members():
-    assert Shape.members == {"circle": Circle, "square": Square}
+    assert Shape.kinds == {"circle": Circle, "square": Square}
     assert Square.family is Shape
     assert Square.examples() == (Square(side=2),)
 

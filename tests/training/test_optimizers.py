@@ -72,10 +72,10 @@ def test_embeddings_are_decayed_on_request() -> None:
     assert decays(optimizer, parts)["table.weight"] == 0.3
 
 
-@pytest.mark.parametrize("kind", sorted(OptimizerConfig.members))
+@pytest.mark.parametrize("kind", sorted(OptimizerConfig.kinds))
 def test_every_kind_lowers_a_loss_and_goes_to_files(kind: str) -> None:
     torch.manual_seed(0)
-    config = OptimizerConfig.members[kind].examples()[0]
+    config = OptimizerConfig.kinds[kind].examples()[0]
     assert isinstance(config, OptimizerConfig)
     assert OptimizerConfig.from_yaml(config.to_yaml()) == config
     layer = nn.Linear(5, 3)

@@ -51,9 +51,9 @@ def test_warmup_longer_than_the_run_only_rises() -> None:
         assert schedule.factor(50, 20) >= 0
 
 
-@pytest.mark.parametrize("kind", sorted(ScheduleConfig.members))
+@pytest.mark.parametrize("kind", sorted(ScheduleConfig.kinds))
 def test_as_a_torch_scheduler(kind: str) -> None:
-    schedule = ScheduleConfig.members[kind].examples()[0]
+    schedule = ScheduleConfig.kinds[kind].examples()[0]
     assert isinstance(schedule, ScheduleConfig)
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.5)
@@ -64,9 +64,9 @@ def test_as_a_torch_scheduler(kind: str) -> None:
         scheduler.step()
 
 
-@pytest.mark.parametrize("kind", sorted(ScheduleConfig.members))
+@pytest.mark.parametrize("kind", sorted(ScheduleConfig.kinds))
 def test_files_and_back(kind: str) -> None:
-    for schedule in ScheduleConfig.members[kind].examples():
+    for schedule in ScheduleConfig.kinds[kind].examples():
         assert ScheduleConfig.from_json(schedule.to_json()) == schedule
         assert ScheduleConfig.from_yaml(schedule.to_yaml()) == schedule
 

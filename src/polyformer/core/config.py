@@ -29,14 +29,14 @@ class Config:
     row: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     family: ClassVar[type["Config"]]
-    members: ClassVar[dict[str, type["Config"]]]
+    kinds: ClassVar[dict[str, type["Config"]]]
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if Config in cls.__bases__:
-            cls.family, cls.members = cls, {}
+            cls.family, cls.kinds = cls, {}
         if "kind" in cls.__dict__ and cls.kind:
-            cls.family.members[cls.kind] = cls
+            cls.family.kinds[cls.kind] = cls
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
@@ -52,18 +52,18 @@ class Config:
     def from_dict(cls, data: object, where: str = "") -> Self:
         """The configuration that `data` describes; `where` is its dotted path, for messages."""
         name = where or cls.__name__
-        if isinstance(data, str) and cls.members:
+        if isinstance(data, str) and cls.kinds:
             data = {"kind": data}
         if not isinstance(data, dict):
             raise InputError(f"{name}: expected a mapping of names to values, got {data!r}")
         values = dict(data)
         kind = values.pop("kind", cls.kind)
         if kind != cls.kind:
-            if kind not in list(cls.members):  # a list, because the kind in a file may be anything
-                raise unknown(f"kind of {name}", kind, cls.members)
-            return typing.cast(type[Self], cls.members[kind]).from_dict(values, where)
-        if cls.members and cls is cls.family and not cls.kind:
-            raise InputError(f"{name}: expected a 'kind', one of {', '.join(map(repr, sorted(cls.members)))}")
+            if kind not in list(cls.kinds):  # a list, because the kind in a file may be anything
+                raise unknown(f"kind of {name}", kind, cls.kinds)
+            return typing.cast(type[Self], cls.kinds[kind]).from_dict(values, where)
+        if cls.kinds and cls is cls.family and not cls.kind:
+            raise InputError(f"{name}: expected a 'kind', one of {', '.join(map(repr, sorted(cls.kinds)))}")
         hints = typing.get_type_hints(cls)
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for key in values:
