@@ -1,6 +1,7 @@
 """Attention mechanisms and the patterns that compose: `Window(256) | Global(1)`."""
 
 from polyformer.attention.global_tokens import Global
+from polyformer.attention.marked import Marked
 from polyformer.attention.per_head import PerHead, PerLayer
 from polyformer.attention.softmax_attention import SoftmaxConfig
 from polyformer.attention.window import Window
@@ -12,6 +13,7 @@ __all__ = [
     "Documents",
     "Full",
     "Global",
+    "Marked",
     "Padding",
     "Pattern",
     "PerHead",

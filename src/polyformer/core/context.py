@@ -75,6 +75,13 @@ class Context:
         """The slot of the first query."""
         return self.kv_len - self.q_len if self.q_start is None else self.q_start
 
+    @property
+    def num_rows(self) -> int:
+        """The number of batch rows that the tables tell apart; 1 where all rows are alike."""
+        return max(
+            (len(x) for name in BY_ROW if (x := getattr(self, name)) is not None and x.dim() > 1), default=1
+        )
+
     def rows(self, start: int, stop: int) -> "Context":
         """The same call for batch rows start <= b < stop alone; this context where all rows are alike."""
         tables = {name: x for name in BY_ROW if (x := getattr(self, name)) is not None}

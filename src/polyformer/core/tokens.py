@@ -16,7 +16,7 @@ class Tokens(State):
 
     valid: [B, T] bool, or None when all are real. pos: [B, T], or None when they are the slots. doc: [B, T]
     document numbers, not decreasing along a row, or None for one document. segment: [B, T] numbers of the
-    parts of a document, or None for one part.
+    parts of a document, or None for one part. marked: [B, T] bool, the tokens that the caller made global.
     """
 
     length: int
@@ -24,14 +24,16 @@ class Tokens(State):
     pos: Tensor | None = None
     doc: Tensor | None = None
     segment: Tensor | None = None
+    marked: Tensor | None = None
 
     def extended(self, ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None,
-                 document_ids: Tensor | None, segment_ids: Tensor | None = None) -> "Tokens":  # fmt: skip
+                 document_ids: Tensor | None, segment_ids: Tensor | None = None,
+                 global_attention_mask: Tensor | None = None) -> "Tokens":  # fmt: skip
         """These tokens followed by `ids` [B, T].
 
         attention_mask: 1 for real tokens; [B, T], or for all tokens so far. position_ids: [B, T] or [T]; by
         default each row's real tokens are counted, from 0 in every document. document_ids and segment_ids:
-        [B, T].
+        [B, T]. global_attention_mask: [B, T], 1 for global tokens; without a word there are none.
         """
         rows, new = ids.shape
         length = self.length + new
@@ -45,7 +47,10 @@ class Tokens(State):
         if document_ids is not None and doc is not None and _looks(doc) and bool((doc.diff() < 0).any()):
             raise InputError("document_ids: expected numbers that do not decrease along a row")
         segment = self._numbers("segment_ids", self.segment, segment_ids, ids)
-        return Tokens(length, valid, self._positions(ids, position_ids, valid, doc), doc, segment)
+        marks = global_attention_mask
+        marks = None if marks is None else _checked("global_attention_mask", marks, ids).bool()
+        marked = _joined(self.marked, marks, (rows, self.length), ids, torch.zeros, torch.bool)
+        return Tokens(length, valid, self._positions(ids, position_ids, valid, doc), doc, segment, marked)
 
     def _numbers(self, name: str, past: Tensor | None, given: Tensor | None, ids: Tensor) -> Tensor | None:
         """Numbers [B, T] of these tokens and the new ones; without a word the last number goes on."""
@@ -89,13 +94,14 @@ class Tokens(State):
 
     def context(self, new: int, causal: bool) -> Context:
         """The last `new` tokens attending to all of these."""
-        pos, doc, segment = self.pos, self.doc, self.segment
+        pos, doc, segment, marked = self.pos, self.doc, self.segment, self.marked
         return Context(
             new, self.length, causal=causal,
             q_pos=None if pos is None else pos[:, -new:], kv_pos=pos,
             q_doc=None if doc is None else doc[:, -new:], kv_doc=doc,
             q_segment=None if segment is None else segment[:, -new:], kv_segment=segment,
             kv_valid=self.valid,
+            q_marked=None if marked is None else marked[:, -new:], kv_marked=marked,
         )  # fmt: skip
 
     def new_valid(self, new: int) -> Tensor | None:

@@ -1,0 +1,48 @@
+"""Global tokens that the caller marks, such as those of a question."""
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyformer.core.context import Context, look_up
+from polyformer.core.global_tokens import GlobalPattern, Side
+from polyformer.core.layout import Keys
+from polyformer.core.pattern import Pattern
+from polyformer.core.patterns import Causal
+
+
+@dataclasses.dataclass(frozen=True)
+class Marked(GlobalPattern):
+    """Tokens that the caller marks see all keys and are seen by all queries; without marks there are none.
+
+    A model takes the marks as `global_attention_mask` [B, T], 1 where a token is global; they may differ
+    from row to row. `attend` reads them from `Context(q_marked=..., kv_marked=...)`.
+    """
+
+    row: ClassVar[str] = "S8"
+    paper: ClassVar[str] = "Beltagy et al. 2020 (Longformer), section 3.1"
+
+    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        marks = context.q_marked if side == "q" else context.kv_marked
+        return index < 0 if marks is None else look_up(marks, b, index)
+
+    def known(self, context: Context, side: Side) -> Keys | None:
+        marks = context.q_marked if side == "q" else context.kv_marked
+        return Keys(()) if marks is None else None
+
+    @classmethod
+    def examples(cls) -> tuple[Pattern, ...]:
+        """Beside another: alone and without marks it allows nothing."""
+        return (Causal() | cls(),)
+
+
+def reads_marks(part: object) -> bool:
+    """Whether `part`, a pattern or a configuration, has `Marked` anywhere in it."""
+    if isinstance(part, tuple):
+        return any(map(reads_marks, part))
+    if not dataclasses.is_dataclass(part):
+        return False
+    return isinstance(part, Marked) or any(
+        reads_marks(getattr(part, field.name)) for field in dataclasses.fields(part)
+    )
