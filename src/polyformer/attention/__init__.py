@@ -2,6 +2,7 @@
 
 from polyformer.attention.global_tokens import Global
 from polyformer.attention.marked import Marked
+from polyformer.attention.image_blocks import Local1D, Local2D
 from polyformer.attention.per_head import PerHead, PerLayer
 from polyformer.attention.softmax_attention import SoftmaxConfig
 from polyformer.attention.window import Window
@@ -13,6 +14,8 @@ __all__ = [
     "Documents",
     "Full",
     "Global",
+    "Local1D",
+    "Local2D",
     "Marked",
     "Padding",
     "Pattern",

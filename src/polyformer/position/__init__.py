@@ -2,6 +2,7 @@
 
 from polyformer.position.alibi import AlibiConfig
 from polyformer.position.base import Position, PositionConfig, Shape, Site, changes_scores
+from polyformer.position.grid import GridConfig
 from polyformer.position.learned import Learned, LearnedConfig, LearnedPerLayerConfig
 from polyformer.position.none import NoPositionConfig
 from polyformer.position.sinusoidal import Sinusoidal, SinusoidalConfig, sinusoids
@@ -9,6 +10,7 @@ from polyformer.position.t5 import T5BiasConfig
 
 __all__ = [
     "AlibiConfig",
+    "GridConfig",
     "Learned",
     "LearnedConfig",
     "LearnedPerLayerConfig",
