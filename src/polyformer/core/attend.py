@@ -142,7 +142,8 @@ def choose(request: Request, backend: str, return_lse: bool) -> Choice:
     reasons: dict[str, str] = {}
     for name in asked if not recording() else ["definition"]:
         why = BACKENDS[name].refuses(request, return_lse)
-        if name == "blocks" and backend == "auto" and torch.compiler.is_compiling() and request.pairs <= TRACED:
+        traced = torch.compiler.is_compiling() and backend == "auto" and request.pairs <= TRACED
+        if name == "blocks" and traced:
             why = "it would break the graph, and so few scores can be computed at once"
         if why is None:
             break

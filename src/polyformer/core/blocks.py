@@ -11,13 +11,15 @@ are found by watching it run): under `fullgraph=True` use the backends `sdpa` or
 
 import dataclasses
 import math
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from polyformer.core.bands import Bands, PartBands
 from polyformer.core.captured import Evaluation, captured
 from polyformer.core.parts import Part, parts, sharing
 from polyformer.core.products import product
@@ -30,24 +32,25 @@ T = TypeVar("T")
 
 
 def refuses(request: Request, return_lse: bool) -> str | None:
-    """Why this backend cannot take the request, or None."""
-    if request.relative is not None and request.relative.position_values is not None:
-        return "terms in the values are not there yet"
+    """Why this backend cannot take the request; it takes all."""
     return None
 
 
 @torch.compiler.disable(reason="blocks walks a layout in Python; compile with the backend 'sdpa' or 'flex'")
 def run(request: Request) -> tuple[Tensor, Tensor]:
     """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]."""
-    if request.relative is not None:
-        mod = request.whole_score_mod(request.context)
-        request = dataclasses.replace(request, relative=None, score_mod=mod)
     half = request.q.dtype in (torch.float16, torch.bfloat16)
     q, k, v = (x.float() if half else x for x in (request.q, request.k, request.v))
     tables = captured(request.score_mod, q)
     # The seed comes from torch's generator, so that torch.manual_seed repeats a run; the rest from our own.
     seed = int(torch.randint(2**62, ())) if request.dropout else 0
-    out, lse = _Attention.apply(_Call(request, tables, seed, torch.get_num_threads()), q, k, v, *tables)  # type: ignore[misc]
+    threads, bands = torch.get_num_threads(), None
+    if request.relative is not None:
+        whole = parts(request, seed, threads)
+        bands = Bands.of(request.relative.to(q.dtype), whole, request.context.offset)
+    call = _Call(request, tables, bands, seed, threads)
+    extra = () if bands is None else tuple(bands.tensors.values())
+    out, lse = _Attention.apply(call, q, k, v, *extra, *tables)  # type: ignore[misc]
     return out.to(request.q.dtype), lse
 
 
@@ -57,6 +60,7 @@ class _Call:
 
     request: Request
     tables: tuple[Tensor, ...]
+    bands: Bands | None
     seed: int
     threads: int
 
@@ -69,34 +73,36 @@ class _Call:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor
+        ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *extra: Tensor
     ) -> tuple[Tensor, Tensor]:
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         lse = q.new_full((*q.shape[:3], 1), -torch.inf)
+        bands = None if call.bands is None else call.bands.of_tensors(extra)
 
         def work(group: Sequence[Part]) -> None:
             for part in sharing(group):
                 inputs = part.by_query(q), part.by_key(k), part.by_key(v)
                 outs, sums = part.by_query(out), part.by_query(lse)
+                mine = None if bands is None else PartBands(part, bands)
                 for row in part.rows:
-                    value, total = _row_forward(part, row, *inputs)
+                    value, total = _row_forward(part, mine, row, *inputs)
                     part.put(outs, row[0], value)
                     part.put(sums, row[0], total)
 
         call.spread(work)
         lse = lse.squeeze(-1)
         ctx.call = call
-        ctx.save_for_backward(q, k, v, out, lse, *tables)
+        ctx.save_for_backward(q, k, v, out, lse, *extra)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, *_ = ctx.saved_tensors
+        q, k, v, out, lse, *extra = ctx.saved_tensors
         if grad_out is None:
             grad_out = torch.zeros_like(out)
-        request, tables = ctx.call.request, ctx.call.tables
+        call: _Call = ctx.call
         # d score = p (d p - shift): every path through the softmax's denominator, and through lse itself.
         shift = (grad_out * out).sum(-1)
         shift = shift if grad_lse is None else shift - grad_lse
@@ -108,22 +114,31 @@ class _Attention(torch.autograd.Function):
         )
         dq = q.new_zeros(q.shape)
         dk, dv = (_columns(x) for x in (k, v))
+        bands = of_bands = None
+        if call.bands is not None:
+            bands = call.bands.of_tensors(extra)
+            of_bands = bands.gradients(ctx.needs_input_grad[4:])
+        lock = threading.Lock()
 
         def work(group: Sequence[Part]) -> tuple[Tensor, ...]:
-            totals = tuple(torch.zeros_like(table) for table in tables)
+            totals = tuple(torch.zeros_like(table) for table in call.tables)
             for part in sharing(group):
-                inputs = part.by_query(q), part.by_key(k), part.by_key(v)
+                mine = None if bands is None else PartBands(part, bands, of_bands, lock)
+                inputs = _Inputs(part.by_query(q), part.by_key(k), part.by_key(v), mine, call.tables)
+                grads = _Gradients(part.by_query(dq), part.by_key(dk), part.by_key(dv), totals)
                 outs = tuple(part.by_query(x) for x in rows)
-                grad_q, grads = part.by_query(dq), (part.by_key(dk), part.by_key(dv))
                 for row in part.rows:
-                    part.put(grad_q, row[0], _row_backward(part, row, inputs, outs, grads, (tables, totals)))
+                    _row_backward(part, row, inputs, outs, grads)
+                if mine is not None:
+                    mine.finish()
             return totals
 
-        totals, *others = ctx.call.spread(work)
+        totals, *others = call.spread(work)
         for other in others:
             for total, more in zip(totals, other):
                 total += more
-        return None, dq.mul_(request.scale), dk.mul_(request.scale).mT, dv.mT, *totals
+        found = [] if bands is None or of_bands is None else of_bands.scaled(call.request.scale, bands)
+        return None, dq.mul_(call.request.scale), dk.mul_(call.request.scale).mT, dv.mT, *found, *totals
 
 
 def _columns(x: Tensor) -> Tensor:
@@ -134,13 +149,20 @@ def _columns(x: Tensor) -> Tensor:
     return x.new_zeros(*x.shape[:2], x.shape[3], x.shape[2] + 16)[..., : x.shape[2]]
 
 
-def _row_forward(part: Part, row: tuple[Tile, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _row_forward(part: Part, bands: PartBands | None, row: tuple[Tile, ...], q: Tensor, k: Tensor,
+                 v: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output and log-sum-exp of one row, [N, G * queries, Dv or 1]; several tiles are joined as they come."""
-    queries = part.queries(q, row[0]) * part.factor
+    queries = part.queries(q, row[0])
+    content = None if bands is None else bands.content(row[0], queries)
+    queries = queries * part.factor
     lowest, tiny = torch.finfo(q.dtype).min, torch.finfo(q.dtype).tiny
     top = total = value = None
     for tile in row:
-        scores = part.scores(tile, queries, take(k, tile.keys))
+        scores = _raw(part, bands, tile, queries, take(k, tile.keys), content)
+        if part.request.score_mod is None:
+            scores = part.forbid(tile, scores)
+        else:
+            scores = part.finish(tile, part.request.score_mod(*part.mod_arguments(tile, scores)))
         peak = scores.amax(-1, keepdim=True).clamp_(min=lowest)  # a row of nothing: exp2(-inf - lowest) = 0
         if top is not None:
             peak = torch.maximum(top, peak)
@@ -149,6 +171,8 @@ def _row_forward(part: Part, row: tuple[Tile, ...], q: Tensor, k: Tensor, v: Ten
         if part.request.dropout:
             weights *= part.kept(weights)
         seen = product(weights, take(v, tile.keys))
+        if bands is not None and bands.bands.values is not None:
+            seen += bands.values(tile, weights)
         if top is None or total is None or value is None:
             total, value = mass, seen
         else:
@@ -161,34 +185,77 @@ def _row_forward(part: Part, row: tuple[Tile, ...], q: Tensor, k: Tensor, v: Ten
     return value / total.clamp_min(tiny), (top + total.log2()) * LN2
 
 
-def _row_backward(part: Part, row: tuple[Tile, ...], inputs: tuple[Tensor, ...], outs: tuple[Tensor, ...],
-                  keys: tuple[Tensor, Tensor],
-                  tables: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]) -> Tensor:  # fmt: skip
-    """The gradient of one row's queries [N, G * queries, D]; to those of keys and tables it is added."""
-    q, k, v = inputs
-    queries = part.queries(q, row[0])
+def _raw(part: Part, bands: PartBands | None, tile: Tile, queries: Tensor, keys: Tensor,
+         content: Tensor | None) -> Tensor:  # fmt: skip
+    """Scores with their relative terms, before score_mod and mask."""
+    scores = part.raw(tile, queries, keys)
+    if bands is not None and content is not None:
+        bands.add(scores, tile, content, keys)
+    return scores
+
+
+class _Inputs(NamedTuple):
+    """What a part's tiles are computed from."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bands: PartBands | None
+    tables: tuple[Tensor, ...]
+
+
+class _Gradients(NamedTuple):
+    """Where a part's gradients go; those of keys and values lie in columns."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    tables: tuple[Tensor, ...]
+
+
+def _row_backward(part: Part, row: tuple[Tile, ...], inputs: _Inputs, outs: tuple[Tensor, ...],
+                  grads: _Gradients) -> None:  # fmt: skip
+    """Adds the gradients of one row."""
+    raw_queries, bands = part.queries(inputs.q, row[0]), inputs.bands
     grad_out, shift, lse = (part.queries(x, row[0]) for x in outs)
-    queries_t, grad_out_t, queries = queries.mT.contiguous(), grad_out.mT.contiguous(), queries * part.factor
-    grad_queries = None
+    queries_t, grad_out_t = raw_queries.mT.contiguous(), grad_out.mT.contiguous()
+    queries = raw_queries * part.factor
+    content = None if bands is None else bands.content(row[0], raw_queries)
+    grad_queries: Tensor | None = None
+    grad_content: Tensor | None = None
     for tile in row:
-        tile_k = take(k, tile.keys)
+        tile_k = take(inputs.k, tile.keys)
+        evaluation, scores = None, _raw(part, bands, tile, queries, tile_k, content)
         if part.request.score_mod is None:
-            evaluation, scores = None, part.scores(tile, queries, tile_k)
+            scores = part.forbid(tile, scores)
         else:
-            evaluation = Evaluation(part.request.score_mod, tables[0], *part.raw(tile, queries, tile_k))
+            arguments = part.mod_arguments(tile, scores)
+            evaluation = Evaluation(part.request.score_mod, inputs.tables, *arguments)
             scores = part.finish(tile, evaluation.value.detach())
         weights = scores.sub_(lse).exp2_()
-        grad = part.product("gradient", grad_out, take(v, tile.keys).mT)
-        kept = weights
-        if part.request.dropout:
-            keep = part.kept(weights)
-            kept, grad = weights * keep, grad.mul_(keep)
-        give(keys[1], tile.keys, product(grad_out_t, kept))
+        grad = part.product("gradient", grad_out, take(inputs.v, tile.keys).mT)
+        keep = part.kept(weights) if part.request.dropout else None
+        kept = weights if keep is None else weights * keep
+        if bands is not None and bands.bands.values is not None:
+            bands.add_values_gradient(grad, tile, grad_out, kept)
+        if keep is not None:
+            grad = grad.mul_(keep)
+        give(grads.v, tile.keys, product(grad_out_t, kept))
         grad = grad.sub_(shift).mul_(weights)
         if evaluation is not None:
-            grad = evaluation.backward(part.tiled(tile, grad), tables[1]).reshape(grad.shape)
-        give(keys[0], tile.keys, product(queries_t, grad))
-        seen = product(grad, tile_k)
-        grad_queries = seen if grad_queries is None else grad_queries.add_(seen)
+            grad = evaluation.backward(part.tiled(tile, grad), grads.tables).reshape(grad.shape)
+        give(grads.k, tile.keys, product(queries_t, grad))
+        grad_queries = _sum(grad_queries, product(grad, tile_k))
+        if bands is not None and content is not None:
+            more, of_keys = bands.backward(tile, grad, content, tile_k)
+            grad_content = more if more is None else _sum(grad_content, more)
+            if of_keys is not None:
+                give(grads.k, tile.keys, of_keys)
     assert grad_queries is not None, "a row has at least one tile"
-    return grad_queries
+    if bands is not None and grad_content is not None:
+        grad_queries = bands.give_content(row[0], grad_content, grad_queries)
+    part.put(grads.q, row[0], grad_queries)
+
+
+def _sum(total: Tensor | None, more: Tensor) -> Tensor:
+    return more if total is None else total.add_(more)

@@ -57,7 +57,8 @@ class Part:
         device = request.q.device
         self.b = torch.arange(batch.start, batch.stop, device=device).view(-1, 1, 1, 1)
         self.h = torch.arange(self.heads.start, self.heads.stop, device=device).view(1, -1, 1, 1)
-        self.factor = request.scale * (LOG2E if request.score_mod is None else 1.0)
+        self.base = LOG2E if request.score_mod is None else 1.0  # scores are in base 2 as soon as they can be
+        self.factor = request.scale * self.base
         self.masks = Masks(request.pattern, request.context)
         self.generator = torch.Generator(device).manual_seed(seed) if request.dropout else None
         self.scratch: dict[str, Tensor] = {}  # set by who computes several parts in turn
@@ -78,18 +79,14 @@ class Part:
         """Writes [N, G * queries, D] to the tile's queries of x [N, G, Tq, D]."""
         x[:, :, tile.start : tile.stop] = value.view(*x.shape[:2], -1, x.shape[3])
 
-    def scores(self, tile: Tile, queries: Tensor, keys: Tensor) -> Tensor:
-        """Scores in base 2, minus infinity where nothing may be seen; in memory that is used again."""
-        if self.request.score_mod is None:
-            return self.forbid(tile, self.product("scores", queries, keys.mT))
-        scores, *indices = self.raw(tile, queries, keys)
-        return self.finish(tile, self.request.score_mod(scores, *indices))
+    def raw(self, tile: Tile, queries: Tensor, keys: Tensor) -> Tensor:
+        """Scores [N, G * queries, keys] before any term is added; in memory that is used again."""
+        return self.product("scores", queries, keys.mT)
 
-    def raw(self, tile: Tile, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def mod_arguments(self, tile: Tile, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """What a score_mod receives: scores [B, H, queries, keys] and b, h, q_idx [queries, 1], kv_idx."""
-        scores = self.tiled(tile, self.product("scores", queries, keys.mT))
         q_idx = torch.arange(tile.start, tile.stop, device=scores.device).view(-1, 1)
-        return scores, self.b, self.h, q_idx, slots(tile.keys, scores.device)
+        return self.tiled(tile, scores), self.b, self.h, q_idx, slots(tile.keys, scores.device)
 
     def finish(self, tile: Tile, value: Tensor) -> Tensor:
         """What a score_mod gave, in base 2 and masked: [N, G * queries, keys]."""
