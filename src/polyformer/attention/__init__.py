@@ -1,5 +1,6 @@
 """Attention mechanisms and the patterns that compose: `Window(256) | Global(1)`."""
 
+from polyformer.attention.etc import ETC
 from polyformer.attention.global_tokens import Global
 from polyformer.attention.marked import Marked
 from polyformer.attention.image_blocks import Local1D, Local2D
@@ -10,6 +11,7 @@ from polyformer.core.pattern import Pattern
 from polyformer.core.patterns import Causal, Documents, Full, Padding
 
 __all__ = [
+    "ETC",
     "Causal",
     "Documents",
     "Full",

@@ -2,6 +2,7 @@
 
 from polyformer.position.alibi import AlibiConfig
 from polyformer.position.base import Position, PositionConfig, Shape, Site, changes_scores
+from polyformer.position.etc_labels import EtcLabelsConfig
 from polyformer.position.grid import GridConfig
 from polyformer.position.learned import Learned, LearnedConfig, LearnedPerLayerConfig
 from polyformer.position.none import NoPositionConfig
@@ -10,6 +11,7 @@ from polyformer.position.t5 import T5BiasConfig
 
 __all__ = [
     "AlibiConfig",
+    "EtcLabelsConfig",
     "GridConfig",
     "Learned",
     "LearnedConfig",

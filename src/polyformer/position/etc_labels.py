@@ -1,0 +1,83 @@
+"""ETC's relative labels: what a token is to another in [global; long], and every answer has a vector.
+
+    score_ij = q_i . k_j * scale + q_i . a_l(i,j) / sqrt(D)        k = max_distance
+
+    l(i, j) =   i        j        labels
+                long     long     the distance, clipped to -k .. k
+                global   global   the distance, clipped to -k .. k, other vectors
+                long     global   j stands for the sentence of i, or it does not
+                global   long     j lies in the sentence of i, or it does not
+
+The first `global_tokens` positions of a document are the global ones, sentences are `segment_ids` (without
+them the document is one). Labels are computed from positions and segments where a score is, so nothing of
+size Tq x Tk is made; the terms of a query with all 4 k + 6 labels are one product [B, H, Tq, 4 k + 6].
+
+The scheme adds no other positions. Ainslie et al. 2020, section 3; after Shaw et al. 2018, without the terms
+in the values. Every head and layer has vectors of its own, and global queries have others than long ones, as
+in the released models (whose bias for each label lies already in the bias of our queries' projection).
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.pattern import ScoreMod
+from polyformer.position.base import Position, PositionConfig, Shape, Site
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EtcLabelsConfig(PositionConfig):
+    """Give `global_tokens` the number that the pattern `ETC` has."""
+
+    global_tokens: int = 1
+    max_distance: int = 12  # tokens, from which on all share a label
+
+    kind: ClassVar[str] = "etc_labels"
+    row: ClassVar[str] = "P12"
+    paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3"
+
+    def __post_init__(self) -> None:
+        for name in ("global_tokens", "max_distance"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected 1 token or more, got {getattr(self, name)}")
+
+    def build(self, shape: Shape) -> "EtcLabels":
+        return EtcLabels(self, shape)
+
+    @classmethod
+    def examples(cls) -> tuple["EtcLabelsConfig", ...]:
+        return cls(), cls(global_tokens=3, max_distance=2)
+
+
+class EtcLabels(Position):
+    """A table [4 k + 6, H D] for each layer."""
+
+    def __init__(self, config: EtcLabelsConfig, shape: Shape):
+        super().__init__()
+        self.config, self.heads = config, shape.num_heads
+        count, width = 4 * config.max_distance + 6, shape.num_heads * shape.head_size
+        self.tables = nn.ModuleList(nn.Embedding(count, width) for _ in range(shape.num_layers))
+
+    def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod:
+        table = self.get_submodule(f"tables.{site.layer}").get_parameter("weight").to(q.dtype)
+        vectors = table.unflatten(1, (self.heads, -1)).permute(1, 2, 0)
+        terms = (q * q.shape[-1] ** -0.5) @ vectors
+
+        def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            return score + terms[b, h, q_idx, self.label(context, b, q_idx, kv_idx)]
+
+        return add
+
+    def label(self, context: Context, b: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """The number of the label of query and key; the indices broadcast."""
+        most, first = self.config.max_distance, self.config.global_tokens
+        query, key = context.query_position(b, q_idx) < first, context.key_position(b, kv_idx) < first
+        near = context.distance(q_idx, kv_idx).clamp(-most, most) + most
+        alike = near + torch.where(query, 2 * most + 1, 0)
+        own = context.same_segment(b, q_idx, kv_idx).long()
+        apart = own + torch.where(query, 4 * most + 4, 4 * most + 2)
+        return torch.where(query == key, alike, apart)
