@@ -1,16 +1,22 @@
 """Position schemes, one file each."""
 
 from polyformer.position.alibi import AlibiConfig
-from polyformer.position.base import Position, PositionConfig, Shape, Site, changes_scores
+from polyformer.position.base import Position, PositionConfig, Shape, Site, changes_scores, sinusoids
+from polyformer.position.da import DistanceAwareConfig
 from polyformer.position.etc_labels import EtcLabelsConfig
 from polyformer.position.grid import GridConfig
 from polyformer.position.learned import Learned, LearnedConfig, LearnedPerLayerConfig
 from polyformer.position.none import NoPositionConfig
-from polyformer.position.sinusoidal import Sinusoidal, SinusoidalConfig, sinusoids
+from polyformer.position.rope import RopeConfig
+from polyformer.position.shaw import ShawConfig
+from polyformer.position.sinusoidal import Sinusoidal, SinusoidalConfig
+from polyformer.position.step_sinusoid import StepSinusoidConfig
 from polyformer.position.t5 import T5BiasConfig
+from polyformer.position.transformer_xl import TransformerXLConfig
 
 __all__ = [
     "AlibiConfig",
+    "DistanceAwareConfig",
     "EtcLabelsConfig",
     "GridConfig",
     "Learned",
@@ -19,11 +25,15 @@ __all__ = [
     "NoPositionConfig",
     "Position",
     "PositionConfig",
+    "RopeConfig",
     "Shape",
+    "ShawConfig",
     "Sinusoidal",
     "SinusoidalConfig",
     "Site",
+    "StepSinusoidConfig",
     "T5BiasConfig",
+    "TransformerXLConfig",
     "changes_scores",
     "sinusoids",
 ]

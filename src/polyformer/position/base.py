@@ -1,8 +1,10 @@
 """What a position scheme may do: change the input, turn queries and keys, or add to scores and values."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
@@ -69,3 +71,16 @@ def changes_scores(position: Position) -> bool:
     """Whether the scheme needs a mechanism that has scores."""
     kind = type(position)
     return kind.score_mod is not Position.score_mod or kind.relative is not Position.relative
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The type that angles are made in, so that far positions stay exact: float64 where there is one."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def sinusoids(pos: Tensor, width: int, base: float = 10000.0) -> Tensor:
+    """PE(p, 2i) = sin(p / base^(2i/width)), PE(p, 2i+1) = cos of the same: [..., width] in `widest`."""
+    dtype = widest(pos.device)
+    even = torch.arange(0, width, 2, device=pos.device, dtype=dtype)
+    angles = pos.unsqueeze(-1).to(dtype) * torch.exp(even * (-math.log(base) / width))
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width]

@@ -4,14 +4,12 @@ No parameters, any length; PE(p + k) is a fixed linear map of PE(p). Vaswani et 
 """
 
 import dataclasses
-import math
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.position.base import Position, PositionConfig, Shape
+from polyformer.position.base import Position, PositionConfig, Shape, sinusoids
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,11 +39,3 @@ class Sinusoidal(Position):
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
         return x if layer else x + sinusoids(pos, self.hidden_size, self.base).to(x.dtype)
-
-
-def sinusoids(pos: Tensor, width: int, base: float = 10000.0) -> Tensor:
-    """PE(pos) [..., width], in float64 (float32 where there is none) so that far positions stay exact."""
-    dtype = torch.float32 if pos.device.type == "mps" else torch.float64
-    even = torch.arange(0, width, 2, device=pos.device, dtype=dtype)
-    angles = pos.unsqueeze(-1).to(dtype) * torch.exp(even * (-math.log(base) / width))
-    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width]

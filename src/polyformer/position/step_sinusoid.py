@@ -1,0 +1,46 @@
+"""The Universal Transformer's positions: sinusoids of the position and of the step, added at every step.
+
+    PE(p, t) = PE(p) + PE(t)        p the token's position, t the step: the index of the layer
+
+with PE of `sinusoids` (the circled plus in some texts is this sum). No parameters, any length and number of
+steps. Positions and steps count from 0, in the paper from 1. Dehghani et al. 2019, section 2.1.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.position.base import Position, PositionConfig, Shape, sinusoids
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepSinusoidConfig(PositionConfig):
+    """Sinusoids of position and step."""
+
+    base: float = 10000.0
+
+    kind: ClassVar[str] = "step_sinusoid"
+    row: ClassVar[str] = "P11"
+    paper: ClassVar[str] = "Dehghani et al. 2019 (Universal Transformer), section 2.1"
+
+    def __post_init__(self) -> None:
+        if self.base <= 1:
+            raise InputError(f"base: expected a wavelength factor above 1, got {self.base}")
+
+    def build(self, shape: Shape) -> "StepSinusoid":
+        return StepSinusoid(shape.hidden_size, self)
+
+
+class StepSinusoid(Position):
+    """Adds the sinusoids to every layer's input."""
+
+    def __init__(self, hidden_size: int, config: StepSinusoidConfig):
+        super().__init__()
+        self.hidden_size, self.base = hidden_size, config.base
+
+    def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
+        step = sinusoids(torch.tensor(layer, device=pos.device), self.hidden_size, self.base)
+        return x + (sinusoids(pos, self.hidden_size, self.base) + step).to(x.dtype)

@@ -1,0 +1,48 @@
+"""Shaw's relative positions: which entry belongs to which distance, sizes, and the option without values."""
+
+import pytest
+import torch
+from naive import SITE
+
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.relative import Relative
+from polyformer.position import Shape, ShawConfig
+
+SHAPE = Shape(hidden_size=12, num_layers=3, num_heads=4, head_size=3)
+
+
+def relative(config: ShawConfig, context: Context, layer: int = 0) -> tuple[Relative, torch.nn.Module]:
+    torch.manual_seed(0)
+    position, q = config.build(SHAPE), torch.randn(2, 4, context.q_len, 3)
+    return position.relative(q, q, context, SITE[layer]), position
+
+
+def test_entries_are_clipped_differences_of_key_and_query():
+    """The table runs from a key k before its query, entry 0, to one k after it, entry 2k."""
+    found, position = relative(ShawConfig(clip=2), Context(4, 4), layer=1)
+    assert found.first == -3
+    for tables, given in ((position.keys, found.position_keys), (position.values, found.position_values)):
+        assert given is not None
+        expected = tables[1].weight[[4, 4, 3, 2, 1, 0, 0]]  # distances -3 .. 3, the key before is positive
+        assert torch.equal(given, expected.unsqueeze(0))
+
+
+def test_a_decoder_asks_for_the_past_alone():
+    found, position = relative(ShawConfig(clip=2), Context(1, 5, causal=True))
+    assert found.first == 0
+    assert found.position_keys is not None
+    assert torch.equal(found.position_keys[0], position.keys[0].weight[[2, 1, 0, 0, 0]])
+
+
+def test_sizes():
+    """Two tables [2k + 1, D] a layer, shared by its heads; without relative values one."""
+    for values, count in ((True, 6), (False, 3)):
+        position = ShawConfig(clip=7, values=values).build(SHAPE)
+        assert [tuple(one.shape) for one in position.parameters()] == [(15, 3)] * count
+    assert relative(ShawConfig(values=False), Context(3, 3))[0].position_values is None
+
+
+def test_a_clip_of_nothing_is_refused():
+    with pytest.raises(InputError, match="clip: expected a distance of 1 token or more, got 0"):
+        ShawConfig(clip=0)
