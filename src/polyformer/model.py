@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from polyformer.attention.marked import reads_marks
 from polyformer.core.config import Config
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
@@ -112,6 +113,7 @@ class Transformer(nn.Module):
         document_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         segment_ids: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
@@ -130,6 +132,8 @@ class Transformer(nn.Module):
             token_type_ids: [B, T], where the model has token types.
             segment_ids: [B, T], the sentence (or other part) that each token belongs to, for patterns and
                 positions that read a structure; of an encoder-decoder in the source.
+            global_attention_mask: [B, T], 1 for tokens that the pattern `Marked()` makes global; with a state
+                for the new tokens, of an encoder-decoder for the source.
             decoder_input_ids, decoder_attention_mask: [B, U], what an encoder-decoder has written so far; by
                 default `labels` shifted right by one.
             labels: what should be predicted, -100 where nothing should. For a decoder alone they are the
@@ -150,7 +154,7 @@ class Transformer(nn.Module):
         if self.decoder is None:
             self._refuse("an encoder alone", state=state, use_cache=use_cache or None, **decoding)
             ran = self._run("encoder", input_ids, attention_mask, position_ids, document_ids, token_type_ids,
-                            options, segment_ids=segment_ids)  # fmt: skip
+                            options, segment_ids=segment_ids, marks=global_attention_mask)  # fmt: skip
             return self._finish(ran, input_ids, labels, options)
         if self.encoder is None:
             self._refuse("a decoder alone", **decoding)
@@ -165,15 +169,18 @@ class Transformer(nn.Module):
                 options,
                 past,
                 segment_ids=segment_ids,
+                marks=global_attention_mask,
             )
             if labels is not None and self.head.predicts_next:
                 labels = next_labels(labels, document_ids, ran.tokens.new_valid(labels.shape[1]))
             return self._finish(ran, input_ids, labels, options, past)
         self._refuse("an encoder-decoder", document_ids=document_ids)
         encoded, past = None, state
-        if past is None:
+        if past is not None:
+            self._refuse("a source that was read already", global_attention_mask=global_attention_mask)
+        else:
             encoded = self._run("encoder", input_ids, attention_mask, position_ids, None, token_type_ids,
-                                options, segment_ids=segment_ids)  # fmt: skip
+                                options, segment_ids=segment_ids, marks=global_attention_mask)  # fmt: skip
             past = self._source_state(encoded, self.decoder.new_states(0) if use_cache else ())
         if decoder_input_ids is None:
             decoder_input_ids = self._shifted_right(labels)
@@ -229,7 +236,7 @@ class Transformer(nn.Module):
     def _run(self, side: str, ids: Tensor | None, mask: Tensor | None, position_ids: Tensor | None,
              document_ids: Tensor | None, types: Tensor | None, options: dict[str, bool],
              past: ModelState | None = None, cached: bool = True,
-             segment_ids: Tensor | None = None) -> Encoded:  # fmt: skip
+             segment_ids: Tensor | None = None, marks: Tensor | None = None) -> Encoded:  # fmt: skip
         """One side's stack over its ids, after the tokens in `past`."""
         ids = self._checked_ids(
             ids, "decoder_input_ids" if side == "decoder" and self.encoder else "input_ids"
@@ -237,8 +244,12 @@ class Transformer(nn.Module):
         stack, embedding = self.get_submodule(side), self.get_submodule(f"{side}_embedding")
         assert isinstance(stack, Stack)
         assert isinstance(embedding, Embedding)
+        if marks is not None and not reads_marks(stack.mechanism):
+            raise InputError(
+                f"global_attention_mask: no pattern of this {side} reads it; add `| Marked()` to its attention"
+            )
         tokens = (past.tokens if past else NO_TOKENS).extended(
-            ids, mask, position_ids, document_ids, segment_ids
+            ids, mask, position_ids, document_ids, segment_ids, marks
         )
         table = self.tokens if side == "encoder" or self.decoder_tokens is None else self.decoder_tokens
         pos = tokens.last(ids.shape[1], ids.device)

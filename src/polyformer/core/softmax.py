@@ -2,7 +2,7 @@
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -57,6 +57,13 @@ def recorded() -> Iterator[list[Tensor]]:
 def recording() -> bool:
     """Whether somebody is looking."""
     return _records() is not None
+
+
+def amend(change: Callable[[Tensor], Tensor]) -> None:
+    """Replaces the last record, where a part of that call was computed apart."""
+    records = _records()
+    if records:
+        records[-1] = change(records[-1])
 
 
 def _records() -> list[Tensor] | None:

@@ -1,6 +1,7 @@
 """Stacks of layers and the embedding below them."""
 
 from polyformer.stack.embedding import Embedding, EmbeddingConfig
+from polyformer.stack.global_projections import copy_local_projections
 from polyformer.stack.layer import Layer, LayerState, Source
 from polyformer.stack.multihead import AttentionConfig, MultiHeadAttention
 from polyformer.stack.stack import Stack, StackConfig
@@ -15,4 +16,5 @@ __all__ = [
     "Source",
     "Stack",
     "StackConfig",
+    "copy_local_projections",
 ]

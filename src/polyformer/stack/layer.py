@@ -49,7 +49,7 @@ class Layer(nn.Module):
 
     def new_state(self, reserve: int) -> "LayerState":
         """The state before the first token, with room for `reserve` tokens."""
-        return LayerState(self.attention.mechanism.new_state(reserve))
+        return LayerState(self.attention.new_state(reserve))
 
     def forward(self, x: Tensor, context: Context, position: Position, source: Source | None = None,
                 state: LayerState | None = None) -> tuple[Tensor, LayerState | None]:  # fmt: skip

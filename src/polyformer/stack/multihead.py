@@ -15,12 +15,14 @@ from polyformer.attention import SoftmaxConfig
 from polyformer.core.config import Config
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.linear import Linear
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.core.pattern import ScoreMod
 from polyformer.core.relative import Relative
 from polyformer.core.state import State
 from polyformer.position import Position, Site
+from polyformer.stack.global_projections import GlobalAttention, GlobalState, check_global, split
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,7 @@ class AttentionConfig(Config):
     head_size: int | None = None  # by default hidden_size / num_attention_heads
     bias: bool = True  # of all four projections
     mechanism: MechanismConfig = SoftmaxConfig()
+    global_projections: bool = False  # global tokens have projections of their own (stack/global_projections)
 
     row: ClassVar[str] = "A1"
 
@@ -43,6 +46,8 @@ class AttentionConfig(Config):
             raise InputError(
                 f"num_key_value_heads: expected a divisor of the {heads} query heads, got {self.kv_heads}"
             )
+        if self.global_projections:
+            check_global(self.mechanism)
 
     @property
     def kv_heads(self) -> int:
@@ -62,7 +67,7 @@ class AttentionConfig(Config):
 
     def cross(self) -> "AttentionConfig":
         """The same heads around what reads another sequence."""
-        return dataclasses.replace(self, mechanism=self.mechanism.cross())
+        return dataclasses.replace(self, mechanism=self.mechanism.cross(), global_projections=False)
 
     def build(self, hidden_size: int, layer: int = 0) -> "MultiHeadAttention":
         return MultiHeadAttention(hidden_size, self, layer)
@@ -102,7 +107,24 @@ class MultiHeadAttention(nn.Module):
         self.key = Linear(hidden_size, inner_kv, bias=config.bias)
         self.value = Linear(hidden_size, inner_kv, bias=config.bias)
         self.output = Linear(inner, hidden_size, bias=config.bias)
-        self.mechanism = config.mechanism.at(layer).build(config.num_attention_heads, self.head_size)
+        mechanism = config.mechanism.at(layer)
+        self.global_attention: GlobalAttention | None = None
+        if config.global_projections:
+            check_global(mechanism)
+            assert isinstance(mechanism, SoftmaxConfig)
+            self.global_attention = GlobalAttention(
+                hidden_size, self.head_size, config.num_attention_heads, config.kv_heads, config.bias, layer,
+                mechanism,
+            )  # fmt: skip
+            mechanism = dataclasses.replace(mechanism, pattern=split(mechanism.pattern)[0])
+        self.mechanism = mechanism.build(config.num_attention_heads, self.head_size)
+
+    def new_state(self, reserve: int) -> State | None:
+        """The state before the first token, with room for `reserve` tokens; None where there is none."""
+        state = self.mechanism.new_state(reserve)
+        if self.global_attention is None or state is None:
+            return state
+        return GlobalState(state, KeyValueCache(reserve=reserve))
 
     def forward(self, x: Tensor, context: Context, position: Position,
                 state: State | None = None) -> tuple[Tensor, State | None]:  # fmt: skip
@@ -112,8 +134,14 @@ class MultiHeadAttention(nn.Module):
             self.layer, lambda one: self._vectors(self.query, one), lambda one: self._vectors(self.key, one)
         )
         q, k = position.rotate(q, k, context, site)
-        y, state = self.mechanism(q, k, v, context, state, _Terms(position, site))
-        return self._join(y), state
+        terms = _Terms(position, site)
+        if self.global_attention is None:
+            y, state = self.mechanism(q, k, v, context, state, terms)
+            return self._join(y), state
+        past = state if isinstance(state, GlobalState) else None
+        y, own = self.mechanism(q, k, v, context, past.ordinary if past else None, terms)
+        y, cache = self.global_attention(y, x, x, context, position, past.cache if past else None)
+        return self._join(y), None if own is None or cache is None else GlobalState(own, cache)
 
     def cross(self, x: Tensor, source: Tensor | None, context: Context,
               state: State | None = None) -> tuple[Tensor, ProjectedSource]:  # fmt: skip
