@@ -1,21 +1,33 @@
 """Attention mechanisms and the patterns that compose: `Window(256) | Global(1)`."""
 
+from polyformer.attention.block_window import BlockWindow
+from polyformer.attention.blockwise import Blockwise
 from polyformer.attention.etc import ETC
+from polyformer.attention.fixed import Fixed, Summary
+from polyformer.attention.global_end import GlobalEnd
 from polyformer.attention.global_tokens import Global
-from polyformer.attention.marked import Marked
 from polyformer.attention.image_blocks import Local1D, Local2D
+from polyformer.attention.links import Links
+from polyformer.attention.marked import Marked
 from polyformer.attention.per_head import PerHead, PerLayer
+from polyformer.attention.random_blocks import Random
 from polyformer.attention.softmax_attention import SoftmaxConfig
+from polyformer.attention.strided import Strided
 from polyformer.attention.window import Window
 from polyformer.core.pattern import Pattern
 from polyformer.core.patterns import Causal, Documents, Full, Padding
 
 __all__ = [
     "ETC",
+    "BlockWindow",
+    "Blockwise",
     "Causal",
     "Documents",
+    "Fixed",
     "Full",
     "Global",
+    "GlobalEnd",
+    "Links",
     "Local1D",
     "Local2D",
     "Marked",
@@ -23,6 +35,9 @@ __all__ = [
     "Pattern",
     "PerHead",
     "PerLayer",
+    "Random",
     "SoftmaxConfig",
+    "Strided",
+    "Summary",
     "Window",
 ]

@@ -30,6 +30,11 @@ class SoftmaxConfig(MechanismConfig):
     row: ClassVar[str] = "A1"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
 
+    def __post_init__(self) -> None:
+        if self.pattern is not None and not self.pattern.causal():
+            object.__setattr__(self, "causal", False)
+            object.__setattr__(self, "instead", "a pattern that asks nothing of later tokens")
+
     def build(self, num_heads: int, head_size: int) -> "SoftmaxAttention":
         return SoftmaxAttention(self)
 

@@ -62,6 +62,10 @@ class Pattern:
         """Whether `allows` depends on `q_idx - kv_idx` alone, so that one mask serves a whole diagonal."""
         return False
 
+    def causal(self) -> bool:
+        """Whether a decoder can have it: nothing that it says of a token hangs on later ones."""
+        return True
+
     def at(self, layer: int) -> "Pattern":
         """What layer `layer` of a stack has; the same in all, unless a part says otherwise."""
         return self
@@ -130,6 +134,9 @@ class _Pair(Pattern):
 
     def relative(self, context: Context) -> bool:
         return self.left.relative(context) and self.right.relative(context)
+
+    def causal(self) -> bool:
+        return self.left.causal() and self.right.causal()
 
     def at(self, layer: int) -> Pattern:
         return type(self)(self.left.at(layer), self.right.at(layer))

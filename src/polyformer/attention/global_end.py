@@ -1,0 +1,82 @@
+"""Global tokens at the end: the last few of each document see everything and are seen by everything.
+
+The other half of the global tokens of BigBird's ITC form, whose first and last blocks are global. Where a
+document ends is known only once it is all there, so no decoder has this.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.core.block_pattern import check_size, side_of
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.global_tokens import GlobalPattern, Side
+from polyformer.core.layout import Keys, clip
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalEnd(GlobalPattern):
+    """The last `tokens` positions of each document see all keys and are seen by all queries.
+
+    Padding does not count. Raises `InputError` for tokens below 1, and in a causal context.
+    """
+
+    tokens: int = 1
+
+    row: ClassVar[str] = "S9"
+    paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), section 2 (ITC)"
+
+    def __post_init__(self) -> None:
+        check_size("GlobalEnd", tokens=self.tokens)
+
+    def causal(self) -> bool:
+        return False
+
+    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        table = context.once((self, side, "table"), lambda: self._table(context, side)).to(index.device)
+        return table[0, index] if len(table) == 1 else table[b, index]
+
+    def known(self, context: Context, side: Side) -> Keys | None:
+        self._check(context)
+        if any(one is not None for one in (context.q_pos, context.kv_pos, context.kv_doc, context.kv_valid)):
+            return None
+        start, length = (context.offset, context.q_len) if side == "q" else (0, context.kv_len)
+        last = clip(context.kv_len - self.tokens - start, length, length)
+        return Keys(last, last)
+
+    def _table(self, context: Context, side: Side) -> Tensor:
+        """Which queries or keys are global, [B or 1, T]."""
+        self._check(context)
+        ends = _last_positions(context)
+        positions, length, shift = side_of(context, side)
+        slots = torch.arange(length) + shift
+        if side == "q":
+            ends = ends[:, slots.clamp(0, context.kv_len - 1)]
+        return (slots if positions is None else positions) > ends - self.tokens
+
+    def _check(self, context: Context) -> None:
+        if context.causal:
+            raise InputError(
+                "GlobalEnd: a causal query cannot know where its document ends; use it in an encoder, "
+                "or Global for the first tokens"
+            )
+
+
+def _last_positions(context: Context) -> Tensor:
+    """For each key slot the position of the last real token of its document, [B or 1, Tk], on the CPU."""
+    slots = torch.arange(context.kv_len).unsqueeze(0)
+    end = torch.full_like(slots, context.kv_len - 1)
+    if context.kv_doc is not None:
+        documents = context.kv_doc.cpu().contiguous()
+        end = torch.searchsorted(documents, documents, right=True) - 1
+    if context.kv_valid is not None:
+        real = torch.where(context.kv_valid.bool().cpu(), slots, -1).cummax(1).values.clamp_min(0)
+        end = real.gather(1, end.expand_as(real))
+    positions, _, _ = side_of(context, "kv")
+    if positions is None:
+        return end
+    rows = max(len(positions), len(end))
+    return positions.expand(rows, -1).gather(1, end.expand(rows, -1))
