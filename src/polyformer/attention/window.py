@@ -60,6 +60,15 @@ class Window(Pattern):
         full = clip(last - left, first + right + 1, context.kv_len) if self.dilation == 1 else ()
         return Keys(some, full)
 
+    def step(self) -> int:
+        return self.dilation
+
+    def every(self, context: Context, stride: int) -> Pattern:
+        before, after = (reach * self.dilation // stride for reach in (self.before, self.reach_after))
+        if stride % self.dilation or not (before or after):
+            return super().every(context, stride)
+        return Window(before, after)
+
     def relative(self, context: Context) -> bool:
         return True
 

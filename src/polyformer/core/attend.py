@@ -81,6 +81,10 @@ def _run(request: Request, backend: str, return_lse: bool) -> tuple[Tensor, Tens
         groups = arrange.by_pattern(request)
         if groups is not None:
             return arrange.run_by_heads(groups, request, lambda one: _run(one, backend, return_lse))
+        if backend != "auto" or request.pairs * request.q.shape[3] >= sdpa.SPARSE_FROM:
+            parts = arrange.by_step(request)
+            if parts is not None:
+                return arrange.run_by_steps(parts, request, lambda one: _run(one, backend, True))
     return BACKENDS[choose(request, backend, return_lse).backend].run(request)
 
 

@@ -22,18 +22,28 @@ WORTH_A_THREAD = 1 << 18
 def parts(request: Request, seed: int, threads: int) -> list["Part"]:
     """The whole call in parts, the same ones for the same `threads`; `seed` decides what dropout drops."""
     batch, kv_heads = request.q.shape[0], request.k.shape[1]
-    step = batch if request.q.is_cuda else 1
+    step = batch if request.q.is_cuda else _rows_together(request, threads)
     found: list[Part] = []
     for first in range(0, batch, step):
-        context = request.context.rows(first, first + step)
+        last = min(first + step, batch)
+        context = request.context.rows(first, last)
         made = plan(request.pattern or Full(), context, step * request.q.shape[1], request.q.device.type)
         heads = max(1, made.room // (step * request.groups))
         if not request.q.is_cuda and made.scores * request.q.shape[1] >= 2 * WORTH_A_THREAD:
             heads = min(heads, -(-kv_heads * batch // min(threads, WORKERS)))
         for head in range(0, kv_heads, heads):
             own = slice(head, min(head + heads, kv_heads))
-            found.append(Part(request, made.rows, slice(first, first + step), own, seed + len(found)))
+            found.append(Part(request, made.rows, slice(first, last), own, seed + len(found)))
     return found
+
+
+def _rows_together(request: Request, threads: int) -> int:
+    """How many short batch rows to compute at once on a CPU, where they are alike; each thread has a part."""
+    context, batch = request.context, request.q.shape[0]
+    if batch == 1 or context.rows(0, 1) is not context:
+        return 1
+    whole = plan(request.pattern or Full(), context, request.q.shape[1], request.q.device.type)
+    return max(1, min(whole.room // (2 * request.q.shape[1]), batch // min(threads, WORKERS)))
 
 
 def sharing(group: Iterable["Part"]) -> Iterator["Part"]:

@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.layout import Keys, Layout, Row, clip, unite
+from polyformer.core.layout import Keys, Layout, Row, clip, subtract, unite
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """mask_mod(b, h, q_idx, kv_idx) -> bool: FlexAttention's signature; the indices broadcast."""
@@ -66,6 +67,16 @@ class Pattern:
         """Whether a decoder can have it: nothing that it says of a token hangs on later ones."""
         return True
 
+    def step(self) -> int:
+        """The step in slots: only tokens a multiple of it apart can meet. 1 where any two may."""
+        return 1
+
+    def every(self, context: Context, stride: int) -> "Pattern":
+        """The same among the tokens of one residue class, `stride` slots of `context` apart."""
+        from polyformer.core.classes import InClass  # it is a pattern itself
+
+        return InClass(self, context, stride)
+
     def at(self, layer: int) -> "Pattern":
         """What layer `layer` of a stack has; the same in all, unless a part says otherwise."""
         return self
@@ -100,6 +111,11 @@ class Pattern:
     def examples(cls) -> tuple["Pattern", ...]:
         """Small instances that the contract tests run."""
         return (cls(),)
+
+    @classmethod
+    def picture(cls) -> tuple["Pattern", Context]:
+        """An instance and a call, of one row, that show the idea in the documentation."""
+        return cls.examples()[0], Context(48, 48)
 
     def to_text(self) -> str:
         """The expression that makes this pattern; `from_text` reads it back."""
@@ -138,6 +154,9 @@ class _Pair(Pattern):
     def causal(self) -> bool:
         return self.left.causal() and self.right.causal()
 
+    def every(self, context: Context, stride: int) -> Pattern:
+        return type(self)(self.left.every(context, stride), self.right.every(context, stride))
+
     def at(self, layer: int) -> Pattern:
         return type(self)(self.left.at(layer), self.right.at(layer))
 
@@ -154,6 +173,9 @@ class And(_Pair):
 
     sign: ClassVar[str] = "&"
 
+    def step(self) -> int:
+        return math.lcm(self.left.step(), self.right.step())
+
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return self.left.allows(context, b, h, q_idx, kv_idx) & self.right.allows(
             context, b, h, q_idx, kv_idx
@@ -169,6 +191,9 @@ class Or(_Pair):
 
     sign: ClassVar[str] = "|"
 
+    def step(self) -> int:
+        return math.gcd(self.left.step(), self.right.step())
+
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return self.left.allows(context, b, h, q_idx, kv_idx) | self.right.allows(
             context, b, h, q_idx, kv_idx
@@ -176,6 +201,21 @@ class Or(_Pair):
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         return self.left.keys(context, start, stop) | self.right.keys(context, start, stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class Without(_Pair):
+    """What the left pattern allows and the right one does not."""
+
+    sign: ClassVar[str] = "without"
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        right = self.right.allows(context, b, h, q_idx, kv_idx)
+        return self.left.allows(context, b, h, q_idx, kv_idx) & ~right
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        left, right = self.left.keys(context, start, stop), self.right.keys(context, start, stop)
+        return Keys(tuple(subtract(left.some, right.full)), tuple(subtract(left.full, right.some)))
 
 
 @dataclasses.dataclass(frozen=True)

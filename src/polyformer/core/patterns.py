@@ -18,6 +18,9 @@ class Full(Pattern):
     row: ClassVar[str] = "A1"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
 
+    def every(self, context: Context, stride: int) -> Pattern:
+        return self
+
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return (q_idx >= 0) & (kv_idx >= 0)
 
@@ -36,6 +39,9 @@ class Causal(Pattern):
     row: ClassVar[str] = "A1"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2.3"
 
+    def every(self, context: Context, stride: int) -> Pattern:
+        return self
+
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return context.distance(q_idx, kv_idx) >= 0
 
@@ -53,6 +59,9 @@ class Padding(Pattern):
 
     row: ClassVar[str] = "A1"
 
+    def every(self, context: Context, stride: int) -> Pattern:
+        return self
+
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         if context.kv_valid is None:
             return Full().allows(context, b, h, q_idx, kv_idx)
@@ -65,12 +74,19 @@ class Padding(Pattern):
             return super().keys(context, start, stop)
         return context.once(self, lambda: _real(context.kv_valid))
 
+    @classmethod
+    def picture(cls) -> tuple[Pattern, Context]:
+        return cls(), Context(48, 48, kv_valid=torch.arange(48).view(1, -1) < 37)
+
 
 @dataclasses.dataclass(frozen=True)
 class Documents(Pattern):
     """A query sees the keys of its own document: equal numbers in `context.q_doc` and `context.kv_doc`."""
 
     row: ClassVar[str] = "A1"
+
+    def every(self, context: Context, stride: int) -> Pattern:
+        return self
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         if context.q_doc is None or context.kv_doc is None:
@@ -86,6 +102,11 @@ class Documents(Pattern):
         first, last = (edges[:, start:stop] for edges in spans)
         return Keys(clip(int(first.min()), int(last.max()), context.kv_len),
                     clip(int(first.max()), int(last.min()), context.kv_len))  # fmt: skip
+
+    @classmethod
+    def picture(cls) -> tuple[Pattern, Context]:
+        numbers = torch.repeat_interleave(torch.arange(3), torch.tensor([19, 10, 19])).view(1, -1)
+        return cls(), Context(48, 48, q_doc=numbers, kv_doc=numbers)
 
 
 def implied(context: Context) -> Pattern | None:
