@@ -10,6 +10,8 @@ from polyformer.core.errors import unknown
 
 EXAMPLES = """examples:
   polyformer reproduce warmup     # post-norm needs warm-up, pre-norm does not
+  polyformer reproduce extrapolation --data DIR     # ALiBi: train short, test long
+  polyformer reproduce image-locality     # blocks around a pixel are enough to predict it
 """
 
 HOME = "polyformer.bench.reproduce"  # a module for each claim, with `run(config)`
@@ -25,6 +27,7 @@ def run(options: Options) -> None:
     spec = importlib.util.find_spec(HOME)
     places = spec.submodule_search_locations if spec else None
     claims = [module.name for module in pkgutil.iter_modules(places or [])]
-    if options.claim not in claims:
-        raise unknown("claim", options.claim, claims)
-    run_module(f"{HOME}.{options.claim}", options.changes)
+    claim = options.claim.replace("-", "_")
+    if claim not in claims:
+        raise unknown("claim", options.claim, [name.replace("_", "-") for name in claims])
+    run_module(f"{HOME}.{claim}", options.changes)
