@@ -1,6 +1,6 @@
 """Sizes and choices, one file a family."""
 
-from polyformer.presets import decoder, encoder, transformer
+from polyformer.presets import decoder, encoder, longformer, transformer
 from polyformer.presets.base import MODELS, create_model, list_models, model_config, register
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "decoder",
     "encoder",
     "list_models",
+    "longformer",
     "model_config",
     "register",
     "transformer",
