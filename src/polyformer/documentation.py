@@ -1,4 +1,4 @@
-"""The tables of the documentation, made from the registry: `python -m polyformer.documentation [--check]`."""
+"""Makes the tables and pictures of the documentation: `python -m polyformer.documentation [--check]`."""
 
 import argparse
 import importlib
@@ -14,6 +14,8 @@ from polyformer.presets import MODELS, model_config
 
 ROOT = Path(__file__).parents[2]
 README = "README.md"
+DOCS = ROOT / "docs"
+PICTURES = "patterns", "positions"
 
 FAMILIES = ("model", "tasks", "training")
 """What must be imported for every family of configurations to be known."""
@@ -76,21 +78,35 @@ def generated(text: str) -> str:
     return text
 
 
+def files() -> dict[Path, str]:
+    """Every file with generated parts, as it should be."""
+    from polyformer.visual.pages import pages
+
+    made = {DOCS / name: text for name, text in pages().items()}
+    written = [path for path in [ROOT / README, *sorted(DOCS.glob("*.md"))] if path not in made]
+    return {path: generated(path.read_text(encoding="utf-8")) for path in written} | made
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Writes the generated parts; with `--check` says which are stale (status 1) and writes nothing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say what is stale")
     check = parser.parse_args(arguments).check
-    stale = []
-    for path in [ROOT / README, *sorted((ROOT / "docs").glob("*.md"))]:
-        text = path.read_text(encoding="utf-8")
-        if generated(text) != text:
-            stale.append(path)
-            if not check:
-                path.write_text(generated(text), encoding="utf-8")
+    wanted = files()
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text]
+    for path in () if check else stale:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(wanted[path], encoding="utf-8")
+    gone = [
+        path for folder in PICTURES for path in sorted((DOCS / folder).glob("*.svg")) if path not in wanted
+    ]
+    for path in () if check else gone:
+        path.unlink()
     for path in stale:
         print(f"{path.relative_to(ROOT)}: {'stale; run `make docs`' if check else 'written'}")
-    return 1 if check and stale else 0
+    for path in gone:
+        print(f"{path.relative_to(ROOT)}: {'of no member; run `make docs`' if check else 'removed'}")
+    return 1 if check and (stale or gone) else 0
 
 
 if __name__ == "__main__":

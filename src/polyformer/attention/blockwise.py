@@ -66,3 +66,7 @@ class Blockwise(BlockPattern):
     @classmethod
     def examples(cls) -> tuple["Blockwise", ...]:
         return cls(3), cls(2, (1, 2, 0))
+
+    @classmethod
+    def picture(cls) -> tuple["Blockwise", Context]:
+        return cls(12, (1, 2, 3, 0)), Context(48, 48)

@@ -183,6 +183,10 @@ class Local2D(_Blocks):
     def examples(cls) -> tuple["Local2D", ...]:
         return cls((1300, 13), (2, 5), (3, 2, 1)), cls((1100, 5, 3), (3, 2), (1, 1, 0))
 
+    @classmethod
+    def picture(cls) -> tuple["Local2D", Context]:
+        return cls((8, 8), (2, 4), (2, 2, 2)), Context(64, 64)
+
 
 def _slots(keys: Keys, begin: int, length: int) -> Keys:
     """Places to slots, where the image begins at slot `begin`."""

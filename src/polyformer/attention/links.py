@@ -56,3 +56,7 @@ class Links(BlockPattern):
     @classmethod
     def examples(cls) -> tuple["Links", ...]:
         return (cls(3, ((0,), (0, 2), (), (1, 3))),)
+
+    @classmethod
+    def picture(cls) -> tuple["Links", Context]:
+        return cls(8, ((0,), (0, 2), (5,), (1, 3, 4), (), (0, 5))), Context(48, 48)

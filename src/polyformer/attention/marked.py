@@ -3,6 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from polyformer.core.context import Context, look_up
@@ -35,6 +36,11 @@ class Marked(GlobalPattern):
     def examples(cls) -> tuple[Pattern, ...]:
         """Beside another: alone and without marks it allows nothing."""
         return (Causal() | cls(),)
+
+    @classmethod
+    def picture(cls) -> tuple[Pattern, Context]:
+        marks = torch.isin(torch.arange(48), torch.tensor([5, 20, 21, 40])).view(1, -1)
+        return cls(), Context(48, 48, q_marked=marks, kv_marked=marks)
 
 
 def reads_marks(part: object) -> bool:

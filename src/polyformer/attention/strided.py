@@ -66,3 +66,7 @@ class Strided(Pattern):
     @classmethod
     def examples(cls) -> tuple["Strided", ...]:
         return cls(3), cls(70)
+
+    @classmethod
+    def picture(cls) -> tuple["Strided", Context]:
+        return cls(8), Context(48, 48)

@@ -1,10 +1,11 @@
-"""Show a model: its parameters, what it costs at each length, and the tree of its parts."""
+"""Show a model, with its costs and parts, or a picture of a pattern or of a position scheme."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from polyformer.commands.base import argument
+from polyformer.commands.base import argument, option
+from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
     from polyformer.model import ModelConfig
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   polyformer show gpt2
   polyformer show runs/default-1
+  polyformer show pattern "Window(8) | Global(2)" --length 64
+  polyformer show pattern "PerHead([Window(8), Full])" --causal --out heads.svg
+  polyformer show position alibi --length 64 --out alibi.png
+  polyformer show position "{kind: rope, base: 500}"
 """
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -19,20 +24,48 @@ LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    model: str = argument("a preset (see `polyformer list`), or the directory of a run or a model")
+    subject: str = argument(
+        "a preset (see `polyformer list`), or the directory of a run or a model; or `pattern`, or `position`"
+    )
+    name: str | None = argument("the pattern, as an expression, or the kind of position scheme", None)
+    length: int | None = option("tokens in the picture (default 64)")
+    heads: int | None = option("heads in the picture (default 4); those that are alike are drawn once")
+    causal: bool = option("without the future", False)
+    block: int | None = option("of a pattern: queries in a row of its layout (default 16)")
+    layer: int | None = option("of a pattern: the layer of a stack (default 0)")
+    out: str | None = option("write a figure to this file, .png or .svg; otherwise it is drawn as text")
 
 
 def run(options: Options) -> None:
+    if options.subject in ("pattern", "position"):
+        from polyformer.commands.pictures import show_pattern, show_position
+
+        show = show_pattern if options.subject == "pattern" else show_position
+        return show(options.name, **given(options))
+    if options.name is not None:
+        raise InputError(f"unexpected {options.name!r}: after a model nothing else is expected")
+    for name in given(options):
+        raise InputError(f"--{name}: belongs to `show pattern` and `show position`, not to a model")
+    show_model(options.subject)
+
+
+def given(options: Options) -> dict[str, Any]:
+    """The options that are set, the subject and its name apart."""
+    values = {field.name: getattr(options, field.name) for field in fields(options)[2:]}
+    return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def show_model(name: str) -> None:
     import torch
 
     from polyformer.model import Transformer
     from polyformer.visual.tree import parameters, tree
 
-    config = described(options.model)
+    config = described(name)
     with torch.device("meta"):
         model = Transformer(config)
     weights = 4 * parameters(model)
-    print(f"{options.model}: {parameters(model):,} parameters, {size(weights)} in float32")
+    print(f"{name}: {parameters(model):,} parameters, {size(weights)} in float32")
     print(f"training with Adam: {size(4 * weights)} (gradients, two moments) and the activations\n")
     print(costs(model, [one for one in LENGTHS if one <= reach(config)] or [reach(config)]), end="\n\n")
     print(tree(model))
@@ -40,7 +73,6 @@ def run(options: Options) -> None:
 
 def described(name: str) -> "ModelConfig":
     """The configuration of a preset, or of the model in a directory."""
-    from polyformer.core.errors import InputError
     from polyformer.core.files import read_json
     from polyformer.model import CONFIG, ModelConfig
     from polyformer.presets import model_config

@@ -1,0 +1,83 @@
+"""The pictures of `polyformer show`: drawn into a file, or as text as wide as the terminal."""
+
+import shutil
+import sys
+from pathlib import Path
+
+from polyformer.core.errors import InputError, unknown
+
+LENGTH, BLOCK, HEADS = 64, 16, 4
+FORMATS = ".png", ".svg"
+
+
+def show_pattern(expression: str | None, *, length: int = LENGTH, heads: int = HEADS, causal: bool = False,
+                 block: int = BLOCK, layer: int = 0, out: str | None = None) -> None:  # fmt: skip
+    """The mask, the layout and the counts of keys of a pattern."""
+    import polyformer.attention  # noqa: F401, the patterns must be known
+    from polyformer.core.context import Context
+    from polyformer.core.pattern import Pattern
+    from polyformer.visual.characters import characters, pattern_text
+    from polyformer.visual.pattern import pictures
+    from polyformer.visual.pattern_figure import draw_pattern
+
+    if expression is None:
+        raise InputError(
+            "show pattern: name one, such as 'Window(8) | Global(2)'; see `polyformer list pattern`"
+        )
+    path = target(out)
+    pattern, context = Pattern.from_text(expression), Context(length, length, causal=causal)
+    panels = pictures(pattern, context, block=block, heads=heads, layers=(layer,))
+    if path:
+        draw_pattern(panels, path)
+        print(f"Drawn in {path}")
+    else:
+        print(pattern_text(panels, columns(), characters(sys.stdout.encoding)))
+
+
+def show_position(
+    scheme: str | None, *, length: int = LENGTH, heads: int = HEADS, causal: bool = False,
+    block: int | None = None, layer: int | None = None, out: str | None = None,
+) -> None:  # fmt: skip
+    """What a position scheme, its kind or its configuration in YAML, does to the scores or the input."""
+    from polyformer.position import PositionConfig
+    from polyformer.visual.characters import characters
+    from polyformer.visual.position import position_picture
+    from polyformer.visual.position_figure import draw_position
+    from polyformer.visual.position_text import position_text
+
+    if scheme is None:
+        raise InputError("show position: name one, such as 'alibi'; see `polyformer list position`")
+    for name, value in (("block", block), ("layer", layer)):
+        if value is not None:
+            raise InputError(f"--{name}: belongs to `show pattern`, not to a position scheme")
+    path = target(out)
+    picture = position_picture(PositionConfig.from_dict(as_data(scheme), "position"), length, heads, causal)
+    if path:
+        draw_position(picture, path)
+        print(f"Drawn in {path}")
+    else:
+        print(position_text(picture, columns(), characters(sys.stdout.encoding)))
+
+
+def as_data(text: str) -> object:
+    """YAML as data."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"position: {text!r} is neither a kind nor a mapping in YAML") from error
+
+
+def target(out: str | None) -> Path | None:
+    """The file to draw into; raises `InputError` for a format that is not drawn, before anything is."""
+    if out is None:
+        return None
+    if Path(out).suffix.lower() not in FORMATS:
+        raise unknown(f"format of --out {out!r}", Path(out).suffix, FORMATS)
+    return Path(out)
+
+
+def columns() -> int:
+    """How wide the terminal is; 80 where there is none."""
+    return shutil.get_terminal_size().columns

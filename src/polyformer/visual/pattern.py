@@ -1,0 +1,148 @@
+"""A pattern as data to draw: what the mask allows, what the layout computes, how many keys each query has."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.layout import Layout, count
+from polyformer.core.pattern import Pattern
+from polyformer.core.patterns import implied
+
+LIMIT = 4096
+"""Tokens at most: a picture is dense."""
+
+MOST_HEADS = 64
+ROWS = 256  # queries whose mask is asked for at once: its indices need eight bytes a pair
+
+SKIPPED, FULL, MASKED = 0, 1, 2
+"""What the layout does with a pair: nothing; a score; a score that the mask may then refuse."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PatternPicture:
+    """One pattern as the heads `heads` of one layer have it.
+
+    Args:
+        text: the pattern as an expression.
+        mask: [Tq, Tk] bool, whether the query (down) sees the key (across).
+        work: [Tq, Tk] uint8, `SKIPPED`, `FULL` or `MASKED`.
+    """
+
+    text: str
+    layer: int
+    heads: tuple[int, ...]
+    mask: Tensor
+    work: Tensor
+
+    @property
+    def counts(self) -> list[int]:
+        """How many keys each query sees."""
+        return self.mask.sum(-1).tolist()
+
+    @property
+    def density(self) -> float:
+        """The share of all pairs that is allowed."""
+        return share(self.mask)
+
+    def summary(self) -> str:
+        """The numbers in a sentence."""
+        counts, computed = self.counts, share(self.work != SKIPPED)
+        return (
+            f"Keys per query: {span(counts)}, {sum(counts) / len(counts):.4g} on average. "
+            f"Density {100 * self.density:.3g} %. "
+            f"The layout computes {100 * computed:.3g} % of the scores, "
+            f"{100 * share(self.work == FULL):.3g} % of them all without a mask."
+        )
+
+
+def pictures(
+    pattern: Pattern, context: Context, *, block: int = 16, heads: int = 4, layers: tuple[int, ...] = (0,)
+) -> list[PatternPicture]:
+    """One picture for each group of heads with the same mask and layout, in each of the layers.
+
+    `context` has one batch row and its own limits count too. The layout has rows of `block` queries.
+    Raises `InputError` for sizes that cannot be drawn.
+    """
+    check("length", max(context.q_len, context.kv_len), LIMIT)
+    check("block", block, None)
+    check("heads", heads, MOST_HEADS)
+    found: list[PatternPicture] = []
+    for layer in layers:
+        if layer < 0:
+            raise InputError(f"layer: layers count from 0, got {layer}")
+        own: list[PatternPicture] = []
+        for head in range(heads):
+            _join(own, _picture(pattern, context, block, layer, head))
+        found += own
+    return found
+
+
+def check(name: str, given: int, most: int | None) -> None:
+    """Raises `InputError` unless 1 <= given <= most."""
+    if given < 1 or (most is not None and given > most):
+        expected = "1 or more" if most is None else f"1 to {most}"
+        raise InputError(f"{name}: expected {expected}, got {given}")
+
+
+def span(numbers: list[int]) -> str:
+    """The least and the greatest: "3" or "3-9"."""
+    least, greatest = min(numbers), max(numbers)
+    return str(least) if least == greatest else f"{least}-{greatest}"
+
+
+def share(flags: Tensor) -> float:
+    """How large a part of them is true."""
+    return int(flags.sum()) / flags.numel()
+
+
+def labels(panels: list[PatternPicture]) -> list[str]:
+    """What tells the panels apart: their layers, where there are several, and their heads."""
+    layers, found = {panel.layer for panel in panels}, []
+    for panel in panels:
+        words = [f"layer {panel.layer}"] if len(layers) > 1 else []
+        if sum(other.layer == panel.layer for other in panels) > 1:
+            plural = "s" if len(panel.heads) > 1 else ""
+            words.append(f"head{plural} {', '.join(map(str, panel.heads))}")
+        found.append(", ".join(words))
+    return found
+
+
+def _join(own: list[PatternPicture], one: PatternPicture) -> None:
+    """Add `one` to those of its layer, or its head to the picture that looks the same."""
+    for index, other in enumerate(own):
+        if torch.equal(other.mask, one.mask) and torch.equal(other.work, one.work):
+            own[index] = dataclasses.replace(other, heads=other.heads + one.heads)
+            return
+    own.append(one)
+
+
+def _picture(pattern: Pattern, context: Context, block: int, layer: int, head: int) -> PatternPicture:
+    here, limits = pattern.at(layer), implied(context)
+    whole = here if limits is None else here & limits
+    work = painted(whole.of_head(head).layout(context, block), context)
+    return PatternPicture(here.to_text(), layer, (head,), dense(whole, context, head), work)
+
+
+def dense(pattern: Pattern, context: Context, head: int) -> Tensor:
+    """The mask of one head, [Tq, Tk] bool."""
+    mask = torch.empty(context.q_len, context.kv_len, dtype=torch.bool)
+    b, h = torch.zeros(1, 1, 1, 1, dtype=torch.long), torch.full((1, 1, 1, 1), head)
+    kv_idx = torch.arange(context.kv_len)
+    for start in range(0, context.q_len, ROWS):
+        q_idx = torch.arange(start, min(start + ROWS, context.q_len)).view(-1, 1)
+        mask[start : start + ROWS] = pattern.mask(context, b, h, q_idx, kv_idx).view(len(q_idx), -1)
+    return mask
+
+
+def painted(layout: Layout, context: Context) -> Tensor:
+    """What the rows of a layout do with each pair, [Tq, Tk] uint8."""
+    work = torch.full((context.q_len, context.kv_len), SKIPPED, dtype=torch.uint8)
+    for row in layout:
+        assert count(row.keys.full) <= count(row.keys.some)
+        for state, intervals in ((MASKED, row.keys.some), (FULL, row.keys.full)):
+            for start, stop in intervals:
+                work[row.start : row.stop, start:stop] = state
+    return work

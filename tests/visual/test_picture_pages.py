@@ -1,0 +1,150 @@
+"""The pages of pictures: small, the same at every build, exact, and found stale when they are."""
+
+import itertools
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyformer import documentation
+from polyformer.attention import Full, Global, Pattern, PerHead, Window
+from polyformer.core.context import Context
+from polyformer.position import AlibiConfig, PositionConfig, SinusoidalConfig
+from polyformer.visual import pages as module
+from polyformer.visual.pages import pages
+from polyformer.visual.pattern import MASKED, SKIPPED, pictures
+from polyformer.visual.position import position_picture
+from polyformer.visual.svg import DARK, LIGHT, SEEN, SIDE, TOP, pattern_svg, position_svg, runs
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return pages()
+
+
+def cells(svg: str, colour: str, rows: int, columns: int) -> list[Tensor]:
+    """The cells painted in a colour, for each path of it."""
+    found = []
+    for data in re.findall(f'stroke="{colour}" transform="[^"]*" d="([^"]*)"', svg):
+        flags = torch.zeros(rows, columns, dtype=torch.bool)
+        for x, y, way, length in re.findall(r"M(\d+) (\d+)([hv])(\d+)", data):
+            x, y, length = int(x), int(y), int(length)
+            area = (slice(y, y + 1), slice(x, x + length)) if way == "h" else (slice(y, y + length), x)
+            assert not flags[area].any()
+            flags[area] = True
+        found.append(flags)
+    return found
+
+
+@pytest.mark.parametrize(
+    "pattern", [Window(3) | Global(2), Window(2, dilation=4), PerHead((Full(), Window(1)))]
+)
+def test_a_picture_holds_its_pattern(pattern: Pattern):
+    panels = pictures(pattern, Context(21, 21), block=4)
+    svg = pattern_svg(panels)
+    seen, computed = [panel.mask for panel in panels], [panel.work != SKIPPED for panel in panels]
+    masked = [panel.work == MASKED for panel in panels]
+    wanted = {
+        DARK: [a & ~b for a, b in zip(seen, masked)],
+        SEEN: [a & b for a, b in zip(seen, masked)],
+        LIGHT: [a & ~b for a, b in zip(computed, seen)],
+    }
+    for colour, flags in wanted.items():
+        drawn = cells(svg, colour, 21, 21)
+        expected = [one for one in flags if one.any()]
+        assert len(drawn) == len(expected)
+        assert all(map(torch.equal, drawn, expected))
+
+
+def test_runs_of_rows():
+    flags = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]]).bool()
+    assert runs(flags) == [(0, 0, 2), (3, 0, 1), (0, 2, 4)]
+
+
+def test_lines_over_distance_are_the_scores():
+    picture = position_picture(AlibiConfig(), 5, heads=2)
+    lines = re.findall(r'<polyline[^>]* points="([^"]*)"', position_svg(picture))
+    assert picture.by_distance is not None
+    lowest = picture.by_distance.min()
+    for line, curve in zip(lines, picture.by_distance):
+        heights = [float(point.split(",")[1]) - TOP for point in line.split()]
+        expected = (curve / lowest * SIDE).tolist()
+        assert heights == pytest.approx(expected, abs=0.06)
+    assert len(lines) == 2
+
+
+def test_a_heat_map_covers_every_cell_once():
+    svg = position_svg(position_picture(SinusoidalConfig(), 9, heads=1))
+    colours = set(re.findall(r'stroke="(hsl[^"]*)"', svg))
+    painted = sum(flags.int() for colour in colours for flags in cells(svg, re.escape(colour), 9, 16))
+    assert torch.equal(torch.as_tensor(painted), torch.ones(9, 16, dtype=torch.int))
+
+
+def test_every_member_has_a_section_and_a_small_picture(made: dict[str, str]):
+    for name, pattern in Pattern.registry.items():
+        assert (f"\n## {name}\n" in made["patterns.md"]) == bool(pattern.row)
+        assert (f"patterns/{name}.svg" in made) == bool(pattern.row)
+    for kind in PositionConfig.kinds:
+        assert f"\n## {kind}\n" in made["positions.md"]
+    shown = re.findall(r"!\[\w+\]\((.*)\)", made["patterns.md"] + made["positions.md"])
+    assert sorted(shown) == sorted(path for path in made if path.endswith(".svg"))
+    assert max(len(text) for path, text in made.items() if path.endswith(".svg")) < 15_000
+
+
+def test_the_same_at_every_build_and_without_matplotlib(
+    made: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    torch.manual_seed(5)
+    assert pages() == made
+
+
+@pytest.fixture
+def copy(tmp_path: Path, made: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a page of its own and the pages of pictures, none of them written yet."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("no tables\n")
+    (tmp_path / "docs" / "design.md").write_text("by hand\n")
+    monkeypatch.setattr(module, "pages", lambda: made)
+    monkeypatch.setattr(documentation, "ROOT", tmp_path)
+    monkeypatch.setattr(documentation, "DOCS", tmp_path / "docs")
+    return tmp_path / "docs"
+
+
+def test_missing_stale_and_left_over_pictures_are_found(copy: Path, capsys: pytest.CaptureFixture[str]):
+    def check() -> list[str]:
+        status = documentation.main(["--check"])
+        lines = capsys.readouterr().out.split("\n")[:-1]
+        assert status == bool(lines)
+        return lines
+
+    assert "docs/patterns.md: stale; run `make docs`" in check()
+    assert documentation.main([]) == 0
+    capsys.readouterr()
+    assert check() == []
+    (copy / "patterns" / "Window.svg").write_text("old")
+    (copy / "positions" / "alibi.svg").unlink()
+    (copy / "patterns" / "Gone.svg").write_text("<svg/>")
+    assert check() == [
+        "docs/patterns/Window.svg: stale; run `make docs`",
+        "docs/positions/alibi.svg: stale; run `make docs`",
+        "docs/patterns/Gone.svg: of no member; run `make docs`",
+    ]
+    assert documentation.main([]) == 0
+    assert not (copy / "patterns" / "Gone.svg").exists()
+    assert (copy / "design.md").read_text() == "by hand\n"
+    capsys.readouterr()
+    assert check() == []
+
+
+def test_pictures_of_patterns_differ(made: dict[str, str]):
+    """Each shows its own idea: not two are alike, but those of the same two patterns by head and by layer."""
+    same = [
+        {one, other}
+        for one, other in itertools.combinations(sorted(path for path in made if "patterns/" in path), 2)
+        if made[one] == made[other]
+    ]
+    assert same in ([], [{"patterns/PerHead.svg", "patterns/PerLayer.svg"}])

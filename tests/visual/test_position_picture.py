@@ -1,0 +1,106 @@
+"""Pictures of position schemes against their equations."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from polyformer.core.errors import InputError
+from polyformer.position import (
+    AlibiConfig,
+    NoPositionConfig,
+    PositionConfig,
+    SinusoidalConfig,
+    T5BiasConfig,
+    sinusoids,
+)
+from polyformer.visual.characters import ASCII
+from polyformer.visual.position import WIDTH, position_picture
+from polyformer.visual.position_figure import draw_position
+from polyformer.visual.position_text import position_text
+
+
+def test_alibi_is_its_bias():
+    found = position_picture(AlibiConfig(), 9, heads=4)
+    distance = (torch.arange(9).view(-1, 1) - torch.arange(9)).abs()
+    slopes = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8], dtype=torch.float64)
+    assert found.scores is not None
+    assert torch.equal(found.scores, -slopes.view(-1, 1, 1) * distance)
+    assert found.vectors is None
+    assert not found.learned
+    assert found.by_distance is not None
+    assert torch.equal(found.by_distance, -slopes.view(-1, 1) * torch.arange(-8, 9).abs())
+    assert list(found.groups) == ["head 0", "head 1", "head 2", "head 3"]
+
+
+def test_rope_is_the_mean_of_its_cosines():
+    found = position_picture(PositionConfig.from_dict({"kind": "rope", "base": 100.0}, "position"), 12)
+    theta = 100.0 ** -(torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
+    distance = (torch.arange(12).view(-1, 1) - torch.arange(12)).double()
+    expected = math.sqrt(WIDTH) * ((distance[..., None] * theta).cos().mean(-1) - 1)
+    assert found.scores is not None
+    torch.testing.assert_close(found.scores[2], expected, rtol=0, atol=1e-8)
+    assert list(found.groups) == ["all heads"]
+
+
+def test_an_input_scheme_shows_its_vectors():
+    found = position_picture(SinusoidalConfig(), 7)
+    assert found.scores is None
+    assert found.vectors is not None
+    assert torch.equal(found.vectors, sinusoids(torch.arange(7), 4 * WIDTH).double())
+    assert found.length == 7
+
+
+def test_random_parameters_repeat_and_leave_the_generator_alone():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    first, second = (position_picture(T5BiasConfig(), 10) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert first.learned
+    assert first.scores is not None
+    assert second.scores is not None
+    assert torch.equal(first.scores, second.scores)
+    assert first.scores.unique().numel() > 8
+
+
+@pytest.mark.parametrize("length", [0, 1025])
+def test_sizes_that_cannot_be_drawn(length: int):
+    with pytest.raises(InputError, match=f"length: expected 1 to 1024, got {length}"):
+        position_picture(AlibiConfig(), length)
+
+
+def test_no_positions_have_no_picture():
+    with pytest.raises(InputError, match="'none': nothing to draw"):
+        position_picture(NoPositionConfig(), 4)
+
+
+def test_text_of_a_small_scheme():
+    text = position_text(position_picture(AlibiConfig(), 4, heads=1), 60, ASCII)
+    assert text.split("\n") == [
+        "alibi: added to the scores of equal tokens",
+        "",
+        "by how far the key lies before the query",
+        "distance          0         1         2",
+        "all heads         0  -0.00391  -0.00781",
+        "",
+        "scores, all heads (2 x 1 values a character, blank -0.0117,",
+        "# 0)",
+        "**:.",
+        ".:**",
+    ]
+
+
+@pytest.mark.parametrize("width", [1, 9, 33, 80])
+@pytest.mark.parametrize("kind", ["alibi", "t5", "sinusoidal", "shaw", "rope"])
+def test_text_is_never_wider_than_the_terminal(kind: str, width: int):
+    picture = position_picture(PositionConfig.from_dict(kind, "position"), 50)
+    assert max(map(len, position_text(picture, width).split("\n"))) <= width
+
+
+@pytest.mark.parametrize(("kind", "name"), [("t5", "a.png"), ("sinusoidal", "a.svg")])
+def test_figures_are_written(tmp_path: Path, kind: str, name: str):
+    pytest.importorskip("matplotlib")
+    draw_position(position_picture(PositionConfig.from_dict(kind, "position"), 12), tmp_path / name)
+    start = (tmp_path / name).read_bytes()[:200]
+    assert start.startswith(b"\x89PNG") if name.endswith("png") else b"<?xml" in start
