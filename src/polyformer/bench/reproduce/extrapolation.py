@@ -162,10 +162,10 @@ def _segments(ids: Tensor, length: int, batch_tokens: int = 4096) -> Iterator[Te
 
 def table(found: Found) -> list[str]:
     """Lines of text: a row for each scheme, a column for each length."""
-    schemes, lengths = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
+    schemes, lengths = dict.fromkeys(scheme for scheme, _ in found), dict.fromkeys(n for _, n in found)
     rows = ["perplexity".ljust(16) + "".join(f"{n:>10}" for n in lengths)]
     for scheme in schemes:
-        rows.append(str(scheme).ljust(16) + "".join(f"{_cell(found[scheme, n]):>10}" for n in lengths))
+        rows.append(scheme.ljust(16) + "".join(f"{_cell(found[scheme, n]):>10}" for n in lengths))
     if None in found.values():
         rows.append("-: longer than the learned positions, which end with the training length")
     return rows
