@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.attention import Pattern, SoftmaxConfig
+from polyformer.attention import Global, Pattern, SoftmaxConfig, Window
 from polyformer.core.config import Config
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.feedforward import DenseConfig
@@ -194,6 +194,12 @@ def fits(part: Config, shape: str) -> bool:
 VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     "grouped": lambda base: replaced(
         base, AttentionConfig, lambda one: dataclasses.replace(one, num_key_value_heads=1, bias=False)
+    ),
+    "global": lambda base: replaced(
+        base, AttentionConfig,
+        lambda one: dataclasses.replace(
+            one, mechanism=SoftmaxConfig(pattern=Window(2) | Global(2)), global_projections=True
+        ),
     ),
     "embedding": lambda base: replaced(
         base, EmbeddingConfig,
