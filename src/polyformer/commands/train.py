@@ -129,16 +129,36 @@ def train(recipe: "Recipe", options: Options) -> None:
 
 
 def conclude(fitted: Any, seed: int) -> None:
-    """Print what was reached, a sample of a language model, and where everything lies."""
+    """Print what was reached, what a model of text or images makes by itself, and where everything lies."""
     from polyformer.recipes.report import baselines, sample, table
-    from polyformer.tasks import LanguageModelling
+    from polyformer.recipes.sheet import image_baselines
+    from polyformer.tasks import ImageModelling, LanguageModelling
 
     rows = [(f"this model, {split}", metrics) for split, metrics in fitted.scores.items()]
+    others: list[tuple[str, dict[str, float]]] = []
     if isinstance(fitted.task, LanguageModelling):
-        rows = baselines(fitted.task, fitted.splits) + rows
-        fitted.run.record(baselines=dict(rows[: -len(fitted.scores) or None]))
+        others = baselines(fitted.task, fitted.splits)
+    elif isinstance(fitted.task, ImageModelling):
+        others = image_baselines(fitted.task, fitted.splits)
+    if others:
+        fitted.run.record(baselines=dict(others))
+        rows = others + rows
     if rows:
         print(f"\n{table(rows)}")
     if isinstance(fitted.task, LanguageModelling):
         print(f"\nA sample:\n{sample(fitted.task, fitted.model, seed)}")
+    if isinstance(fitted.task, ImageModelling):
+        print(f"\n{drawn(fitted, seed)}")
     print(f"\nSaved in {fitted.run.folder}")
+
+
+def drawn(fitted: Any, seed: int) -> str:
+    """Draw completed images into the run's folder and say where, or why not."""
+    from polyformer.recipes.sheet import write_sheet
+
+    path = fitted.run.folder / "images.png"
+    try:
+        write_sheet(path, fitted.task, fitted.model, fitted.splits, seed)
+    except InputError as error:  # without matplotlib the run is as good
+        return f"No sheet of images: {error}"
+    return f"Held-out images, their upper halves, and these completed: {path}"

@@ -1,22 +1,20 @@
 """Files to rows: one generator per format, each row a dict of plain values.
 
-Every reader takes UTF-8 text, plain or gzipped, holds one row at a time, and names file and line in errors;
-`header` names the columns of a file that does not name them itself.
+Every reader takes UTF-8 text (that of images bytes), plain or gzipped, holds one row at a time, and names
+file and line in errors; `header` names the columns of a file that does not name them itself.
 """
 
 import csv
-import gzip
-import io
 import itertools
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from polyformer.core.errors import InputError
+from polyformer.data.images import read_idx
+from polyformer.data.opening import opened
 
 Row = dict[str, Any]
 Header = Sequence[str] | None
@@ -25,30 +23,6 @@ Reader = Callable[[Path, Header], Iterator[Row]]
 # Characters; a longer document is read in pieces, so that neither memory nor tokenizers choke on it.
 PIECE = 2**18
 _TITLE = re.compile(r"\s*= [^=\s].* =\s*")  # WikiText: " = Title = "; its sections have more signs
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[TextIO]:
-    """The text of `path`, decompressed if it is gzipped; an `InputError` for what cannot be read."""
-    try:
-        with path.open("rb") as raw:
-            gzipped = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            binary = gzip.GzipFile(fileobj=raw) if gzipped else raw
-            # Only \n ends a line: Unicode's other separators stand inside texts, and parallel files
-            # must not drift.
-            with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="\n") as text:
-                yield text
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: not UTF-8 text ({error.reason}); convert it, for example with iconv"
-        ) from error
-    except EOFError as error:
-        raise InputError(f"{path}: truncated: the gzip file ends too early; fetch it again") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path}: a damaged gzip file ({error}); fetch it again") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def read_text(path: Path, header: Header = None) -> Iterator[Row]:
@@ -202,6 +176,7 @@ READERS: dict[str, Reader] = {
     "tsv": read_tsv,
     "parquet": read_parquet,
     "conll": read_conll,
+    "idx": read_idx,
 }
 
 SUFFIXES = {
@@ -224,7 +199,10 @@ def format_of(path: Path, given: str | None) -> str:
     """The format `given`, or the one that the file's name tells (`.gz` left aside)."""
     if given is not None:
         return given
-    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    name = path.name.removesuffix(".gz")
+    if name.endswith("ubyte"):  # what follows the last point, or hyphen, in the names of MNIST's files
+        return "idx"
+    suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(
             f"{path}: its name does not tell its format (known: {', '.join(SUFFIXES)}, also with .gz); "

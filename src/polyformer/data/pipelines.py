@@ -74,6 +74,13 @@ def _known_special(vocab: Iterable[str]) -> list[str]:
     return [token for token in vocab if token in names]
 
 
+def of_words(words: Iterable[str]) -> tokenizers.Tokenizer:
+    vocab = {word: number for number, word in enumerate(words)}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token=""))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _with_special(backend, _known_special(vocab))
+
+
 def load_json(path: Path) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
 

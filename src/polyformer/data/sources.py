@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.data.formats import Row
+from polyformer.data.images import IMAGE, default_images
 from polyformer.data.origins import has_validation, open_source, source_name
 
 if TYPE_CHECKING:
@@ -20,20 +21,22 @@ if TYPE_CHECKING:
 
 # What a role of a row must hold, as said in messages. A label is any single value.
 _TEXT, _LIST = "text", "a list of texts"
-_HOLDS = {"text": _TEXT, "source": _TEXT, "target": _TEXT, "tokens": _LIST, "tags": _LIST}
+_IMAGE = "an image (bytes)"
+_HOLDS = {IMAGE: _IMAGE, "text": _TEXT, "source": _TEXT, "target": _TEXT, "tokens": _LIST, "tags": _LIST}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Config):
     """What to read and how; how a source is written stands at the head of `polyformer.data.origins`."""
 
-    path: str | None = None  # a source to train on; None: the default text
+    path: str | None = None  # a source to train on; None: the default text, or the default images
     validation: str | None = None  # another source; None: the source's own validation split, or rows held out
     test: str | None = None
     # None: by the file's name, .txt being "text". The first four say what a document of a plain text is:
     # the file, a line, what stands between blank lines, an article of WikiText.
     format: (
-        Literal["text", "lines", "paragraphs", "articles", "jsonl", "csv", "tsv", "parquet", "conll"] | None
+        Literal["text", "lines", "paragraphs", "articles", "jsonl", "csv", "tsv", "parquet", "conll", "idx"]
+        | None
     ) = None
     header: tuple[str, ...] | None = (
         None  # the columns of a csv, tsv or conll file whose first line is a row already
@@ -41,12 +44,17 @@ class DataConfig(Config):
     columns: dict[str, str] = field(default_factory=dict)  # what tasks call it -> what the data call it
     streaming: bool = False  # read as training goes, for data larger than memory
     validation_fraction: float = 0.05  # held out, evenly spread; 0: none
+    test_fraction: float = 0.0  # the same, held out before; not while streaming, nor with a test source
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation_fraction <= 0.5:
             raise InputError(
                 f"validation_fraction: expected a share from 0 to 0.5, got {self.validation_fraction}"
             )
+        if not 0 <= self.test_fraction <= 0.5:
+            raise InputError(f"test_fraction: expected a share from 0 to 0.5, got {self.test_fraction}")
+        if self.test_fraction and (self.test or self.streaming):
+            raise InputError("test_fraction: rows are held out in memory, and where no test source is named")
 
 
 class Splits(NamedTuple):
@@ -61,10 +69,13 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
     """The splits that `config` names. Every row is a dict of exactly the columns in `needs`.
 
     `needs`: "text" for language models; "text" and "label"; "source" and "target"; "tokens" and "tags"
-    (lists). In memory they are `datasets.Dataset`, with `streaming` `datasets.IterableDataset`; both give the
-    same rows, but for what is held out of fewer texts than make two for validation. Labels come as the file
-    has them: texts from CSV and TSV, names where a saved data set has names.
+    (lists); "image" (bytes), "height" and "width". In memory they are `datasets.Dataset`, with `streaming`
+    `datasets.IterableDataset`; both give the same rows, but for what is held out of fewer texts than make two
+    for validation. Labels come as the file has them: texts from CSV and TSV, names where a saved data set has
+    names.
     """
+    if config.test_fraction:
+        return _hold_out_twice(config, needs)
     test = read(config, needs, config.test, "test") if config.test else None
     name = config.validation or (config.path if has_validation(config.path) else None)
     if name or not config.validation_fraction:
@@ -87,17 +98,39 @@ def _hold_out(config: DataConfig, needs: Sequence[str]) -> "tuple[Rows, Rows]":
         kept = _streamed(config, needs, config.path, "train", fraction, held=False)
         return kept, _streamed(config, needs, config.path, "train", fraction, held=True)
     rows = list(_rows(config, needs, config.path, "train"))
-    if tuple(needs) == ("text",) and len(rows) * fraction < 2:
-        kept, held = _cut(rows, fraction)
-    else:
-        kept, held = list(_part(rows, fraction, held=False)), list(_part(rows, fraction, held=True))
-        held = held or [kept.pop()]
+    kept, held = _parted(rows, needs, fraction)
     if not kept or not held:
         raise InputError(
             f"validation_fraction: {source_name(config.path)} is too short to hold some of it out; "
             "name a validation source, or set validation_fraction=0"
         )
     return _in_memory(kept, config.path), _in_memory(held, config.path)
+
+
+def _hold_out_twice(config: DataConfig, needs: Sequence[str]) -> Splits:
+    """Rows for a test held out first, and from the rest those to validate with, where no source is named."""
+    name = config.validation or (config.path if has_validation(config.path) else None)
+    kept, test = _parted(list(_rows(config, needs, config.path, "train")), needs, config.test_fraction)
+    held: list[Row] = []
+    if name:
+        held = list(_rows(config, needs, name, "validation"))
+    elif config.validation_fraction and kept:
+        kept, held = _parted(kept, needs, config.validation_fraction)
+    if not kept or not test or not (held or config.validation_fraction == 0):
+        raise InputError(
+            f"test_fraction: {source_name(config.path)} is too short to hold so much of it out; "
+            "name a test source, or set test_fraction=0"
+        )
+    validation = _in_memory(held, name or config.path) if held else None
+    return Splits(_in_memory(kept, config.path), validation, _in_memory(test, config.path))
+
+
+def _parted(rows: list[Row], needs: Sequence[str], fraction: float) -> tuple[list[Row], list[Row]]:
+    """The rows to keep and those held out; of a few texts, the ends are held out."""
+    if tuple(needs) == ("text",) and len(rows) * fraction < 2:
+        return _cut(rows, fraction)
+    kept, held = list(_part(rows, fraction, held=False)), list(_part(rows, fraction, held=True))
+    return kept, held or [kept.pop()]
 
 
 def _part(rows: Iterable[Row], fraction: float, held: bool) -> Iterator[Row]:
@@ -166,7 +199,7 @@ def _stream(
 def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:
     """The rows of a source, each checked and cut down to what is needed."""
     number = 0
-    for number, row in enumerate(open_source(path, split, config.format, config.header), 1):
+    for number, row in enumerate(_source(config, needs, path, split), 1):
         chosen = {}
         for role in needs:
             column = config.columns.get(role, role)
@@ -182,9 +215,18 @@ def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str
         raise InputError(f"{source_name(path)}: empty: there is nothing to read in it")
 
 
+def _source(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:
+    """The rows of a source as they stand there."""
+    if path is None and IMAGE in needs:
+        return default_images()
+    return open_source(path, split, config.format, config.header)
+
+
 def _fits(value: object, expected: str | None) -> bool:
     if expected == _TEXT:
         return isinstance(value, str)
+    if expected == _IMAGE:
+        return isinstance(value, bytes)
     if expected == _LIST:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     return isinstance(value, str | int | float)

@@ -82,6 +82,13 @@ class Tokenizer:
             ) from error
 
     @classmethod
+    def of_words(cls, words: Sequence[str]) -> Self:
+        """Words to the ids 0, 1, ..., nothing learnt; those that are names of special tokens are special."""
+        from polyformer.data import pipelines
+
+        return cls(pipelines.of_words(words))
+
+    @classmethod
     def load(
         cls, path: str | Path, *, merges: str | Path | None = None, lowercase: bool | None = None
     ) -> Self:

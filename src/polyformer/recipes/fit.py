@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from polyformer.data import Splits, Tokenizer, load
+from polyformer.data import Splits, load
 from polyformer.model import Transformer
 from polyformer.recipes.recipe import Recipe
 from polyformer.recipes.run import Run
@@ -36,10 +36,8 @@ def fit(recipe: Recipe, out: str | Path, resume: bool = False) -> Fitted:
     """
     splits = load(recipe.data, recipe.task.needs)
     recipe = dataclasses.replace(recipe, task=recipe.task.resolve(splits.train))
-    if resume:
-        tokenizer = Run.open(out).tokenizer
-    else:
-        tokenizer = Tokenizer.build(recipe.tokenizer, recipe.task.texts(splits.train))
+    train_rows, choice = splits.train, recipe.tokenizer
+    tokenizer = Run.open(out).tokenizer if resume else recipe.task.tokenizer(choice, train_rows)
     task = recipe.task.build(tokenizer)
     config = task.adapt(recipe.model.config())
     with torch.random.fork_rng():  # the seed is this run's, not the program's

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.data import Batches, Collate, Splits, Stream, Tokenizer, by_tokens
+from polyformer.data import Batches, Collate, Splits, Stream, Tokenizer, TokenizerConfig, by_tokens
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
 from polyformer.heads import HeadConfig
 from polyformer.model import ModelConfig, SpecialTokens
@@ -53,6 +53,10 @@ class TaskConfig(Config):
     def texts(self, rows: Rows) -> Iterator[str]:
         """What a tokenizer for this task is trained on."""
         raise NotImplementedError
+
+    def tokenizer(self, config: TokenizerConfig, rows: Rows) -> Tokenizer:
+        """The tokenizer that `config` describes, trained on `rows` if it must be."""
+        return Tokenizer.build(config, self.texts(rows))
 
     def build(self, tokenizer: Tokenizer) -> "TextTask":
         raise NotImplementedError
@@ -120,6 +124,10 @@ class TextTask(abc.ABC):
     def weight(self, batch: Batch) -> int:
         """How many labels the mean loss of `batch` runs over."""
         return int((batch["labels"] != -100).sum())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """What is trained: the mean over labels."""
+        return model(**batch).loss
 
     @abc.abstractmethod
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -230,7 +238,7 @@ class Fitting:
         return self.task.weight(batch)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(**batch).loss
+        return self.task.loss(model, batch)
 
     def evaluate(self, model: nn.Module, accelerator: "Accelerator") -> dict[str, float]:
         if self.valid is None:

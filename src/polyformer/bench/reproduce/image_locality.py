@@ -1,0 +1,153 @@
+"""The claim "a pixel is predicted from those around it" (Parmar et al. 2018, section 4.2), at desk scale.
+
+Three equal models of the same images, which see all earlier pixels, blocks of the raster (1D) or blocks of
+the image (2D), at an equal budget. The claim holds where the local ones come near the dense one in bits per
+dimension; the table also says how many keys a pixel has and what a step takes.
+"""
+
+import csv
+import dataclasses
+import io
+import statistics
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from polyformer.attention import Full, Local1D, Local2D, Pattern
+from polyformer.core.config import Config
+from polyformer.core.context import Context
+from polyformer.core.files import atomic_write
+from polyformer.core.layout import count
+from polyformer.core.patterns import Causal
+from polyformer.data import DataConfig, read
+from polyformer.recipes import Recipe, fit
+from polyformer.recipes.fit import Fitted
+from polyformer.recipes.sheet import IMAGES, write_pictures
+from polyformer.tasks import ImageConfig, ImageModelling
+from polyformer.training.config import at_least
+from polyformer.training.metrics import read_metrics
+
+ALIKE = 0.03
+"""Bits per dimension that the local models may lie above the dense one."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageLocalityClaim(Config):
+    """Sizes of the three runs; the blocks are meant for 8 x 8 pixels."""
+
+    data: str | None = None  # an IDX file of images; by default scikit-learn's digits
+    levels: int = 17
+    block: int = 16  # 1D: pixels of a query block, and before it
+    memory: int = 16
+    query: tuple[int, int] = (2, 4)  # 2D: height and width of a query block; what it sees above, left, right
+    around: tuple[int, int, int] = (3, 2, 2)
+    steps: int = 400
+    images: int = 32  # in a batch
+    layers: int = 2
+    width: int = 96
+    lr: float = 3e-3
+    seed: int = 0
+    out: str = "runs/image-locality"
+
+    def __post_init__(self) -> None:
+        at_least(1, steps=self.steps, images=self.images, layers=self.layers, width=self.width)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one of the runs came to."""
+
+    keys: float  # that a pixel sees, on average
+    validation: float  # bits per dimension
+    test: float
+    seconds: float  # a step
+
+
+def run(config: ImageLocalityClaim) -> dict[str, Outcome]:
+    """Train all three, write OUT/image_locality.csv and OUT/images.png, print the table and the verdict."""
+    first = next(iter(read(DataConfig(path=config.data), ImageConfig.needs, config.data)))
+    shape = first["height"], first["width"]
+    patterns: dict[str, Pattern] = {
+        "dense": Full(),
+        "local 1D": Local1D(config.block, config.memory),
+        "local 2D": Local2D(shape, config.query, config.around),
+    }
+    folder, found, pictures = Path(config.out), {}, {}
+    for name, pattern in patterns.items():
+        out = folder / name.replace(" ", "-").lower()
+        fitted = fit(Recipe.from_dict(recipe(config, shape, pattern)), out)
+        tokens = config.images * (shape[0] * shape[1] + 1)
+        speed = statistics.median(row.get("tokens_per_s") or 0 for row in read_metrics(out))
+        validation, test = (fitted.scores[split]["bits_per_dim"] for split in ("validation", "test"))
+        found[name] = Outcome(seen(pattern, shape[0] * shape[1]), validation, test, tokens / speed)
+        pictures |= completed(fitted, name, config.seed)
+    atomic_write(folder / "image_locality.csv", values(found).encode())
+    print(table(found), verdict(found), sep="\n")
+    write_pictures(folder / "images.png", pictures, config.levels)
+    print(f"test images, their upper halves, and these completed: {folder / 'images.png'}")
+    return found
+
+
+def recipe(config: ImageLocalityClaim, shape: tuple[int, int], pattern: Pattern) -> dict[str, Any]:
+    """One of the three runs."""
+    tokens = config.images * (shape[0] * shape[1] + 1)
+    return {
+        "task": {"kind": "image", "levels": config.levels, "batch_tokens": tokens},
+        "model": {
+            "preset": "decoder-tiny", "num_hidden_layers": config.layers, "hidden_size": config.width,
+            "intermediate_size": 4 * config.width, "dropout": 0.0, "pattern": pattern.to_text(),
+            "position": {"kind": "grid", "shape": list(shape)},
+        },
+        "data": {"path": config.data, "validation_fraction": 0.1, "test_fraction": 0.1},
+        "optimizer": {"kind": "adamw", "lr": config.lr},
+        "schedule": {"kind": "cosine", "warmup": min(50, config.steps)},
+        "training": {
+            "steps": config.steps,
+            "reporting": {"log_every": min(10, config.steps), "evaluate_every": config.steps},
+            "saving": {"checkpoint_every": config.steps},
+        },
+        "seed": config.seed,
+    }  # fmt: skip
+
+
+def seen(pattern: Pattern, pixels: int) -> float:
+    """How many keys a pixel has in a decoder, on average."""
+    context, limited = Context(pixels, pixels, causal=True), pattern & Causal()
+    return sum(count(limited.keys(context, i, i + 1).some) for i in range(pixels)) / pixels
+
+
+def completed(fitted: Fitted, name: str, seed: int) -> dict[str, Tensor]:
+    """Test images, their upper halves, and these completed by the model `name`."""
+    assert isinstance(fitted.task, ImageModelling)
+    assert fitted.splits.test is not None
+    real, half, made = fitted.task.complete(fitted.model, fitted.splits.test, IMAGES, seed)
+    return {"real": real, "half": half, name: made}
+
+
+def verdict(found: dict[str, Outcome]) -> str:
+    """What the three say of the claim."""
+    above = {name: one.test - found["dense"].test for name, one in found.items() if name != "dense"}
+    words = "reproduced" if max(above.values()) < ALIKE else "not reproduced"
+    differences = ", ".join(f"{name} {bits:+.3f}" for name, bits in above.items())
+    return f"a pixel is predicted from those around it: {words} (bits a pixel against dense: {differences})"
+
+
+def table(found: dict[str, Outcome]) -> str:
+    """The outcomes as aligned text."""
+    lines = [f"{'attention':<10}{'keys':>8}{'validation':>12}{'test':>8}{'ms a step':>11}"]
+    lines += [
+        f"{name:<10}{one.keys:>8.1f}{one.validation:>12.3f}{one.test:>8.3f}{one.seconds * 1e3:>11.0f}"
+        for name, one in found.items()
+    ]
+    return "\n".join([*lines, "(bits per dimension)"])
+
+
+def values(found: dict[str, Outcome]) -> str:
+    """The outcomes as CSV."""
+    text = io.StringIO()
+    names = [field.name for field in dataclasses.fields(Outcome)]
+    writer = csv.writer(text)
+    writer.writerow(["attention", *names])
+    writer.writerows((name, *dataclasses.astuple(one)) for name, one in found.items())
+    return text.getvalue()

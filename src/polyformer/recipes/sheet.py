@@ -1,0 +1,70 @@
+"""What a finished image model is shown by: guesses that know less, and a sheet of completed images."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from polyformer.core.figures import new_figure, save_figure
+from polyformer.data import Splits
+from polyformer.model import Transformer
+from polyformer.tasks import ImageModelling
+from polyformer.tasks.base import Rows
+
+Row = tuple[str, dict[str, float]]
+
+IMAGES = 10
+ROWS = "real", "half", "completed"
+GAP = 1  # pixels between images
+
+
+def image_baselines(task: ImageModelling, splits: Splits) -> list[Row]:
+    """The validation metrics of an even guess, and of every pixel guessed by how often it had each level.
+
+    The second counts one of every level more than there were, so that nothing is impossible (Laplace).
+    """
+    if splits.validation is None:
+        return []
+    train, held = (_levels(task, rows) for rows in (splits.train, splits.validation))
+    place = np.arange(train.shape[1])
+    counts = np.ones((train.shape[1], task.levels))
+    for image in train:
+        counts[place, image] += 1
+    nats = -np.log(counts / counts.sum(1, keepdims=True))[place, held].sum()
+    even = held.size * math.log(task.levels)
+    return [(name, task.metrics([float(sum_), held.size], {}))
+            for name, sum_ in (("uniform", even), ("each pixel by itself", nats))]  # fmt: skip
+
+
+def write_sheet(path: Path, task: ImageModelling, model: Transformer, splits: Splits, seed: int) -> None:
+    """Draw the first held-out images, their upper halves, and these completed by the model, into `path`.
+
+    Raises `InputError` where matplotlib is not installed.
+    """
+    held = next(rows for rows in (splits.test, splits.validation, splits.train) if rows is not None)
+    write_pictures(path, dict(zip(ROWS, task.complete(model, held, IMAGES, seed))), task.levels)
+
+
+def write_pictures(path: Path, images: Mapping[str, Tensor], levels: int) -> None:
+    """Draw levels [N, height, width] as named rows of pictures; what is below 0 stays blank."""
+    rows, (number, height, width) = len(images), next(iter(images.values())).shape
+    paper = np.full((rows * (height + GAP) - GAP, number * (width + GAP) - GAP), -1)
+    for row, pictures in enumerate(images.values()):
+        for column, picture in enumerate(pictures):
+            top, left = row * (height + GAP), column * (width + GAP)
+            paper[top : top + height, left : left + width] = picture
+    figure = new_figure(1 + number, len(images) + 1)
+    axis = figure.subplots()
+    axis.imshow(np.ma.masked_less(paper, 0), cmap="gray", vmin=0, vmax=levels - 1)
+    centres = [row * (height + GAP) + (height - 1) / 2 for row in range(rows)]
+    axis.set_yticks(centres, list(images))
+    axis.set_xticks([])
+    axis.spines[:].set_visible(False)
+    save_figure(figure, path)
+
+
+def _levels(task: ImageModelling, rows: Rows) -> np.ndarray:
+    """[images, pixels]."""
+    return np.stack([row["input_ids"][1:] for row in task.prepare(list(rows))])
