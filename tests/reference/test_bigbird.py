@@ -1,0 +1,158 @@
+"""BigBird's ITC form out of our patterns is transformers' BigBird with the same weights and random blocks.
+
+Theirs draws random blocks only while training. In evaluation its table of random blocks is all zeros, so that
+every query between the global blocks counts block 0 once more for each random block: a fault of theirs, which
+is why the comparison runs in training mode, with dropout 0. A short text switches it to full attention for
+all texts that follow.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyformer.attention import BlockWindow, Global, GlobalEnd, Links, Pattern, PerHead, PerLayer, Random
+from polyformer.model import Transformer
+from polyformer.presets import create_model, model_config
+
+transformers = pytest.importorskip("transformers")
+modeling = pytest.importorskip("transformers.models.big_bird.modeling_big_bird")
+
+SIZES = {"vocab_size": 23, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
+         "intermediate_size": 20, "max_position_embeddings": 64}  # fmt: skip
+BLOCK, RANDOM, LENGTH = 2, 2, 40
+LAYER = {"attention.self.query": "attention.query", "attention.self.key": "attention.key",
+         "attention.self.value": "attention.value", "attention.output.dense": "attention.output",
+         "attention.output.LayerNorm": "block.norms.0", "intermediate.dense": "feedforward.up",
+         "output.dense": "feedforward.down", "output.LayerNorm": "block.norms.1"}  # fmt: skip
+HEAD = {"cls.predictions.transform.dense": "head.dense", "cls.predictions.transform.LayerNorm": "head.norm",
+        "cls.predictions": "head"}  # fmt: skip
+FIXED = BlockWindow(BLOCK) | Global(BLOCK) | GlobalEnd(BLOCK)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The tables of random blocks [H, blocks - 2, RANDOM] that theirs uses, two gathers for each layer."""
+    tables: list[Tensor] = []
+    cls = modeling.BigBirdBlockSparseAttention
+    gather = cls.torch_gather_b2
+
+    def recorded(params: Tensor, indices: Tensor) -> Tensor:
+        tables.append(indices[0])
+        return gather(params, indices)
+
+    monkeypatch.setattr(cls, "torch_gather_b2", staticmethod(recorded))
+    return tables
+
+
+@pytest.fixture(autouse=True)
+def numpy_state() -> Any:
+    """Theirs seeds numpy's global generator in every layer."""
+    import numpy as np
+
+    state = np.random.get_state()
+    yield
+    np.random.set_state(state)
+
+
+def ours_from_theirs(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights, or their gradients, under our names."""
+    names = {"bert.embeddings.word_embeddings": "tokens",
+             "bert.embeddings.LayerNorm": "encoder_embedding.norm",
+             "bert.embeddings.position_embeddings": "encoder.position.tables.0",
+             "bert.embeddings.token_type_embeddings": "encoder_embedding.types", **HEAD}  # fmt: skip
+    for i in range(SIZES["num_hidden_layers"]):
+        names |= {f"bert.encoder.layer.{i}.{old}": f"encoder.layers.{i}.{new}" for old, new in LAYER.items()}
+    found = {}
+    for old, new in names.items():
+        for kind in ("weight", "bias"):
+            if f"{old}.{kind}" in theirs:
+                found[f"{new}.{kind}"] = theirs[f"{old}.{kind}"]
+    return found
+
+
+def theirs() -> torch.nn.Module:
+    """In float64 and training mode, without dropout."""
+    torch.manual_seed(0)
+    config = transformers.BigBirdConfig(
+        **SIZES, attention_type="block_sparse", block_size=BLOCK, num_random_blocks=RANDOM,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, hidden_act="gelu",
+    )  # fmt: skip
+    model = transformers.BigBirdForMaskedLM(config).double().train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return model
+
+
+def ours(other: torch.nn.Module, pattern: Pattern) -> Transformer:
+    options: dict[str, Any] = {**SIZES, "attention": pattern, "dropout": 0.0}
+    model = Transformer(model_config("bert-base", options)).double().train()
+    model.load_state_dict(ours_from_theirs(dict(other.state_dict())))
+    return model
+
+
+def linked(tables: list[Tensor]) -> Pattern:
+    """Their random blocks: a table for each layer and head, of the blocks between the first and the last."""
+    layers = []
+    for table in tables[::2]:
+        rows = [((), *map(tuple, head.tolist()), ()) for head in table]
+        layers.append(PerHead(tuple(FIXED | Links(BLOCK, tuple(one)) for one in rows)))
+    return PerLayer(tuple(layers))
+
+
+def same(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+def ids(length: int) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randint(2, 23, (2, length))
+
+
+@pytest.mark.parametrize("length", [LENGTH, 28])
+def test_outputs_and_gradients(length: int, drawn: list[Tensor]):
+    other = theirs()
+    expected = other(input_ids=ids(length)).logits
+    assert len(drawn) == 4
+    assert all(table.min() > 0 for table in drawn)
+    assert not torch.equal(drawn[0][0], drawn[0][1])
+    mine = ours(other, linked(drawn))
+    actual = mine(ids(length)).logits
+    same(actual, expected)
+    weight = torch.randn_like(expected)
+    (actual * weight).sum().backward()
+    (expected * weight).sum().backward()
+    slopes = {name: one.grad for name, one in other.named_parameters() if one.grad is not None}
+    wanted = ours_from_theirs(slopes)
+    for name, parameter in mine.named_parameters():
+        assert parameter.grad is not None, name
+        same(parameter.grad, wanted[name])
+
+
+def test_theirs_counts_the_first_block_again_in_evaluation(drawn: list[Tensor]):
+    """Its random blocks are then block 0, which it sees already; among our patterns seen twice is seen."""
+    other = theirs().eval()
+    output = other(input_ids=ids(LENGTH)).logits
+    assert all(not table.any() for table in drawn)
+    once = ours(other, FIXED)
+    assert torch.equal(ours(other, linked(drawn))(ids(LENGTH)).logits, once(ids(LENGTH)).logits)
+    assert (output - once(ids(LENGTH)).logits).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_a_short_text_changes_nothing_for_those_that_follow():
+    """Theirs goes over to full attention for ever; ours never does, and any length will do."""
+    model = create_model("encoder-tiny", attention=FIXED | Random(1, BLOCK)).double().eval()
+    before = model(ids(41), output_attentions=True)
+    model(ids(3))
+    after = model(ids(41), output_attentions=True)
+    same(after.last_hidden_state, before.last_hidden_state)
+    assert before.attentions is not None
+    assert (before.attentions[0] == 0).any()
+    assert torch.equal(after.attentions[0] == 0, before.attentions[0] == 0)
+    other = theirs()
+    assert other.bert.attention_type == "block_sparse"
+    other.eval()(input_ids=ids(4))
+    assert other.bert.attention_type == "original_full"
