@@ -107,8 +107,8 @@ class Collate:
     """Rows to one batch of long tensors [B, T], padded on the right to the longest row.
 
     T is rounded up to a `multiple`. Token ids are padded with `pad_id`, labels with -100, `document_ids` with
-    a document of its own, all else with 0. Single numbers (labels of a class, span ends) become [B]. Rows
-    that are not packed get an `attention_mask` (1 = keep).
+    a document of its own, `position_ids` with the last one, all else with 0. Single numbers (labels of a
+    class, span ends) become [B]. Rows that are not packed get an `attention_mask` (1 = keep).
     """
 
     pad_id: int
@@ -133,6 +133,8 @@ class Collate:
             target[: len(value)] = value
             if key == "document_ids" and len(value):
                 target[len(value) :] = value[-1] + 1
+            if key == "position_ids" and len(value):  # position 0 would mean something
+                target[len(value) :] = value[-1]
         return torch.from_numpy(stacked)
 
 

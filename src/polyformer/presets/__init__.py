@@ -1,13 +1,15 @@
 """Sizes and choices, one file a family."""
 
-from polyformer.presets import decoder, encoder, longformer, transformer
+from polyformer.presets import bigbird, decoder, encoder, etc, longformer, transformer
 from polyformer.presets.base import MODELS, create_model, list_models, model_config, register
 
 __all__ = [
     "MODELS",
+    "bigbird",
     "create_model",
     "decoder",
     "encoder",
+    "etc",
     "list_models",
     "longformer",
     "model_config",

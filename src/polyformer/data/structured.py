@@ -1,0 +1,85 @@
+"""Text with its structure: a global token for each sentence in front of the tokens of all of them.
+
+    row = structured([[11, 12], [13]], global_id=1, global_tokens=4)
+
+    input_ids       1  1 11 12 13      the global tokens, then the text
+    segment_ids     0  1  0  0  1      the sentence that each token stands for or lies in
+    position_ids    0  1  4  5  6      the text starts at `global_tokens`, however many sentences there are
+    token_type_ids  0  0  1  1  1      global, long
+    attention_mask  1  1  1  1  1
+
+Such rows are what the pattern `ETC(global_tokens, radius)` and the positions `etc_labels` read; `Collate`
+makes a batch of them, which a model takes as it is: `model(**Collate(pad_id)([row, ...]))`. Global slots that
+a document does not need are left out, not padded: distances count between tokens of one part only.
+Ainslie et al. 2020, section 3; as in their released models all global tokens have one id.
+"""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from polyformer.core.errors import InputError
+
+Row = dict[str, np.ndarray]
+
+END = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences of a text: it is cut behind . ! and ? before white space, and at empty lines."""
+    return [one.strip() for one in END.split(text) if one.strip()]
+
+
+def structured(sentences: Sequence[Sequence[int]], *, global_id: int, global_tokens: int) -> Row:
+    """One row of a document: int64 arrays [sentences + tokens] as above.
+
+    Raises `InputError` for more sentences than `global_tokens`, for none at all and for an empty one.
+    """
+    check_sentences(sentences, global_tokens)
+    numbers = np.arange(len(sentences))
+    lengths = np.array([len(one) for one in sentences])
+    text = np.concatenate([np.asarray(one, dtype=np.int64) for one in sentences])
+    places = np.arange(len(text)) + global_tokens
+    return {
+        "input_ids": np.concatenate([np.full(len(numbers), global_id, dtype=np.int64), text]),
+        "segment_ids": np.concatenate([numbers, numbers.repeat(lengths)]),
+        "position_ids": np.concatenate([numbers, places]),
+        "token_type_ids": np.concatenate([np.zeros_like(numbers), np.ones_like(places)]),
+        "attention_mask": np.ones(len(numbers) + len(text), dtype=np.int64),
+    }
+
+
+def check_sentences(sentences: Sequence[Sequence[int]], global_tokens: int) -> None:
+    """Raises `InputError` unless there are sentences, none empty, and a global token for each."""
+    if not 1 <= len(sentences) <= global_tokens:
+        raise InputError(
+            f"sentences: expected 1 to {global_tokens} (global_tokens), got {len(sentences)}; "
+            "cut the document with `documents_of` or raise global_tokens"
+        )
+    for number, one in enumerate(sentences):
+        if not len(one):
+            raise InputError(f"sentences: expected tokens in each, got none in number {number}; leave it out")
+
+
+def documents_of(
+    sentences: Sequence[Sequence[int]], *, global_tokens: int, long_tokens: int
+) -> list[list[Sequence[int]]]:
+    """Sentences in order as documents of at most `global_tokens` sentences and `long_tokens` tokens.
+
+    Empty sentences are left out; one longer than `long_tokens` is cut into several.
+    """
+    if min(global_tokens, long_tokens) < 1:
+        raise InputError(
+            f"global_tokens, long_tokens: expected 1 or more, got {global_tokens} and {long_tokens}"
+        )
+    documents: list[list[Sequence[int]]] = []
+    room = 0
+    for whole in sentences:
+        for one in (whole[i : i + long_tokens] for i in range(0, len(whole), long_tokens)):
+            if not documents or len(one) > room or len(documents[-1]) == global_tokens:
+                documents.append([])
+                room = long_tokens
+            documents[-1].append(one)
+            room -= len(one)
+    return documents

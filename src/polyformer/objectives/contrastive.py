@@ -1,0 +1,117 @@
+"""ETC's contrastive objective: the global token of a hidden sentence finds that sentence among others.
+
+    loss = mean_n -log( exp(p_n . e_n / temperature) / sum_m exp(p_n . e_m / temperature) )
+
+p_n is the output at the global token of a sentence whose tokens are all hidden, its context alone left to it;
+e_n is the output at a global token that sees the same sentence unhidden and nothing else. The other e_m, of
+the whole batch, are the negatives. Ainslie et al. 2020, section 3 (Contrastive Predictive Coding after Oord
+et al. 2018, with their noise-contrastive loss); gradients flow into both, as there is no word of another.
+
+A row holds the document and behind it, packed as documents of their own, its hidden sentences alone, so that
+one pass gives p and e:
+
+    row = hide_sentences(sentences, generator, mask_id=4, global_id=1, global_tokens=256)
+    batch = Collate(pad_id)([row, ...])
+    pairs = batch.pop("pair_ids")
+    loss = pair_loss(model(**batch).last_hidden_state, pairs)
+
+The task `cpc` does so, with masked language modelling in the same rows, as the paper does.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.data.structured import Row, structured
+
+
+def contrastive_loss(predicted: Tensor, encoded: Tensor, *, temperature: float = 1.0,
+                     symmetric: bool = False, stop_gradient: bool = False) -> Tensor:  # fmt: skip
+    """The loss above for N pairs, predicted and encoded [N, E].
+
+    Args:
+        temperature: divides the products; 1 as in Oord et al. 2018.
+        symmetric: the mean of this loss and of that which finds the predictions by the encodings.
+        stop_gradient: nothing flows into `encoded`.
+
+    Equal sentences in a batch are negatives of one another, and with one pair there is nothing to tell apart:
+    the loss is 0. Raises `InputError` for shapes that differ and a temperature that is not above 0.
+    """
+    if predicted.shape != encoded.shape or predicted.dim() != 2 or not len(predicted):
+        raise InputError(
+            f"predicted, encoded: expected the same shape [pairs, width] of 1 pair or more, "
+            f"got {tuple(predicted.shape)} and {tuple(encoded.shape)}"
+        )
+    if not temperature > 0:
+        raise InputError(f"temperature: expected a number above 0, got {temperature}")
+    products = predicted @ (encoded.detach() if stop_gradient else encoded).T / temperature
+    own = torch.arange(len(products), device=products.device)
+    loss = torch.nn.functional.cross_entropy(products, own)
+    if symmetric:
+        loss = (loss + torch.nn.functional.cross_entropy(products.T, own)) / 2
+    return loss
+
+
+def pairs_of(hidden: Tensor, pair_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Predictions and encodings [N, E] of all pairs in a batch, from the outputs hidden [B, T, E].
+
+    pair_ids: [B, T], 0 where there is nothing; every other number stands twice in its row, first at the token
+    that predicts and then at the one that encodes. Raises `InputError` for anything else.
+    """
+    if pair_ids.shape != hidden.shape[:2]:
+        raise InputError(
+            f"pair_ids: expected the shape of the tokens {tuple(hidden.shape[:2])}, "
+            f"got {tuple(pair_ids.shape)}"
+        )
+    row, token = pair_ids.nonzero(as_tuple=True)
+    number = row * (int(pair_ids.max()) + 1) + pair_ids[row, token] if len(row) else row
+    order = number.argsort(stable=True)
+    number, found = number[order], hidden[row[order], token[order]]
+    twice = len(number) % 2 == 0 and torch.equal(number[::2], number[1::2])
+    if not twice or bool((number[2::2] == number[1:-1:2]).any()):
+        raise InputError("pair_ids: expected every number but 0 twice in its row")
+    return found[::2], found[1::2]
+
+
+def pair_loss(hidden: Tensor, pair_ids: Tensor, *, temperature: float = 1.0, symmetric: bool = False,
+              stop_gradient: bool = False) -> Tensor:  # fmt: skip
+    """`contrastive_loss` of all pairs in a batch (see `pairs_of`); 0 where there are none."""
+    predicted, encoded = pairs_of(hidden, pair_ids)
+    if not len(predicted):
+        return hidden.sum() * 0.0
+    return contrastive_loss(
+        predicted, encoded, temperature=temperature, symmetric=symmetric, stop_gradient=stop_gradient
+    )
+
+
+def hide_sentences(sentences: Sequence[Sequence[int]], generator: np.random.Generator, *, mask_id: int,
+                   global_id: int, global_tokens: int, share: float = 0.15) -> Row:  # fmt: skip
+    """One row of a document with `share` of its sentences hidden, and of these sentences alone behind it.
+
+    As `structured` makes it, and `document_ids` (the sentences alone are documents 1, 2, ...) and `pair_ids`
+    (see `pairs_of`). Rounded, at least one sentence is hidden and at least one is not; of a single sentence
+    nothing is. Tokens of hidden sentences all become `mask_id`, their global tokens stay.
+    """
+    if not 0 < share < 1:
+        raise InputError(f"share: expected a share of the sentences in (0, 1), got {share}")
+    whole = structured(sentences, global_id=global_id, global_tokens=global_tokens)
+    most = len(sentences) - 1
+    chosen = np.sort(
+        generator.permutation(len(sentences))[: min(most, max(1, round(share * len(sentences))))]
+    )
+    is_long = whole["token_type_ids"] == 1
+    whole["input_ids"][is_long & np.isin(whole["segment_ids"], chosen)] = mask_id
+    parts = [whole]
+    for number in chosen:
+        alone = structured([sentences[number]], global_id=global_id, global_tokens=global_tokens)
+        parts.append(alone)
+    row = {name: np.concatenate([part[name] for part in parts]) for name in whole if name != "attention_mask"}
+    lengths = [len(part["input_ids"]) for part in parts]
+    row["document_ids"] = np.arange(len(parts)).repeat(lengths)
+    row["pair_ids"] = np.zeros(sum(lengths), dtype=np.int64)
+    starts = np.cumsum(lengths)[:-1]
+    row["pair_ids"][chosen] = row["pair_ids"][starts] = np.arange(len(chosen)) + 1
+    return row

@@ -1,0 +1,59 @@
+"""BigBird: a window of blocks, random blocks and global tokens.
+
+Seeds differ from layer to layer, so that layers join other blocks, and are the same for every length.
+"""
+
+from polyformer.attention import BlockWindow, Global, GlobalEnd, Pattern, PerLayer, Random, SoftmaxConfig
+from polyformer.core.norms import LayerNormConfig
+from polyformer.feedforward import DenseConfig
+from polyformer.heads import MaskedConfig
+from polyformer.model import ModelConfig
+from polyformer.position import EtcLabelsConfig, LearnedConfig, PositionConfig
+from polyformer.presets.base import register
+from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
+
+LAYERS = 12
+
+
+def bigbird(pattern: Pattern, position: PositionConfig, positions: int) -> ModelConfig:
+    """RoBERTa's sizes with the vocabulary of google/bigbird-roberta-base."""
+    return ModelConfig(
+        vocab_size=50358,
+        hidden_size=768,
+        max_position_embeddings=positions,
+        embedding=EmbeddingConfig(normed=True, type_vocab_size=2),
+        encoder=StackConfig(
+            num_hidden_layers=LAYERS,
+            attention=AttentionConfig(num_attention_heads=12, mechanism=SoftmaxConfig(pattern=pattern)),
+            feedforward=DenseConfig(intermediate_size=3072, activation="gelu_tanh"),
+            position=position,
+            norm=LayerNormConfig(eps=1e-12),
+        ),
+        head=MaskedConfig(activation="gelu_tanh"),
+        initializer_range=0.02,
+    )
+
+
+@register("bigbird-base")
+def bigbird_base() -> ModelConfig:
+    """Zaheer et al. 2020, appendix E.1, and google/bigbird-roberta-base: the ITC form for 4096 tokens.
+
+    Blocks of 64; the first and the last block are global, a window of three, and three random blocks, which
+    see one another here and not on one side only.
+    """
+    layers = (
+        BlockWindow(64) | Global(64) | GlobalEnd(64) | Random(3, 64, seed=layer) for layer in range(LAYERS)
+    )
+    return bigbird(PerLayer(tuple(layers)), LearnedConfig(), 4096)
+
+
+@register("bigbird-etc-base")
+def bigbird_etc_base() -> ModelConfig:
+    """Zaheer et al. 2020, section 2 and appendix E.1: the ETC form, 256 extra global tokens in front.
+
+    Blocks of 84 and a window of three, with random blocks as in the general form; positions are ETC's labels.
+    Rows are those of `polyformer.data.structured`.
+    """
+    labels = EtcLabelsConfig(global_tokens=256, max_distance=12)
+    layers = (BlockWindow(84) | Global(256) | Random(3, 84, seed=layer) for layer in range(LAYERS))
+    return bigbird(PerLayer(tuple(layers)), labels, 4096)
