@@ -19,8 +19,9 @@ from polyformer.core.softmax import recorded
 from polyformer.core.tokens import NO_TOKENS, Tokens
 from polyformer.core.weights import load_weights
 from polyformer.generation import Decode, Generated, GenerationConfig, generate
-from polyformer.heads import HeadConfig, HeadInput, LanguageModelConfig
+from polyformer.heads import HeadConfig, HeadInput, LanguageModelConfig, LastLayer
 from polyformer.outputs import ModelOutput, ModelState
+from polyformer.position import related
 from polyformer.stack import Embedding, EmbeddingConfig, LayerState, Source, Stack, StackConfig
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -63,6 +64,11 @@ class ModelConfig(Config):
             raise InputError("encoder, decoder: expected at least one of them")
         if self.decoder is not None:
             self.decoder.attention.mechanism.require("causal")
+            if not self.head.causal:
+                raise InputError(
+                    f"head {self.head.kind!r} runs an encoder's last layer again, which a decoder cannot; "
+                    f"use it with an encoder alone"
+                )
 
     @classmethod
     def examples(cls) -> tuple["ModelConfig", ...]:
@@ -78,6 +84,7 @@ class Encoded:
     layers: tuple[LayerState, ...] | None
     hidden_states: tuple[Tensor, ...] | None
     attentions: list[Tensor]
+    last: LastLayer | None
 
 
 class Transformer(nn.Module):
@@ -114,8 +121,10 @@ class Transformer(nn.Module):
         token_type_ids: Tensor | None = None,
         segment_ids: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
+        relation_ids: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
+        decoder_relation_ids: Tensor | None = None,
         labels: Tensor | None = None,
         state: ModelState | None = None,
         use_cache: bool = False,
@@ -132,10 +141,13 @@ class Transformer(nn.Module):
             token_type_ids: [B, T], where the model has token types.
             segment_ids: [B, T], the sentence (or other part) that each token belongs to, for patterns and
                 positions that read a structure; of an encoder-decoder in the source.
+            relation_ids: [B, T, T], a label of what each token (axis 1) is to each (axis 2), -1 for nothing,
+                where the position scheme embeds them; with a state [B, T, all tokens so far].
             global_attention_mask: [B, T], 1 for tokens that the pattern `Marked()` makes global; with a state
                 for the new tokens, of an encoder-decoder for the source.
             decoder_input_ids, decoder_attention_mask: [B, U], what an encoder-decoder has written so far; by
                 default `labels` shifted right by one.
+            decoder_relation_ids: as relation_ids, for what an encoder-decoder writes.
             labels: what should be predicted, -100 where nothing should. For a decoder alone they are the
                 input_ids: the shift by one happens here, and nothing is predicted across documents.
             state: from an earlier output with `use_cache`; the ids are then the tokens that follow.
@@ -150,11 +162,13 @@ class Transformer(nn.Module):
             InputError: shapes that do not fit, or a text longer than learned positions reach.
         """
         options = {"attentions": output_attentions, "hidden": output_hidden_states}
-        decoding = {"decoder_input_ids": decoder_input_ids, "decoder_attention_mask": decoder_attention_mask}
+        decoding = {"decoder_input_ids": decoder_input_ids, "decoder_attention_mask": decoder_attention_mask,
+                    "decoder_relation_ids": decoder_relation_ids}  # fmt: skip
         if self.decoder is None:
             self._refuse("an encoder alone", state=state, use_cache=use_cache or None, **decoding)
             ran = self._run("encoder", input_ids, attention_mask, position_ids, document_ids, token_type_ids,
-                            options, segment_ids=segment_ids, marks=global_attention_mask)  # fmt: skip
+                            options, segment_ids=segment_ids, relation_ids=relation_ids,
+                            marks=global_attention_mask)  # fmt: skip
             return self._finish(ran, input_ids, labels, options)
         if self.encoder is None:
             self._refuse("a decoder alone", **decoding)
@@ -169,6 +183,7 @@ class Transformer(nn.Module):
                 options,
                 past,
                 segment_ids=segment_ids,
+                relation_ids=relation_ids,
                 marks=global_attention_mask,
             )
             if labels is not None and self.head.predicts_next:
@@ -180,12 +195,14 @@ class Transformer(nn.Module):
             self._refuse("a source that was read already", global_attention_mask=global_attention_mask)
         else:
             encoded = self._run("encoder", input_ids, attention_mask, position_ids, None, token_type_ids,
-                                options, segment_ids=segment_ids, marks=global_attention_mask)  # fmt: skip
+                                options, segment_ids=segment_ids, relation_ids=relation_ids,
+                                marks=global_attention_mask)  # fmt: skip
             past = self._source_state(encoded, self.decoder.new_states(0) if use_cache else ())
         if decoder_input_ids is None:
             decoder_input_ids = self._shifted_right(labels)
         ran = self._run("decoder", decoder_input_ids, decoder_attention_mask, None, None, None, options,
-                        past, cached=use_cache or state is not None)  # fmt: skip
+                        past, cached=use_cache or state is not None,
+                        relation_ids=decoder_relation_ids)  # fmt: skip
         return self._finish(ran, decoder_input_ids, labels, options, past, encoded)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None, reserve: int = 0) -> ModelState:
@@ -236,7 +253,8 @@ class Transformer(nn.Module):
     def _run(self, side: str, ids: Tensor | None, mask: Tensor | None, position_ids: Tensor | None,
              document_ids: Tensor | None, types: Tensor | None, options: dict[str, bool],
              past: ModelState | None = None, cached: bool = True,
-             segment_ids: Tensor | None = None, marks: Tensor | None = None) -> Encoded:  # fmt: skip
+             segment_ids: Tensor | None = None, relation_ids: Tensor | None = None,
+             marks: Tensor | None = None) -> Encoded:  # fmt: skip
         """One side's stack over its ids, after the tokens in `past`."""
         ids = self._checked_ids(
             ids, "decoder_input_ids" if side == "decoder" and self.encoder else "input_ids"
@@ -258,8 +276,10 @@ class Transformer(nn.Module):
             source = Source(
                 past.source, Context(ids.shape[1], past.source_length, kv_valid=past.source_valid)
             )
-        collect: list[Tensor] | None = [] if options["hidden"] else None
+        collect: list[Tensor] | None = [] if options["hidden"] or self.config.head.again else None
         context = tokens.context(ids.shape[1], causal=side == "decoder")
+        if relation_ids is not None:
+            context = related(context, relation_ids, len(ids), stack.position)
         states = past.layers if past is not None and cached else None
         x = embedding(table(ids), stack.position, pos, types)
         if options["attentions"]:
@@ -268,13 +288,18 @@ class Transformer(nn.Module):
         else:
             records = []
             hidden, layers = stack(x, pos, context, source, states, collect)
-        return Encoded(hidden, tokens, layers, None if collect is None else tuple(collect), records)
+        last = None
+        if collect is not None and self.config.head.again:
+            read = collect[-2]
+            last = LastLayer(read, pos, lambda x: stack.again(x, read, context))
+        seen = tuple(collect) if collect is not None and options["hidden"] else None
+        return Encoded(hidden, tokens, layers, seen, records, last)
 
     def _finish(self, ran: Encoded, ids: Tensor | None, labels: Tensor | None, options: dict[str, bool],
                 past: ModelState | None = None, encoded: Encoded | None = None) -> ModelOutput:  # fmt: skip
         """The head's word on what a stack made, and everything else that was asked for."""
         valid = ran.tokens.new_valid(ran.hidden.shape[1])
-        loss, predictions = self.head(self._head_input(ran.hidden, valid), labels)
+        loss, predictions = self.head(self._head_input(ran.hidden, valid, ran.last), labels)
         both = self.encoder is not None and self.decoder is not None
         records = tuple(ran.attentions)
         state = None
@@ -291,9 +316,9 @@ class Transformer(nn.Module):
             state=state,
         )  # fmt: skip
 
-    def _head_input(self, hidden: Tensor, valid: Tensor | None) -> HeadInput:
+    def _head_input(self, hidden: Tensor, valid: Tensor | None, last: LastLayer | None = None) -> HeadInput:
         table = self.tokens if self.decoder_tokens is None else self.decoder_tokens
-        return HeadInput(hidden, valid, table.weight)
+        return HeadInput(hidden, valid, table.weight, last)
 
     def _shifted_right(self, labels: Tensor | None) -> Tensor:
         if labels is None:

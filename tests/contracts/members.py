@@ -18,7 +18,7 @@ from polyformer.core.mechanism import MechanismConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.model import ModelConfig, SpecialTokens, Transformer
 from polyformer.outputs import ModelOutput
-from polyformer.position import LearnedConfig
+from polyformer.position import LearnedConfig, RelationLabelsConfig
 from polyformer.presets import MODELS
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
@@ -131,9 +131,16 @@ class Case:
         return batch
 
     def labels(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch with labels, where the head takes any."""
+        """The batch with labels, where the head takes any, and of pairs, where positions embed them."""
         torch.manual_seed(2)
         ids = batch.get("decoder_input_ids", batch["input_ids"])
+        counts = [one.num_labels for one in parts(self.config) if isinstance(one, RelationLabelsConfig)]
+        if counts:
+            names = {name: name.replace("input", "relation") for name in batch}
+            batch = batch | {
+                new: torch.randint(-1, counts[0], (*batch[name].shape, batch[name].shape[1]))
+                for name, new in names.items()
+            }
         labels = self.config.head.example_labels(len(ids), ids.shape[1], VOCAB)
         return batch if labels is None else {**batch, "labels": labels}
 
@@ -188,7 +195,7 @@ def mechanisms() -> list[tuple[str, MechanismConfig]]:
 
 def fits(part: Config, shape: str) -> bool:
     """Whether a model of this shape can hold the part at all."""
-    return shape == "encoder" or not isinstance(part, MechanismConfig) or part.causal
+    return shape == "encoder" or getattr(part, "causal", True)
 
 
 VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {

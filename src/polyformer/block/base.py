@@ -35,3 +35,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
         raise NotImplementedError
+
+    def first_reads(self, x: Tensor) -> Tensor:
+        """What the first sub-layer is given when the layer is given x."""
+        raise NotImplementedError

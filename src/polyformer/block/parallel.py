@@ -30,3 +30,6 @@ class Parallel(Block):
         for sublayer in sublayers:
             x = x + self.dropout(sublayer(normed))
         return x
+
+    def first_reads(self, x: Tensor) -> Tensor:
+        return self.norms[0](x)

@@ -29,3 +29,6 @@ class PreNorm(Block):
         for norm, sublayer in zip(self.norms, sublayers):
             x = x + self.dropout(sublayer(norm(x)))
         return x
+
+    def first_reads(self, x: Tensor) -> Tensor:
+        return self.norms[0](x)

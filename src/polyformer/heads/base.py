@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -10,7 +11,13 @@ from polyformer.core.config import Config
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadConfig(Config):
-    """Family of heads: `build(hidden_size, vocab_size, tied)` makes the module."""
+    """Family of heads: `build(hidden_size, vocab_size, tied)` makes the module.
+
+    `causal` says whether a decoder can have the head, `again` whether it runs the last layer again.
+    """
+
+    causal: ClassVar[bool] = True
+    again: ClassVar[bool] = False
 
     def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "Head":
         raise NotImplementedError
@@ -25,12 +32,26 @@ class HeadInput:
     """What a head may look at.
 
     hidden: [B, T, E], the last layer's output. mask: [B, T] bool, True for real tokens; None when all are.
-    table: [V, E], the token vectors, for heads that share them.
+    table: [V, E], the token vectors, for heads that share them. last: for heads that run that layer again.
     """
 
     hidden: Tensor
     mask: Tensor | None
     table: Tensor
+    last: "LastLayer | None" = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LastLayer:
+    """An encoder's last layer.
+
+    read: [B, T, E], its input. pos: [T] or [B, T], the positions. run: its output for other queries
+    [B, T, E] that attend to what it read.
+    """
+
+    read: Tensor
+    pos: Tensor
+    run: Callable[[Tensor], Tensor]
 
 
 class Head(nn.Module):

@@ -12,6 +12,7 @@ from polyformer.core.cross_entropy import linear_cross_entropy
 from polyformer.core.errors import InputError
 from polyformer.core.linear import Linear, linear
 from polyformer.heads.base import Head, HeadConfig, HeadInput
+from polyformer.position import Learned
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,9 +59,13 @@ class VocabularyHead(Head):
         """What is done to the hidden states before they meet the vocabulary."""
         return hidden
 
+    def states(self, inputs: HeadInput) -> Tensor:
+        """The hidden states [B, T, E] that are decoded."""
+        return inputs.hidden
+
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> tuple[Tensor | None, Callable[[], Tensor]]:
         weight = inputs.table if self.weight is None else self.weight
-        hidden = self.transform(inputs.hidden)
+        hidden = self.transform(self.states(inputs))
         loss = None
         if labels is not None:
             smoothing = self.smoothing if self.training else 0.0
@@ -106,3 +111,50 @@ class MaskedHead(VocabularyHead):
 
     def transform(self, hidden: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(hidden)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnhancedMaskedConfig(MaskedConfig):
+    """DeBERTa's enhanced mask decoder: absolute positions enter where hidden tokens are predicted, no sooner.
+
+        z = h + P[pos];   `passes` times: z = last_layer(queries z, keys and values of h);   logits of z
+
+    h is the input of the encoder's last layer, whose weights all passes share: the paper's n = 2 (section
+    3.2). As in the released training code that layer belongs to the encoder and stays for fine-tuning, but
+    its own output, `last_hidden_state`, takes no part here; the paper's table could also be other
+    information. Where a layer normalises its input (pre-norm), z and h are normalised by it as usual.
+    """
+
+    passes: int = 2
+    max_position_embeddings: int = 512  # of the table P; a longer text is an error
+
+    kind: ClassVar[str] = "enhanced_masked"
+    row: ClassVar[str] = "P10"
+    paper: ClassVar[str] = "He et al. 2021 (DeBERTa), section 3.2"
+    causal: ClassVar[bool] = False
+    again: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.passes < 1:
+            raise InputError(f"passes: expected 1 or more, got {self.passes}; without any use 'masked'")
+
+    def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "EnhancedMaskedHead":
+        return EnhancedMaskedHead(hidden_size, vocab_size, tied, self)
+
+
+class EnhancedMaskedHead(MaskedHead):
+    """Predicts the tokens that were hidden, knowing where they stand."""
+
+    def __init__(self, hidden_size: int, vocab_size: int, tied: bool, config: EnhancedMaskedConfig):
+        super().__init__(hidden_size, vocab_size, tied, config)
+        self.passes = config.passes
+        self.position = Learned(hidden_size, 1, config.max_position_embeddings)
+
+    def states(self, inputs: HeadInput) -> Tensor:
+        last = inputs.last
+        assert last is not None, "a model gives it to heads that declare `again`"
+        z = self.position.embed(last.read, last.pos, 0)
+        for _ in range(self.passes):
+            z = last.run(z)
+        return z

@@ -1,12 +1,14 @@
 """Position schemes, one file each."""
 
 from polyformer.position.alibi import AlibiConfig
-from polyformer.position.base import Position, PositionConfig, Shape, Site, changes_scores, sinusoids
+from polyformer.position.base import Position, PositionConfig, Shape, Site, changes_scores, related, sinusoids
 from polyformer.position.da import DistanceAwareConfig
+from polyformer.position.deberta import DebertaConfig
 from polyformer.position.etc_labels import EtcLabelsConfig
 from polyformer.position.grid import GridConfig
 from polyformer.position.learned import Learned, LearnedConfig, LearnedPerLayerConfig
 from polyformer.position.none import NoPositionConfig
+from polyformer.position.relation_labels import RelationBiasConfig, RelationLabelsConfig
 from polyformer.position.rope import RopeConfig
 from polyformer.position.shaw import ShawConfig
 from polyformer.position.sinusoidal import Sinusoidal, SinusoidalConfig
@@ -16,6 +18,7 @@ from polyformer.position.transformer_xl import TransformerXLConfig
 
 __all__ = [
     "AlibiConfig",
+    "DebertaConfig",
     "DistanceAwareConfig",
     "EtcLabelsConfig",
     "GridConfig",
@@ -25,6 +28,8 @@ __all__ = [
     "NoPositionConfig",
     "Position",
     "PositionConfig",
+    "RelationBiasConfig",
+    "RelationLabelsConfig",
     "RopeConfig",
     "Shape",
     "ShawConfig",
@@ -35,5 +40,6 @@ __all__ = [
     "T5BiasConfig",
     "TransformerXLConfig",
     "changes_scores",
+    "related",
     "sinusoids",
 ]

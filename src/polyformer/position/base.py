@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.context import Context
+from polyformer.core.errors import InputError
 from polyformer.core.pattern import ScoreMod
 from polyformer.core.relative import Relative
 
@@ -50,6 +51,9 @@ class Position(nn.Module):
     max_positions: int | None = None
     """How many positions there are; None when there is no end to them."""
 
+    num_relations: int | None = None
+    """How many labels of pairs it embeds; None when it takes none."""
+
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
         """The input x [B, T, E] of layer `layer`, with its positions pos [T] or [B, T] made visible."""
         return x
@@ -71,6 +75,31 @@ def changes_scores(position: Position) -> bool:
     """Whether the scheme needs a mechanism that has scores."""
     kind = type(position)
     return kind.score_mod is not Position.score_mod or kind.relative is not Position.relative
+
+
+def related(context: Context, relation_ids: Tensor, rows: int, position: Position) -> Context:
+    """`context` with labels [B, Tq, Tk] of its pairs of tokens.
+
+    Raises `InputError` where the scheme takes none, for another shape, and for labels that it does not have.
+    """
+    count = position.num_relations
+    if count is None:
+        raise InputError(
+            "relation_ids: this model's position scheme takes none; leave them out or use 'relation_labels'"
+        )
+    shape = rows, context.q_len, context.kv_len
+    if tuple(relation_ids.shape) != shape or relation_ids.is_floating_point():
+        raise InputError(
+            f"relation_ids: expected integers [batch, new tokens, tokens so far] {shape}, "
+            f"got {relation_ids.dtype} {tuple(relation_ids.shape)}"
+        )
+    if relation_ids.device.type == "cpu" and not torch.compiler.is_compiling() and relation_ids.numel():
+        low, high = (int(one) for one in relation_ids.aminmax())
+        if low < -1 or high >= count:
+            raise InputError(
+                f"relation_ids: expected labels from 0 to {count - 1}, or -1 for none, got {low} to {high}"
+            )
+    return dataclasses.replace(context, relations=relation_ids.long())
 
 
 def widest(device: torch.device) -> torch.dtype:

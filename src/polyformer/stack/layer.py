@@ -72,3 +72,10 @@ class Layer(nn.Module):
             sublayers.append(attend_source)
         x = self.block(x, [*sublayers, self.feedforward])
         return x, LayerState(new["self"], new.get("cross")) if state else None
+
+    def again(self, x: Tensor, read: Tensor, context: Context, position: Position) -> Tensor:
+        """The output of an encoder's layer for x when attention finds the layer input `read` instead of x."""
+        shown = self.block.first_reads(read)
+        return self.block(
+            x, [lambda one: self.attention(one, context, position, read=shown)[0], self.feedforward]
+        )

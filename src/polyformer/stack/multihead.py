@@ -126,10 +126,14 @@ class MultiHeadAttention(nn.Module):
             return state
         return GlobalState(state, KeyValueCache(reserve=reserve))
 
-    def forward(self, x: Tensor, context: Context, position: Position,
-                state: State | None = None) -> tuple[Tensor, State | None]:  # fmt: skip
-        """Self-attention of x, after the tokens in `state`; also the state that includes x."""
-        q, k, v = self._heads(self.query, x), self._heads(self.key, x), self._heads(self.value, x)
+    def forward(self, x: Tensor, context: Context, position: Position, state: State | None = None,
+                read: Tensor | None = None) -> tuple[Tensor, State | None]:  # fmt: skip
+        """Self-attention of x, after the tokens in `state`; also the state that includes x.
+
+        read: what the same tokens show to one another, where that is not x itself.
+        """
+        read = x if read is None else read
+        q, k, v = self._heads(self.query, x), self._heads(self.key, read), self._heads(self.value, read)
         site = Site(
             self.layer, lambda one: self._vectors(self.query, one), lambda one: self._vectors(self.key, one)
         )
@@ -140,7 +144,7 @@ class MultiHeadAttention(nn.Module):
             return self._join(y), state
         past = state if isinstance(state, GlobalState) else None
         y, own = self.mechanism(q, k, v, context, past.ordinary if past else None, terms)
-        y, cache = self.global_attention(y, x, x, context, position, past.cache if past else None)
+        y, cache = self.global_attention(y, x, read, context, position, past.cache if past else None)
         return self._join(y), None if own is None or cache is None else GlobalState(own, cache)
 
     def cross(self, x: Tensor, source: Tensor | None, context: Context,

@@ -98,6 +98,13 @@ class Stack(nn.Module):
             collect.append(x)
         return x, tuple(new_states) if states else None
 
+    def again(self, x: Tensor, read: Tensor, context: Context) -> Tensor:
+        """An encoder's last layer run once more: its output (normalised) for x [B, T, E], by which its own
+        input `read` [B, T, E] is read."""
+        layer = self.layers[-1]
+        assert isinstance(layer, Layer)
+        return self.final_norm(layer.again(x, read, context, self.position))
+
     def new_states(self, reserve: int) -> tuple[LayerState, ...]:
         """The states before the first token, with room for `reserve` tokens; `InputError` if it has none."""
         self.mechanism.require("caches")

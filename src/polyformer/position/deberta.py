@@ -1,0 +1,138 @@
+"""DeBERTa's disentangled attention: content meets content, content meets position, position meets content.
+
+    score_ij = (q_i . k_j + q_i . kr_e + qr_e . k_j) / sqrt(D (1 + terms))
+    e = clip(d + k, 0, 2k - 1), the row of distance d = i - j in a table of 2k relative embeddings [2k, E]
+
+The table is one for the stack; kr and qr [H, 2k, D] are its projections, made in every layer. In the first
+version (He et al. 2021, section 3.1) each layer has matrices of its own for them and k is the longest
+distance. From the second on they are the layer's own content projections, the table is normalised, and
+distances beyond half of the rows of a side share rows logarithmically up to `max_relative_positions`.
+Each layer projects 2k rows, or as many as there are distances if fewer: nothing grows with Tq x Tk.
+
+Equation 4 reads the position that meets key j at delta(j, i), its mirror image; the released models read
+both terms at delta(i, j), and so do we unless `mirrored`. A bias in kr would move all scores of a query
+alike, so there is none.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.linear import Linear
+from polyformer.core.relative import Relative
+from polyformer.position.base import Position, PositionConfig, Shape, Site
+
+TERMS = ("c2p", "p2c")
+"""Content to position, position to content."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DebertaConfig(PositionConfig):
+    """Disentangled positions. The released second and third versions are `buckets=256,
+    share_projections=True, norm_embeddings=True`, the first the defaults."""
+
+    max_relative_positions: int | None = None  # k in tokens; by default max_position_embeddings
+    terms: tuple[str, ...] = TERMS  # of these two
+    buckets: int | None = None  # rows for each side; None for a row for each distance
+    share_projections: bool = False  # kr and qr by the layer's own content projections
+    norm_embeddings: bool = False  # a LayerNorm over the table
+    eps: float = 1e-7  # of that norm
+    dropout: float = 0.0  # of the table's entries
+    mirrored: bool = False  # p2c at delta(j, i), as in equation 4
+
+    kind: ClassVar[str] = "deberta"
+    row: ClassVar[str] = "P10"
+    paper: ClassVar[str] = "He et al. 2021 (DeBERTa), section 3.1"
+
+    def __post_init__(self) -> None:
+        reach = self.max_relative_positions
+        if reach is not None and reach < 1:
+            raise InputError(f"max_relative_positions: expected 1 token or more, got {reach}")
+        if not self.terms or len(set(self.terms)) < len(self.terms) or not set(self.terms) <= set(TERMS):
+            raise InputError(f"terms: expected one or both of {TERMS}, got {self.terms}")
+        if self.buckets is not None and (self.buckets < 4 or self.buckets % 2):
+            raise InputError(f"buckets: expected an even number of 4 or more, or None, got {self.buckets}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise InputError(f"dropout: expected a probability in [0, 1), got {self.dropout}")
+
+    @classmethod
+    def examples(cls) -> tuple["DebertaConfig", ...]:
+        later = cls(max_relative_positions=16, buckets=4, share_projections=True, norm_embeddings=True)
+        return cls(), later, cls(max_relative_positions=3, terms=("p2c",), mirrored=True)
+
+    def build(self, shape: Shape) -> "Deberta":
+        return Deberta(self, shape)
+
+
+class Deberta(Position):
+    """One table of relative embeddings and, for each layer, what projects it."""
+
+    def __init__(self, config: DebertaConfig, shape: Shape):
+        super().__init__()
+        self.config, self.num_heads = config, shape.num_heads
+        self.reach = config.max_relative_positions or shape.max_positions
+        if config.buckets is not None and self.reach <= config.buckets // 2 + 1:
+            least = config.buckets // 2 + 2
+            raise InputError(f"max_relative_positions: {config.buckets} buckets need {least} tokens or more, "
+                             f"got {self.reach}")  # fmt: skip
+        self.rows = config.buckets or self.reach
+        self.table = nn.Embedding(2 * self.rows, shape.hidden_size)
+        self.norm = (
+            nn.LayerNorm(shape.hidden_size, eps=config.eps) if config.norm_embeddings else nn.Identity()
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.factor = (1 + len(config.terms)) ** -0.5
+        own = () if config.share_projections else config.terms
+        widths, layers = (shape.hidden_size, shape.num_heads * shape.head_size), range(shape.num_layers)
+        self.keys = nn.ModuleList(Linear(*widths, bias=False) for _ in layers if "c2p" in own)
+        self.queries = nn.ModuleList(Linear(*widths) for _ in layers if "p2c" in own)
+
+    def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
+        """The queries scaled for the sum of more terms; the mechanism divides by sqrt(D)."""
+        return q * self.factor, k
+
+    def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
+        least, greatest = context.distances
+        distance = torch.arange(least, greatest + 1, device=q.device)
+        table = self.dropout(self.norm(self.table.weight))
+        keys = queries = None
+        if "c2p" in self.config.terms:
+            keys = self._projected("keys", table, self.entry(distance), site).to(q.dtype)
+        if "p2c" in self.config.terms:
+            entry = self.entry(-distance if self.config.mirrored else distance)
+            queries = self._projected("queries", table, entry, site).to(q.dtype) * self.factor
+        return Relative(first=least, position_keys=keys, position_queries=queries)
+
+    def entry(self, distance: Tensor) -> Tensor:
+        """The table's row for each distance."""
+        if self.config.buckets is not None:
+            distance = log_buckets(distance, self.config.buckets, self.reach)
+        return (distance + self.rows).clamp(0, 2 * self.rows - 1)
+
+    def _projected(self, what: str, table: Tensor, entry: Tensor, site: Site) -> Tensor:
+        """The rows `entry` of the table [2k, E] as keys or queries of all heads, [H, R, D]."""
+        few = len(entry) < len(table)
+        rows = table[entry] if few else table
+        if self.config.share_projections:
+            heads = site.key(rows) if what == "keys" else site.query(rows)
+        else:
+            heads = self.get_submodule(f"{what}.{site.layer}")(rows)
+            heads = heads.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
+        return heads if few else heads[:, entry]
+
+
+def log_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
+    """Distances of both signs in fewer numbers: themselves up to half of `buckets`, then logarithmically.
+
+    The distance `max_distance` - 1 has the number `buckets` - 1; those farther go on.
+    """
+    half = buckets // 2
+    # In float32, as the tables of the released models are made: float64 moves some boundaries.
+    size = distance.abs().clamp_min(half).float() / half
+    end = torch.tensor((max_distance - 1) / half, device=distance.device).log()
+    far = half + (size.log() / end * (half - 1)).ceil().long()
+    return torch.where(distance.abs() <= half, distance, far * distance.sign())

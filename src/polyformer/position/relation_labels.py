@@ -1,0 +1,83 @@
+"""Relation labels: the caller names the relation of each pair of tokens, and every name has a vector.
+
+    score_ij = q_i . k_j * scale + q_i . a_l(i,j) / sqrt(D)        l = context.relations [B, Tq, Tk]
+
+Heads share the table [labels, D] of their layer; a pair with the label -1 gets nothing, and so do all pairs
+where no labels are given. Any structure fits: edges of a dependency tree, links of a page, sides of a table.
+Order is a relation too, for the scheme adds no other positions: label clipped distances to have it (Ainslie
+et al. 2020, section 3.2). The terms of a query with all labels are one product [B, H, Tq, labels], looked up
+pair by pair. The labels themselves are the caller's, of size Tq x Tk.
+
+`relation_bias` is the form without content: a number for each label and head, as in T5, all layers their own.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.pattern import ScoreMod
+from polyformer.position.base import Position, PositionConfig, Shape, Site
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RelationLabelsConfig(PositionConfig):
+    """Vectors that queries meet."""
+
+    num_labels: int = 32
+
+    kind: ClassVar[str] = "relation_labels"
+    row: ClassVar[str] = "P12"
+    paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3.2"
+
+    def __post_init__(self) -> None:
+        if self.num_labels < 1:
+            raise InputError(f"num_labels: expected 1 or more, got {self.num_labels}")
+
+    def build(self, shape: Shape) -> "RelationLabels":
+        return RelationLabels(self.num_labels, shape.num_layers, shape.head_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RelationBiasConfig(RelationLabelsConfig):
+    """Numbers added to scores."""
+
+    kind: ClassVar[str] = "relation_bias"
+
+    def build(self, shape: Shape) -> "RelationBias":
+        return RelationBias(self.num_labels, shape.num_layers, shape.num_heads)
+
+
+class RelationLabels(Position):
+    """A table [labels, width] for each layer, of vectors of one head."""
+
+    def __init__(self, num_labels: int, num_layers: int, width: int):
+        super().__init__()
+        self.num_relations = num_labels
+        self.tables = nn.ModuleList(nn.Embedding(num_labels, width) for _ in range(num_layers))
+
+    def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod | None:
+        if context.relations is None:
+            return None
+        terms = self.terms(q, self.get_submodule(f"tables.{site.layer}").get_parameter("weight"))
+        terms, labels, none = F.pad(terms, (0, 1)), context.relations, terms.shape[-1]
+
+        def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            label = labels[b, q_idx, kv_idx]
+            return score + terms[b, h, q_idx, label.where(label >= 0, none)]
+
+        return add
+
+    def terms(self, q: Tensor, table: Tensor) -> Tensor:
+        """What each label adds to the scores of each query, [B, H, Tq, labels]."""
+        return (q * q.shape[-1] ** -0.5) @ table.to(q.dtype).T
+
+
+class RelationBias(RelationLabels):
+    """A table [labels, H] for each layer."""
+
+    def terms(self, q: Tensor, table: Tensor) -> Tensor:
+        return table.to(q.dtype).T.unsqueeze(1).expand(*q.shape[:3], -1)

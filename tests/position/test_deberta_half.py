@@ -1,0 +1,80 @@
+"""DeBERTa's scores in half precision, a fault elsewhere: products beyond float16's range stay finite."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyformer.core.attend import attend
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.position import DebertaConfig, Shape, Site
+
+HEADS, WIDTH, LENGTH = 2, 16, 21
+HALF = [pytest.param(one, id=str(one).removeprefix("torch.")) for one in (torch.float16, torch.bfloat16)]
+
+
+def by_head(rows: Tensor) -> Tensor:
+    return rows.unflatten(-1, (HEADS, WIDTH)).transpose(0, 1)
+
+
+def out(dtype: torch.dtype, backend: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Output of disentangled attention in `dtype`, and the gradient of its sum of squares in the queries."""
+    shape = Shape(hidden_size=HEADS * WIDTH, num_heads=HEADS, head_size=WIDTH)
+    position = DebertaConfig(max_relative_positions=4, share_projections=True).build(shape).to(dtype)
+    with torch.no_grad():  # kr and qr are as large as q and k, and along them
+        sizes = torch.linspace(0.5, 1, 8).unsqueeze(1)
+        position.get_parameter("table.weight").copy_(tensors[0][0, :, 0].flatten() * sizes)
+    q, k, v = (one.to(dtype).requires_grad_() for one in tensors)
+    context = Context(LENGTH, LENGTH)
+    site = Site(0, by_head, by_head)
+    turned, keys = position.rotate(q, k, context, site)
+    relative = position.relative(turned, keys, context, site)
+    assert relative.position_keys is not None
+    y = attend(turned, keys, v, relative=relative, context=context, backend=backend)
+    return y.detach(), torch.autograd.grad(y.square().sum(), q)[0]
+
+
+@pytest.mark.parametrize("backend", ["blocks", "definition"])
+@pytest.mark.parametrize("dtype", HALF)
+def test_large_scores_stay_finite_in_half_precision(dtype: torch.dtype, backend: str):
+    """Every term is beyond float16 before its division by sqrt(D), and their sum after it."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, HEADS, LENGTH, WIDTH) for _ in range(3))
+    tensors = [q[:1, :, :1].sign().expand_as(q) * 128, k.sign() * 128, v]
+    tensors[1][:, :, ::3] = tensors[0][:, :, ::3]
+    assert tensors[0][0, 0, 0].square().sum() * 0.5 * 3**-0.5 > torch.finfo(torch.float16).max
+    y, slope = out(dtype, backend, tensors)
+    assert y.isfinite().all()
+    assert slope.isfinite().all()
+    exact, _ = out(torch.float64, "definition", tensors)
+    assert (y.double() - exact).norm() / exact.norm() < 0.1
+
+
+def test_wrong_options_are_named():
+    for options, said in (
+        ({"max_relative_positions": 0}, "max_relative_positions: expected 1 token or more, got 0"),
+        ({"terms": ("p2p",)}, r"terms: expected one or both of \('c2p', 'p2c'\), got \('p2p',\)"),
+        ({"terms": ()}, "terms: expected one or both"),
+        ({"terms": ("c2p", "c2p")}, "terms: expected one or both"),
+        ({"buckets": 5}, "buckets: expected an even number of 4 or more, or None, got 5"),
+        ({"dropout": 1.0}, r"dropout: expected a probability in \[0, 1\), got 1.0"),
+    ):
+        with pytest.raises(InputError, match=said):
+            DebertaConfig(**options)
+    with pytest.raises(InputError, match="max_relative_positions: 8 buckets need 6 tokens or more, got 5"):
+        DebertaConfig(max_relative_positions=5, buckets=8).build(Shape(hidden_size=8))
+
+
+def test_dropout_falls_on_the_table_in_training_alone():
+    position = DebertaConfig(max_relative_positions=4, dropout=0.5).build(Shape(hidden_size=8, head_size=8))
+    context, site = Context(5, 5), Site(0, lambda x: x, lambda x: x)
+    x = torch.zeros(1, 1, 5, 8)
+
+    def keys() -> Tensor:
+        relative = position.relative(x, x, context, site)
+        assert relative.position_keys is not None
+        return relative.position_keys
+
+    assert not torch.equal(keys(), keys())
+    position.eval()
+    assert torch.equal(keys(), keys())
