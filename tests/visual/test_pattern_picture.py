@@ -68,6 +68,7 @@ def test_heads_alike_are_one_picture():
     assert [panel.heads for panel in found] == [(0, 2, 3), (1, 4)]
     assert labels(found) == ["heads 0, 2, 3", "heads 1, 4"]
     assert found[1].mask.all()
+    assert torch.equal(found[0].work, one(Window(1), 9).work)
     assert labels(pictures(Window(1), Context(9, 9))) == [""]
 
 

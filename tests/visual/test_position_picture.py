@@ -55,13 +55,18 @@ def test_an_input_scheme_shows_its_vectors():
 def test_random_parameters_repeat_and_leave_the_generator_alone():
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    first, second = (position_picture(T5BiasConfig(), 10) for _ in range(2))
+    first = position_picture(T5BiasConfig(), 10)
     assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(4)
+    second = position_picture(T5BiasConfig(), 10)
+    assert first.by_distance is not None
     assert first.learned
     assert first.scores is not None
     assert second.scores is not None
     assert torch.equal(first.scores, second.scores)
     assert first.scores.unique().numel() > 8
+    for distance in (-9, -1, 0, 4):  # a positive one: the key lies before the query
+        assert first.by_distance[1, distance + 9] == first.scores[1, max(distance, 0), max(-distance, 0)]
 
 
 @pytest.mark.parametrize("length", [0, 1025])
