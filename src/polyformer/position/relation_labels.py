@@ -5,7 +5,7 @@
 Heads share the table [labels, D] of their layer; a pair with the label -1 gets nothing, and so do all pairs
 where no labels are given. Any structure fits: edges of a dependency tree, links of a page, sides of a table.
 Order is a relation too, for the scheme adds no other positions: label clipped distances to have it (Ainslie
-et al. 2020, section 3.2). The terms of a query with all labels are one product [B, H, Tq, labels], looked up
+et al. 2020, section 3). The terms of a query with all labels are one product [B, H, Tq, labels], looked up
 pair by pair. The labels themselves are the caller's, of size Tq x Tk.
 
 `relation_bias` is the form without content: a number for each label and head, as in T5, all layers their own.
@@ -31,7 +31,7 @@ class RelationLabelsConfig(PositionConfig):
 
     kind: ClassVar[str] = "relation_labels"
     row: ClassVar[str] = "P12"
-    paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3.2"
+    paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3"
 
     def __post_init__(self) -> None:
         if self.num_labels < 1:
