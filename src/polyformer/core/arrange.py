@@ -23,14 +23,22 @@ PARTS = 8
 Run = Callable[[Request], tuple[Tensor, Tensor | None]]
 
 
-def by_pattern(request: Request) -> dict[Pattern, list[int]] | None:
-    """The heads that share a pattern; None where all do."""
+def by_pattern(request: Request, together: bool) -> dict[Pattern, list[int]] | None:
+    """The heads that share a pattern; None where all do.
+
+    None also where the backend can compute them `together`: a key has one query head, no pattern has a step.
+    """
     if request.pattern is None:
         return None
     groups: dict[Pattern, list[int]] = {}
     for head in range(request.q.shape[1]):
         groups.setdefault(request.pattern.of_head(head), []).append(head)
-    return groups if len(groups) > 1 or request.pattern not in groups else None
+    if groups.keys() <= {request.pattern}:
+        return None
+    if together and request.groups == 1:
+        each = [dataclasses.replace(request, pattern=one) for one in groups]
+        return None if all(by_step(one) is None for one in each) else groups
+    return groups
 
 
 def run_by_heads(

@@ -76,16 +76,16 @@ def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None,
 
 
 def _run(request: Request, backend: str, return_lse: bool) -> tuple[Tensor, Tensor | None]:
-    """One call, or several where it is easier as several."""
-    if not (backend == "definition" or recording() or torch.compiler.is_compiling()):
-        groups = arrange.by_pattern(request)
+    """One call of a backend, or several where those that walk a layout have it easier."""
+    name = choose(request, backend, return_lse).backend
+    if name in ("blocks", "flex") and not torch.compiler.is_compiling():
+        groups = arrange.by_pattern(request, together=name == "blocks")
         if groups is not None:
             return arrange.run_by_heads(groups, request, lambda one: _run(one, backend, return_lse))
-        if backend != "auto" or request.pairs * request.q.shape[3] >= sdpa.SPARSE_FROM:
-            parts = arrange.by_step(request)
-            if parts is not None:
-                return arrange.run_by_steps(parts, request, lambda one: _run(one, backend, True))
-    return BACKENDS[choose(request, backend, return_lse).backend].run(request)
+        parts = arrange.by_step(request)
+        if parts is not None:
+            return arrange.run_by_steps(parts, request, lambda one: _run(one, backend, True))
+    return BACKENDS[name].run(request)
 
 
 def joined(pattern: Pattern | MaskMod | None, mask_mod: MaskMod | None,

@@ -1,11 +1,13 @@
 """A part of one call of `blocks`: some rows of the batch and some heads, as few as a cache holds at once."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
+from polyformer.core.pattern import Pattern
 from polyformer.core.patterns import Full
 from polyformer.core.products import product
 from polyformer.core.request import Request
@@ -24,16 +26,29 @@ def parts(request: Request, seed: int, threads: int) -> list["Part"]:
     batch, kv_heads = request.q.shape[0], request.k.shape[1]
     step = batch if request.q.is_cuda else _rows_together(request, threads)
     found: list[Part] = []
-    for first in range(0, batch, step):
-        last = min(first + step, batch)
-        context = request.context.rows(first, last)
-        made = plan(request.pattern or Full(), context, step * request.q.shape[1], request.q.device.type)
+    for first, (pattern, group) in itertools.product(range(0, batch, step), _alike(request)):
+        rows = slice(first, min(first + step, batch))
+        context, number = request.context.rows(first, rows.stop), (group.stop - group.start) * request.groups
+        made = plan(pattern, context, step * number, request.q.device.type)
         heads = max(1, made.room // (step * request.groups))
-        if not request.q.is_cuda and made.scores * request.q.shape[1] >= 2 * WORTH_A_THREAD:
+        if not request.q.is_cuda and made.scores * number >= 2 * WORTH_A_THREAD:
             heads = min(heads, -(-kv_heads * batch // min(threads, WORKERS)))
-        for head in range(0, kv_heads, heads):
-            own = slice(head, min(head + heads, kv_heads))
-            found.append(Part(request, made.rows, slice(first, last), own, seed + len(found)))
+        for head in range(group.start, group.stop, heads):
+            own = slice(head, min(head + heads, group.stop))
+            found.append(Part(request, pattern, made.rows, rows, own, seed + len(found)))
+    return found
+
+
+def _alike(request: Request) -> list[tuple[Pattern, slice]]:
+    """Runs of key heads that have the same pattern."""
+    kv_heads, whole = request.k.shape[1], request.pattern or Full()
+    found: list[tuple[Pattern, slice]] = []
+    for head in range(kv_heads):
+        pattern = whole.of_head(head * request.groups)
+        if found and found[-1][0] == pattern:
+            found[-1] = pattern, slice(found[-1][1].start, head + 1)
+        else:
+            found.append((pattern, slice(head, head + 1)))
     return found
 
 
@@ -60,8 +75,8 @@ class Part:
     Tiles of scores are [N, G * queries, keys], which the mods see as [B, H, queries, keys].
     """
 
-    def __init__(self, request: Request, rows: tuple[tuple[Tile, ...], ...], batch: slice, heads: slice,
-                 seed: int) -> None:  # fmt: skip
+    def __init__(self, request: Request, pattern: Pattern, rows: tuple[tuple[Tile, ...], ...], batch: slice,
+                 heads: slice, seed: int) -> None:  # fmt: skip
         self.request, self.rows, self.batch, self.kv_heads = request, rows, batch, heads
         self.heads = slice(heads.start * request.groups, heads.stop * request.groups)
         device = request.q.device
@@ -69,7 +84,7 @@ class Part:
         self.h = torch.arange(self.heads.start, self.heads.stop, device=device).view(1, -1, 1, 1)
         self.base = LOG2E if request.score_mod is None else 1.0  # scores are in base 2 as soon as they can be
         self.factor = request.scale * self.base
-        self.masks = Masks(request.pattern, request.context)
+        self.masks = Masks(pattern, request.context)
         self.generator = torch.Generator(device).manual_seed(seed) if request.dropout else None
         self.scratch: dict[str, Tensor] = {}  # set by who computes several parts in turn
 

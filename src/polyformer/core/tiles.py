@@ -5,7 +5,7 @@ no tile is wider than `width` and memory stays linear whatever the pattern.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
 from typing import Any
 
 import torch
@@ -39,6 +39,9 @@ SIZES = {
 }
 """Measured on a CPU with 1 MiB of cache a core, where larger products run faster and a tile's scores should
 stay near; guessed for a GPU, where starting an operation costs more than the scores of small tiles."""
+
+ASKED = 8
+"""What it costs to ask a mask about one key of one query, for all heads, counted in scores of one head."""
 
 LISTED = 8
 """With more intervals than this, keys are picked by index instead of slice by slice."""
@@ -126,15 +129,17 @@ def _best(pattern: Pattern, context: Context, heads: int, sizes: Sizes) -> tuple
     for block, price in sizes.blocks.items():
         queries = min(block, context.q_len)
         last = context.q_len - queries
-        rows = (pattern.keys(context, start, start + queries) for start in (0, last // 2, last))
-        width = sorted(count(keys.some) for keys in rows)[1]
-        cost = sizes.start / queries + price * heads * width
+        middle = last // 2 // queries * queries
+        rows = (pattern.keys(context, start, start + queries) for start in (0, middle, last))
+        width, masked = sorted((count(keys.some), count(subtract(keys.some, keys.full))) for keys in rows)[1]
+        asked = 0 if pattern.relative(context) else ASKED * masked
+        cost = sizes.start / queries + price * heads * width + asked
         found[block] = cost, queries * min(width, sizes.width)
     block = min(found, key=lambda one: found[one][0])
     return block, found[block][1]
 
 
-def take(table: Tensor, keys: Sequence[Interval]) -> Tensor:
+def take(table: Tensor, keys: tuple[Interval, ...]) -> Tensor:
     """The rows `keys` of a table [N, Tk, D]; a view where they lie together."""
     if len(keys) == 1:
         return table[:, keys[0][0] : keys[0][1]]
@@ -143,7 +148,7 @@ def take(table: Tensor, keys: Sequence[Interval]) -> Tensor:
     return table.index_select(1, slots(keys, table.device))
 
 
-def give(table: Tensor, keys: Sequence[Interval], gradient: Tensor) -> None:
+def give(table: Tensor, keys: tuple[Interval, ...], gradient: Tensor) -> None:
     """Adds `gradient` [N, D, width] to the columns `keys` of a table [N, D, Tk]."""
     if len(keys) <= LISTED:
         for (start, stop), part in zip(keys, gradient.split([stop - start for start, stop in keys], 2)):
@@ -152,7 +157,8 @@ def give(table: Tensor, keys: Sequence[Interval], gradient: Tensor) -> None:
         table.index_add_(2, slots(keys, table.device), gradient)
 
 
-def slots(keys: Sequence[Interval], device: torch.device) -> Tensor:
+@functools.lru_cache(maxsize=4096)
+def slots(keys: tuple[Interval, ...], device: torch.device) -> Tensor:
     """The key slots of the intervals, one after the other."""
     return torch.cat([torch.arange(start, stop, device=device) for start, stop in keys])
 
