@@ -1,5 +1,6 @@
 """The one public model: token table, an encoder or a decoder or both, and a head."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, read_json, read_tensors, write_tensors
 from polyformer.core.initialization import initialize
 from polyformer.core.labels import next_labels
+from polyformer.core.penalty import Penalties, joined, penalties
 from polyformer.core.softmax import recorded
 from polyformer.core.tokens import NO_TOKENS, Tokens
 from polyformer.core.weights import load_weights
@@ -85,6 +87,7 @@ class Encoded:
     hidden_states: tuple[Tensor, ...] | None
     attentions: list[Tensor]
     last: LastLayer | None
+    penalties: Penalties
 
 
 class Transformer(nn.Module):
@@ -156,7 +159,8 @@ class Transformer(nn.Module):
             output_hidden_states: return every layer's input and the final output.
 
         Returns:
-            `ModelOutput`; with labels its loss is the mean over labelled tokens or items.
+            `ModelOutput`; with labels its loss is the mean over labelled tokens or items, and in training
+            what parts of the model add to it.
 
         Raises:
             InputError: shapes that do not fit, or a text longer than learned positions reach.
@@ -282,24 +286,27 @@ class Transformer(nn.Module):
             context = related(context, relation_ids, len(ids), stack.position)
         states = past.layers if past is not None and cached else None
         x = embedding(table(ids), stack.position, pos, types)
-        if options["attentions"]:
-            with recorded() as records:
-                hidden, layers = stack(x, pos, context, source, states, collect)
-        else:
-            records = []
+        looking = recorded() if options["attentions"] else contextlib.nullcontext([])
+        with looking as records, penalties() as found:
             hidden, layers = stack(x, pos, context, source, states, collect)
         last = None
         if collect is not None and self.config.head.again:
             read = collect[-2]
             last = LastLayer(read, pos, lambda x: stack.again(x, read, context))
         seen = tuple(collect) if collect is not None and options["hidden"] else None
-        return Encoded(hidden, tokens, layers, seen, records, last)
+        return Encoded(hidden, tokens, layers, seen, records, last, found)
 
     def _finish(self, ran: Encoded, ids: Tensor | None, labels: Tensor | None, options: dict[str, bool],
                 past: ModelState | None = None, encoded: Encoded | None = None) -> ModelOutput:  # fmt: skip
         """The head's word on what a stack made, and everything else that was asked for."""
         valid = ran.tokens.new_valid(ran.hidden.shape[1])
         loss, predictions = self.head(self._head_input(ran.hidden, valid, ran.last), labels)
+        losses = None
+        if loss is not None:
+            losses = {"prediction": loss.detach()}
+            for name, term in joined(ran.penalties, encoded.penalties if encoded else {}).items():
+                losses[name] = term.detach()
+                loss = loss + term if self.training else loss  # an evaluation measures predictions alone
         both = self.encoder is not None and self.decoder is not None
         records = tuple(ran.attentions)
         state = None
@@ -314,6 +321,7 @@ class Transformer(nn.Module):
             encoder_hidden_states=encoded.hidden_states if encoded else None,
             encoder_attentions=tuple(encoded.attentions) if encoded and wanted else None,
             state=state,
+            losses=losses,
         )  # fmt: skip
 
     def _head_input(self, hidden: Tensor, valid: Tensor | None, last: LastLayer | None = None) -> HeadInput:

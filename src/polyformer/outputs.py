@@ -29,9 +29,11 @@ class ModelState(State):
 class ModelOutput:
     """Fields that were not asked for are None.
 
-    loss: mean over the labelled items. last_hidden_state: [B, T, E]. hidden_states: the input of every layer
-    and the final output. attentions and cross_attentions: one [B, H, Tq, Tk] a layer. The `encoder_` fields
-    are those of the encoder of an encoder-decoder. state: pass it to the next call.
+    loss: mean over the labelled items; in training with the penalties of the model's parts, such as those on
+    spans. losses: the mean ("prediction") and each penalty by name, without gradients. last_hidden_state:
+    [B, T, E]. hidden_states: the input of every layer and the final output. attentions and
+    cross_attentions: one [B, H, Tq, Tk] a layer. The `encoder_` fields are those of the encoder of an
+    encoder-decoder. state: pass it to the next call.
     """
 
     loss: Tensor | None
@@ -44,6 +46,7 @@ class ModelOutput:
     encoder_hidden_states: tuple[Tensor, ...] | None = None
     encoder_attentions: tuple[Tensor, ...] | None = None
     state: ModelState | None = None
+    losses: dict[str, Tensor] | None = None
 
     @property
     def logits(self) -> Tensor:

@@ -1,7 +1,9 @@
 """Attention mechanisms and the patterns that compose: `Window(256) | Global(1)`."""
 
+from polyformer.attention.adaptive_span import AdaptiveSpanConfig
 from polyformer.attention.block_window import BlockWindow
 from polyformer.attention.blockwise import Blockwise
+from polyformer.attention.dynamic_span import DynamicSpanConfig
 from polyformer.attention.etc import ETC
 from polyformer.attention.fixed import Fixed, Summary
 from polyformer.attention.global_end import GlobalEnd
@@ -19,10 +21,12 @@ from polyformer.core.patterns import Causal, Documents, Full, Padding
 
 __all__ = [
     "ETC",
+    "AdaptiveSpanConfig",
     "BlockWindow",
     "Blockwise",
     "Causal",
     "Documents",
+    "DynamicSpanConfig",
     "Fixed",
     "Full",
     "Global",

@@ -16,6 +16,9 @@ from polyformer.core.errors import InputError
 from polyformer.core.global_tokens import GlobalPattern, Side
 from polyformer.core.layout import Keys, clip
 
+MANY = 64
+"""Cuts of a layout from which on they would cost more than they save."""
+
 
 @dataclasses.dataclass(frozen=True)
 class GlobalEnd(GlobalPattern):
@@ -46,6 +49,12 @@ class GlobalEnd(GlobalPattern):
         start, length = (context.offset, context.q_len) if side == "q" else (0, context.kv_len)
         last = clip(context.kv_len - self.tokens - start, length, length)
         return Keys(last, last)
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        found = super().cuts(context)
+        return (
+            found if len(found) <= MANY else ()
+        )  # many short documents: their limits make short rows enough
 
     def _table(self, context: Context, side: Side) -> Tensor:
         """Which queries or keys are global, [B or 1, T]."""

@@ -66,6 +66,19 @@ class Relative:
             changes[name] = F.pad(table, widths) if before or after else table
         return dataclasses.replace(self, first=first, **changes)
 
+    def plus(self, other: "Relative") -> "Relative":
+        """The terms of both; only biases may stand in both."""
+        ends = [one.first + next(iter(one.tables.values())).shape[1] for one in (self, other)]
+        reach = min(self.first, other.first), max(ends) - 1
+        one, two = self.over(*reach), other.over(*reach)
+        assert one.tables.keys() & two.tables.keys() <= {"bias"}
+        tables = {**one.tables, **two.tables}
+        if one.bias is not None and two.bias is not None:
+            tables["bias"] = one.bias + two.bias
+        return Relative(
+            first=one.first, content=one.content if two.content is None else two.content, **tables
+        )
+
     def of_heads(self, heads: list[int], num_heads: int) -> "Relative":
         """The terms of some of `num_heads` heads, in that order."""
         changes = {name: table[heads] for name, table in self.tables.items() if len(table) == num_heads > 1}
@@ -83,9 +96,9 @@ class Relative:
         by_query = by_key = None
         if self.position_keys is not None:
             content = q if self.content is None else self.content
-            by_query = content @ self.position_keys.mT * scale
+            by_query = content * scale @ self.position_keys.mT  # scaled first, for the range of float16
         if self.position_queries is not None:
-            by_key = k @ self.position_queries.mT * scale
+            by_key = k * scale @ self.position_queries.mT
         bias = tables[0] if tables else None
 
         def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

@@ -1,0 +1,136 @@
+"""Adaptive spans: every head learns how far it looks, and time falls as the spans do.
+
+    p_ij = m(d) e^(s_ij) / sum_r m(d_ir) e^(s_ir)        m(x) = clip((ramp + z_h - x) / ramp, 0, 1)
+
+with the distance d = |i - j| and the learned span z_h of head h: a bias of log m(d) on the scores. A layer
+looks only as far as ramp + z_h, heads of like reach together. Training adds penalty * mean_h z_h for each
+layer to the loss. Sukhbaatar et al. 2019, sections 2.2 and 3.
+
+Deviations: an encoder, which the paper has not, looks as far on both sides. z is clamped to 0..max_span
+in the forward pass and a square penalty keeps its parameter near, where the paper's code clamps the parameter
+after each step. Cost: 2 * min(ramp + z_h, max_span) * (D + Dv) a query, twice that in an encoder.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.attend import attend
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.core.pattern import Pattern
+from polyformer.core.penalty import penalize
+from polyformer.core.reach import Reach, fading, rounded
+from polyformer.core.relative import Relative
+from polyformer.core.state import State
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptiveSpanConfig(MechanismConfig):
+    """Spans in tokens: a span of 0 still sees `ramp` - 1 keys beside the token, with falling weight."""
+
+    max_span: int = 1024  # the greatest distance that any head may learn to see
+    ramp: int = 32  # over so many tokens a head's sight fades (R in the paper)
+    initial: float = 0.0  # the first spans, as a fraction of max_span
+    penalty: float = 2e-6  # on the mean span of each layer's heads (lambda in the paper)
+    dropout: float = 0.0  # of attention weights
+    backend: str = "auto"
+
+    kind: ClassVar[str] = "adaptive_span"
+    row: ClassVar[str] = "S10"
+    paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
+
+    def __post_init__(self) -> None:
+        for name in ("max_span", "ramp"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: counts tokens, expected 1 or more, got {getattr(self, name)}")
+        if not 0 <= self.initial <= 1:
+            raise InputError(f"initial: expected a fraction of max_span in [0, 1], got {self.initial}")
+        if self.penalty < 0:
+            raise InputError(f"penalty: expected 0 or more, got {self.penalty}")
+
+    def build(self, num_heads: int, head_size: int) -> "AdaptiveSpan":
+        return AdaptiveSpan(self, num_heads)
+
+    def definition(self) -> "AdaptiveSpanConfig":
+        return dataclasses.replace(self, backend="definition")
+
+    def cross(self) -> MechanismConfig:
+        plain = {"kind": "softmax", "dropout": self.dropout, "backend": self.backend}
+        return MechanismConfig.from_dict(plain)
+
+    @classmethod
+    def examples(cls) -> tuple["AdaptiveSpanConfig", ...]:
+        return cls(max_span=6, ramp=2, initial=0.5), cls(max_span=300, ramp=3)
+
+
+class AdaptiveSpan(Mechanism):
+    """Softmax attention with a learned span [H] and a key-value cache for state."""
+
+    def __init__(self, config: AdaptiveSpanConfig, num_heads: int):
+        super().__init__()
+        self.config = config
+        self.fraction = nn.Parameter(torch.full((num_heads,), config.initial))
+
+    def spans(self) -> Tensor:
+        """The span z of every head, [H], in tokens."""
+        return self.fraction.detach().clamp(0, 1) * self.config.max_span
+
+    def new_state(self, reserve: int) -> KeyValueCache:
+        return KeyValueCache(reserve=reserve)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
+                position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
+        if state is not None:
+            assert isinstance(state, KeyValueCache)
+            k, v, state = state.append(k, v)
+        penalize("span", self._penalty())
+        relative = self._sight(self._clamped(), context)
+        others = None if position is None else position.relative(q, k, context)
+        y = attend(
+            q, k, v,
+            pattern=None if self.config.backend == "definition" else self._pattern(),
+            score_mod=None if position is None else position.score_mod(q, k, context),
+            relative=(relative if others is None else relative.plus(others)),
+            context=context,
+            dropout=self.config.dropout if self.training else 0.0,
+            backend=self.config.backend,
+        )  # fmt: skip
+        return y, state
+
+    def _clamped(self) -> Tensor:
+        """The spans [H] in tokens; clamping is hidden from gradients, so that a span can come back."""
+        exact = self.fraction.to(torch.promote_types(self.fraction.dtype, torch.float32))
+        return (exact + (exact.clamp(0, 1) - exact).detach()) * self.config.max_span
+
+    def _penalty(self) -> Tensor:
+        """The mean span times its price, and a wall around 0..1 that no fraction wanders far beyond."""
+        inside = self.fraction.clamp(0, 1)
+        price = self.config.penalty * self.config.max_span
+        return price * inside.mean() + (self.fraction - inside).square().mean()
+
+    def _sight(self, spans: Tensor, context: Context) -> Relative:
+        """log m for every head and distance."""
+        least, greatest = context.distances
+        distance = torch.arange(least, greatest + 1, device=spans.device).abs()
+        seen = fading(spans.unsqueeze(1), distance, self.config.ramp)
+        return Relative(first=least, bias=seen.masked_fill(distance > self.config.max_span, -torch.inf))
+
+    def _pattern(self) -> Pattern:
+        """As wide as each head's sight; as wide as can be while a graph is traced and nothing can be read."""
+        most = self.config.max_span
+        if torch.compiler.is_compiling():
+            return Reach(((most,),))
+        reaches = (min(most, math.ceil(span + self.config.ramp) - 1) for span in self.spans().tolist())
+        return Reach(tuple((rounded(reach),) for reach in reaches))
+
+
+def spans(model: nn.Module) -> dict[str, list[float]]:
+    """The learned spans of each layer of a model, in tokens, one a head."""
+    return {name: module.spans().tolist() for name, module in model.named_modules()
+            if isinstance(module, AdaptiveSpan)}  # fmt: skip

@@ -1,0 +1,137 @@
+"""Dynamic spans: every token says for itself how far each head looks.
+
+    z_t = max_span * sigmoid(v_h . q_t + b_h)        p_ij = m(d) e^(s_ij) / sum_r m(d_ir) e^(s_ir)
+    m(x) = clip((ramp + z_i - x) / ramp, 0, 1)       with the distance d = |i - j|
+
+The layout of each run of queries is as wide as the farthest sight in it. Training adds penalty times the mean
+of z over heads and real tokens to the loss, for each layer. Sukhbaatar et al. 2019, section 2.2.
+
+Deviations: the paper reads the layer's input x_t; a mechanism sees its projection, the query q_t of the head
+(after any rotation by position), so v_h weighs D numbers of a head's own and not all E. An encoder, which the
+paper has not, looks as far on both sides. Cost: as adaptive spans, and a lookup of z for each score.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.core.attend import attend
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.core.pattern import Pattern, ScoreMod
+from polyformer.core.penalty import penalize
+from polyformer.core.reach import GRAIN, Reach, fading
+from polyformer.core.state import State
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DynamicSpanConfig(MechanismConfig):
+    """Spans in tokens: a span of 0 still sees `ramp` - 1 keys beside the token, with falling weight."""
+
+    max_span: int = 1024  # the greatest distance that a head may see (S in the paper)
+    ramp: int = 32  # over so many tokens a head's sight fades (R in the paper)
+    initial: float = -4.0  # the first b, which gives spans of 1.8 % of max_span
+    penalty: float = 2e-6  # on the mean span of each layer (lambda in the paper)
+    dropout: float = 0.0  # of attention weights
+    backend: str = "auto"
+
+    kind: ClassVar[str] = "dynamic_span"
+    row: ClassVar[str] = "S11"
+    paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
+
+    def __post_init__(self) -> None:
+        for name in ("max_span", "ramp"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: counts tokens, expected 1 or more, got {getattr(self, name)}")
+        if self.penalty < 0:
+            raise InputError(f"penalty: expected 0 or more, got {self.penalty}")
+
+    def build(self, num_heads: int, head_size: int) -> "DynamicSpan":
+        return DynamicSpan(self, num_heads, head_size)
+
+    def definition(self) -> "DynamicSpanConfig":
+        return dataclasses.replace(self, backend="definition")
+
+    def cross(self) -> MechanismConfig:
+        plain = {"kind": "softmax", "dropout": self.dropout, "backend": self.backend}
+        return MechanismConfig.from_dict(plain)
+
+    @classmethod
+    def examples(cls) -> tuple["DynamicSpanConfig", ...]:
+        return cls(max_span=6, ramp=2, initial=0.0), cls(max_span=300, ramp=3)
+
+
+class DynamicSpan(Mechanism):
+    """Softmax attention with spans [B, H, Tq] that the queries ask for, and a key-value cache for state."""
+
+    def __init__(self, config: DynamicSpanConfig, num_heads: int, head_size: int):
+        super().__init__()
+        self.config = config
+        self.vector = nn.Parameter(torch.zeros(num_heads, head_size))
+        self.bias = nn.Parameter(torch.full((num_heads,), config.initial))
+
+    def spans(self, q: Tensor) -> Tensor:
+        """The spans z [B, H, Tq] of queries [B, H, Tq, D], in tokens."""
+        exact = torch.promote_types(q.dtype, torch.float32)  # spans of thousands are too much for half
+        q, vector, bias = (x.to(exact) for x in (q, self.vector, self.bias))
+        told = torch.einsum("bhtd,hd->bht", q, vector) + bias.unsqueeze(1)
+        return self.config.max_span * torch.sigmoid(told)
+
+    def new_state(self, reserve: int) -> KeyValueCache:
+        return KeyValueCache(reserve=reserve)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
+                position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
+        if state is not None:
+            assert isinstance(state, KeyValueCache)
+            k, v, state = state.append(k, v)
+        spans = self.spans(q)
+        penalize("span", self.config.penalty * _mean(spans, context))
+        other = None if position is None else position.score_mod(q, k, context)
+        y = attend(
+            q, k, v,
+            pattern=None if self.config.backend == "definition" else self._pattern(spans),
+            score_mod=self._sight(spans, context, other),
+            relative=None if position is None else position.relative(q, k, context),
+            context=context,
+            dropout=self.config.dropout if self.training else 0.0,
+            backend=self.config.backend,
+        )  # fmt: skip
+        return y, state
+
+    def _sight(self, spans: Tensor, context: Context, other: ScoreMod | None) -> ScoreMod:
+        """Adds log m to what `other` makes of the scores."""
+        ramp, most = self.config.ramp, self.config.max_span
+
+        def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            if other is not None:
+                score = other(score, b, h, q_idx, kv_idx)
+            distance = context.distance(q_idx, kv_idx).abs()
+            seen = fading(spans[b, h, q_idx], distance, ramp)
+            return score + torch.where(distance <= most, seen, -torch.inf)
+
+        return add
+
+    def _pattern(self, spans: Tensor) -> Pattern:
+        """As wide as the farthest sight in each run of queries, over the batch; one for each head."""
+        most = self.config.max_span
+        if torch.compiler.is_compiling():  # nothing can be read while a graph is traced
+            return Reach(((most,),))
+        farthest = spans.detach().float().amax(0)  # [H, Tq]
+        runs = F.pad(farthest, (0, -farthest.shape[1] % GRAIN)).unflatten(1, (-1, GRAIN)).amax(2)
+        reach = (runs + self.config.ramp).ceil().clamp(max=most)
+        steps = (reach / GRAIN).ceil().long() * GRAIN
+        return Reach(tuple(map(tuple, steps.tolist())), GRAIN)
+
+
+def _mean(spans: Tensor, context: Context) -> Tensor:
+    """The mean of spans [B, H, Tq] over heads and real tokens."""
+    if context.kv_valid is None:
+        return spans.mean()
+    real = context.kv_valid[:, context.offset : context.offset + context.q_len].unsqueeze(1)
+    return (spans * real).sum() / (real.sum() * spans.shape[1]).clamp_min(1)
