@@ -9,12 +9,15 @@ EXAMPLES = """examples:
   polyformer bench attention
   polyformer bench training --layers 6 --repeats 3
   polyformer bench generation
+  polyformer bench models --models longformer --length 2048
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    what: Literal["attention", "generation", "training"] = argument("attention, generation or training")
+    what: Literal["attention", "generation", "models", "training"] = argument(
+        "attention, generation, models or training"
+    )
     changes: dict[str, Any] = changes("--NAME VALUE changes one setting of the measurement", bare=True)
 
 
