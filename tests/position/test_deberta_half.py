@@ -7,6 +7,7 @@ from torch import Tensor
 from polyformer.core.attend import attend
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
+from polyformer.core.relative import Relative
 from polyformer.position import DebertaConfig, Shape, Site
 
 HEADS, WIDTH, LENGTH = 2, 16, 21
@@ -17,37 +18,58 @@ def by_head(rows: Tensor) -> Tensor:
     return rows.unflatten(-1, (HEADS, WIDTH)).transpose(0, 1)
 
 
+def terms(q: Tensor, k: Tensor) -> tuple[Tensor, Relative, Context]:
+    """Scaled queries, and the terms of a table whose kr and qr are as large as the queries and along them."""
+    shape = Shape(hidden_size=HEADS * WIDTH, num_heads=HEADS, head_size=WIDTH)
+    position = DebertaConfig(max_relative_positions=4, share_projections=True).build(shape).to(q.dtype)
+    with torch.no_grad():
+        sizes = torch.linspace(0.5, 1, 8).unsqueeze(1)
+        position.get_parameter("table.weight").copy_(q[0, :, 0].flatten() * sizes)
+    context, site = Context(LENGTH, LENGTH), Site(0, by_head, by_head)
+    turned, _ = position.rotate(q, k, context, site)
+    relative = position.relative(turned, k, context, site)
+    assert relative is not None
+    return turned, relative, context
+
+
 def out(dtype: torch.dtype, backend: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Output of disentangled attention in `dtype`, and the gradient of its sum of squares in the queries."""
-    shape = Shape(hidden_size=HEADS * WIDTH, num_heads=HEADS, head_size=WIDTH)
-    position = DebertaConfig(max_relative_positions=4, share_projections=True).build(shape).to(dtype)
-    with torch.no_grad():  # kr and qr are as large as q and k, and along them
-        sizes = torch.linspace(0.5, 1, 8).unsqueeze(1)
-        position.get_parameter("table.weight").copy_(tensors[0][0, :, 0].flatten() * sizes)
     q, k, v = (one.to(dtype).requires_grad_() for one in tensors)
-    context = Context(LENGTH, LENGTH)
-    site = Site(0, by_head, by_head)
-    turned, keys = position.rotate(q, k, context, site)
-    relative = position.relative(turned, keys, context, site)
-    assert relative.position_keys is not None
-    y = attend(turned, keys, v, relative=relative, context=context, backend=backend)
+    turned, relative, context = terms(q, k)
+    y = attend(turned, k, v, relative=relative, context=context, backend=backend)
     return y.detach(), torch.autograd.grad(y.square().sum(), q)[0]
+
+
+def large() -> list[Tensor]:
+    """q, k, v whose every score term is beyond float16 before its division by sqrt(D), though not after."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, HEADS, LENGTH, WIDTH) for _ in range(3))
+    q, k = q[:1, :, :1].sign().expand_as(q) * 128, k.sign() * 128
+    k[:, :, ::3] = q[:, :, ::3]
+    assert q[0, 0, 0].square().sum() * 0.5 * 3**-0.5 > torch.finfo(torch.float16).max
+    return [q, k, v]
 
 
 @pytest.mark.parametrize("backend", ["blocks", "definition"])
 @pytest.mark.parametrize("dtype", HALF)
 def test_large_scores_stay_finite_in_half_precision(dtype: torch.dtype, backend: str):
-    """Every term is beyond float16 before its division by sqrt(D), and their sum after it."""
-    torch.manual_seed(1)
-    q, k, v = (torch.randn(2, HEADS, LENGTH, WIDTH) for _ in range(3))
-    tensors = [q[:1, :, :1].sign().expand_as(q) * 128, k.sign() * 128, v]
-    tensors[1][:, :, ::3] = tensors[0][:, :, ::3]
-    assert tensors[0][0, 0, 0].square().sum() * 0.5 * 3**-0.5 > torch.finfo(torch.float16).max
+    tensors = large()
     y, slope = out(dtype, backend, tensors)
     assert y.isfinite().all()
     assert slope.isfinite().all()
     exact, _ = out(torch.float64, "definition", tensors)
     assert (y.double() - exact).norm() / exact.norm() < 0.1
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_terms_stay_finite_as_a_score_mod(dtype: torch.dtype):
+    """What a backend that computes in half precision looks up."""
+    q, k, _ = (one.to(dtype) for one in large())
+    turned, relative, context = terms(q, k)
+    add = relative.score_mod(turned, k, WIDTH**-0.5, context)
+    index = torch.arange(LENGTH)
+    b, h = torch.arange(2).view(2, 1, 1, 1), torch.arange(HEADS).view(1, HEADS, 1, 1)
+    assert add(torch.zeros(2, HEADS, LENGTH, LENGTH), b, h, index.view(-1, 1), index).isfinite().all()
 
 
 def test_wrong_options_are_named():
