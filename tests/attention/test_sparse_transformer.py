@@ -183,3 +183,16 @@ def test_blocks_agree_with_the_definition(pattern: Pattern):
 def test_what_cannot_be_is_refused(make, message: str):
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_neighbouring_heads_may_share_a_pattern():
+    """Of three heads two are computed together, for two short rows at once."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 3, 13, 5, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    pattern = PerHead((Window(2), Window(2), Strided(3)))
+    results = []
+    for backend in ("blocks", "definition"):
+        out = attend(*inputs, pattern=pattern, backend=backend)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), inputs)])
+    for one, two in zip(*results):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12)

@@ -24,9 +24,12 @@ WORTH_A_THREAD = 1 << 18
 def parts(request: Request, seed: int, threads: int) -> list["Part"]:
     """The whole call in parts, the same ones for the same `threads`; `seed` decides what dropout drops."""
     batch, kv_heads = request.q.shape[0], request.k.shape[1]
+    alike = _alike(request)
     step = batch if request.q.is_cuda else _rows_together(request, threads)
+    if len(alike) > 1:
+        step = 1  # some heads of several rows are no view of the output
     found: list[Part] = []
-    for first, (pattern, group) in itertools.product(range(0, batch, step), _alike(request)):
+    for first, (pattern, group) in itertools.product(range(0, batch, step), alike):
         rows = slice(first, min(first + step, batch))
         context, number = request.context.rows(first, rows.stop), (group.stop - group.start) * request.groups
         made = plan(pattern, context, step * number, request.q.device.type)
