@@ -2,6 +2,7 @@
 
 from polyformer.tasks.base import Fitting, HeldOut, TaskConfig, TextTask, Workers
 from polyformer.tasks.classify import Classification, ClassificationConfig
+from polyformer.tasks.cpc import ContrastiveModelling, ContrastiveModellingConfig
 from polyformer.tasks.image import ImageConfig, ImageModelling
 from polyformer.tasks.lm import LanguageModelling, LanguageModellingConfig
 from polyformer.tasks.mlm import MaskedModelling, MaskedModellingConfig
@@ -11,6 +12,8 @@ from polyformer.tasks.translate import Translation, TranslationConfig
 __all__ = [
     "Classification",
     "ClassificationConfig",
+    "ContrastiveModelling",
+    "ContrastiveModellingConfig",
     "Fitting",
     "HeldOut",
     "ImageConfig",
