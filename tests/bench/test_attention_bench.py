@@ -12,15 +12,17 @@ import torch
 
 from polyformer.bench import attention, contenders, memory
 from polyformer.bench.attention import AttentionBench, run, slope
-from polyformer.bench.contenders import AbsentError, Contest, call
+from polyformer.bench.contenders import call
+from polyformer.bench.contest import AbsentError, Contest
 from polyformer.bench.memory import peak_mib
+from polyformer.cli import main
 from polyformer.core.errors import InputError
 
 
 def small(tmp_path: Path, **changes: Any) -> AttentionBench:
     """A bench that takes milliseconds."""
     fields = {
-        "patterns": ("Window(4)", "Causal & Window(3)"), "against": ("sdpa", "unfused"), "lengths": (16, 32),
+        "members": ("Window(4)", "Causal & Window(3)"), "against": ("sdpa", "unfused"), "lengths": (16, 32),
         "heads": 2, "width": 8, "repeats": 2, "memory": False, "out": str(tmp_path / "sub" / "att"),
     }  # fmt: skip
     return AttentionBench(**{**fields, **changes})
@@ -55,6 +57,40 @@ def test_slopes_and_ratios_are_told(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "x at 16, " in told
 
 
+def test_what_a_scheme_costs_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(small(tmp_path, members=("Window(4)", "Window(4) + alibi"), against=(), causal=True))
+    found = {(line.name, line.length): line.median_ms for line in lines}
+    ratio = found["Window(4) + alibi", 16] / found["Window(4)", 16]
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"Window(4) + alibi costs, of Window(4): {ratio:.2f}x at 16, " in told
+    assert told.startswith("causal attention, forward: ")
+
+
+def test_the_share_of_pairs_is_told(tmp_path: Path) -> None:
+    lines = run(small(tmp_path, members=("Window(4, 0)", "Window({sqrt}, 0)"), lengths=(16, 64)))
+    shares = {(line.name, line.length): line.density for line in lines}
+    assert shares["sdpa", 16] is None
+    assert shares["Window(4, 0)", 16] == (1 + 2 + 3 + 4 + 12 * 5) / 16**2 == shares["Window({sqrt}, 0)", 16]
+    assert shares["Window({sqrt}, 0)", 64] == (36 + 56 * 9) / 64**2
+
+
+def test_members_are_given_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def note(config: AttentionBench) -> None:
+        asked.append(config)
+
+    monkeypatch.setattr(attention, "run", note)
+    words = ["--members", "Window(4) | Global(1)", "Window({sqrt}, 0) + t5", "--lengths", "16", "32"]
+    assert main(["bench", "attention", *words, "--backward", "--against", "sdpa"]) == 0
+    assert main(["bench", "attention", "--members", '["Window(256)", "Window(64)|Global(1)"]']) == 0
+    assert asked[0] == AttentionBench(
+        members=("Window(4) | Global(1)", "Window({sqrt}, 0) + t5"), lengths=(16, 32), backward=True,
+        against=("sdpa",),
+    )  # fmt: skip
+    assert asked[1] == AttentionBench(members=("Window(256)", "Window(64)|Global(1)"))
+
+
 def test_a_slope_is_an_exponent() -> None:
     assert slope([(2, 12.0), (4, 48.0), (8, 192.0)]) == pytest.approx(2)
     assert slope([(1000, 5.0), (3000, 15.0)]) == pytest.approx(1)
@@ -70,13 +106,13 @@ def test_a_peer_that_is_not_installed_is_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "local_attention", None)
-    lines = run(small(tmp_path, patterns=("Window(4)",), against=("local-attention",)))
+    lines = run(small(tmp_path, members=("Window(4)",), against=("local-attention",)))
     assert {line.name for line in lines} == {"Window(4)"}
     assert "local-attention Window(4) at 16: left out, not installed (pip install" in capsys.readouterr().out
 
 
 def test_a_peer_without_a_counterpart_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(small(tmp_path, patterns=("Global(2)",), against=("local-attention",), lengths=(16,)))
+    run(small(tmp_path, members=("Global(2)",), against=("local-attention",), lengths=(16,)))
     assert "left out, it has no counterpart of Global(2)" in capsys.readouterr().out
 
 
@@ -116,7 +152,7 @@ def test_what_does_not_fit_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyP
             return super().submit(float) if ours else super().submit(os._exit, 1)
 
     monkeypatch.setattr(memory, "ProcessPoolExecutor", Dying)
-    lines = run(small(tmp_path, patterns=("Window(4)",), against=("unfused",), lengths=(16,), memory=True))
+    lines = run(small(tmp_path, members=("Window(4)",), against=("unfused",), lengths=(16,), memory=True))
     assert [line.name for line in lines] == ["Window(4)"]
     assert "unfused at 16: left out, it needs more memory than there is" in capsys.readouterr().out
 
@@ -124,8 +160,8 @@ def test_what_does_not_fit_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"patterns": ("Windw(4)",)}, "unknown pattern 'Windw': did you mean 'Window'?"),
-        ({"patterns": (3,)}, r"patterns: expected expressions such as 'Window\(256\)', got 3"),
+        ({"members": ("Windw(4)",)}, "unknown pattern 'Windw': did you mean 'Window'?"),
+        ({"members": (3,)}, r"members: expected expressions such as 'Window\(256\)', got 3"),
         ({"against": ("spda",)}, "unknown peer 'spda': did you mean 'sdpa'?"),
         ({"lengths": ()}, r"lengths: expected lengths of 1 or more, got \[\]"),
         ({"lengths": (0,)}, r"lengths: expected lengths of 1 or more, got \[0\]"),

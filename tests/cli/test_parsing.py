@@ -44,6 +44,22 @@ def test_values_are_read_as_yaml():
     assert split(["attention", "--length", "64", "--help"], BARE) == (["attention", "--help"], {"length": 64})
 
 
+def test_a_setting_of_a_bench_takes_all_values_after_it():
+    words = [
+        "attention",
+        "--members",
+        "Window(4) | Global(1)",
+        "--lengths",
+        "16",
+        "32",
+        "--backward",
+        "--d=-1",
+    ]
+    found = {"members": "Window(4) | Global(1)", "lengths": [16, 32], "backward": True, "d": -1}
+    assert split(words, BARE, several=True) == (["attention"], found)
+    assert parse("bench", bench, words).changes == found
+
+
 @pytest.mark.parametrize(
     ("command", "words", "message"),
     [

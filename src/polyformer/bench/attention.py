@@ -1,4 +1,7 @@
-"""Time and peak memory of attention alone, by length: our patterns beside torch and public peers."""
+"""Time and peak memory of attention alone, by length: our members beside torch and public peers.
+
+`polyformer.bench.member` says how a member is written.
+"""
 
 import csv
 import dataclasses
@@ -9,7 +12,9 @@ from pathlib import Path
 
 import torch
 
-from polyformer.bench.contenders import DENSE, PEERS, AbsentError, Contest, call, check_pattern
+from polyformer.bench.contenders import PEERS, call
+from polyformer.bench.contest import DENSE, AbsentError, Contest
+from polyformer.bench.member import Member, density
 from polyformer.bench.memory import peak_mib
 from polyformer.bench.plot import line_plot
 from polyformer.bench.timing import in_turn, median
@@ -17,18 +22,22 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write
 
+WARM: dict[str | None, int] = {"longformer": 2048, "bigbird": 2048}
+"""The lengths at which peers run before their memory is measured; 256 for all others."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionBench(Config):
     """Every member and peer at every length, in turn in one process; medians over `repeats` rounds."""
 
-    patterns: tuple[str, ...] = ("Window(256)",)  # pattern expressions
+    members: tuple[str, ...] = ("Window(256)",)  # patterns or mechanisms, "+ SCHEME" for one with positions
     against: tuple[str, ...] = ("sdpa", "local-attention", "flex")
     lengths: tuple[int, ...] = (4096, 8192, 16384, 32768)
     dense_up_to: int = 8192  # length; peers that look at every key stop here
     batch: int = 1
     heads: int = 8
     width: int = 64  # of a head
+    causal: bool = False
     backward: bool = False
     memory: bool = True  # also the peak memory, a process for each line on a CPU
     device: str = "cpu"
@@ -45,8 +54,9 @@ class AttentionBench(Config):
             raise InputError(f"threads: expected 1 or more, got {self.threads}")
         if not self.lengths or min(self.lengths) < 1:
             raise InputError(f"lengths: expected lengths of 1 or more, got {list(self.lengths)}")
-        for text in self.patterns:
-            check_pattern(text)
+        for text in self.members:
+            for length in self.lengths:
+                Member.read(text, length)
         for name in self.against:
             if name not in PEERS:
                 raise unknown("peer", name, PEERS)
@@ -64,6 +74,7 @@ class Measured:
     median_ms: float
     fastest_ms: float
     peak_mib: float | None
+    density: float | None = None  # of a pattern: the share of all pairs that it allows
 
 
 def run(config: AttentionBench) -> list[Measured]:
@@ -74,7 +85,8 @@ def run(config: AttentionBench) -> list[Measured]:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     console.print(
-        f"attention, {'forward and backward' if config.backward else 'forward'}: {_setting(config)}"
+        f"{'causal ' if config.causal else ''}attention, "
+        f"{'forward and backward' if config.backward else 'forward'}: {_setting(config)}"
     )
     lines = [line for length in config.lengths for line in _at(config, length, console.print)]
     console.print(_table(lines))
@@ -86,9 +98,9 @@ def run(config: AttentionBench) -> list[Measured]:
 
 def _at(config: AttentionBench, length: int, tell: Callable[[str], object]) -> list[Measured]:
     """All contenders at one length: memory first, so that what does not fit ends a process of its own."""
-    calls, peaks = {}, {}
+    calls, peaks, shares = {}, {}, {}
     for contest in _contests(config, length):
-        warm = dataclasses.replace(contest, length=min(length, 256))
+        warm = dataclasses.replace(contest, length=min(length, WARM.get(contest.peer, 256)))
         try:
             peaks[contest.label] = peak_mib(call, contest, warm, config.device) if config.memory else None
             candidate = call(contest)
@@ -98,23 +110,31 @@ def _at(config: AttentionBench, length: int, tell: Callable[[str], object]) -> l
                 raise
             tell(f"{contest.label} at {length}: left out, {_first_line(error)}")
             continue
-        calls[contest.label] = candidate
+        calls[contest.label], shares[contest.label] = candidate, _share(contest)
     lines = []
     for name, seconds in in_turn(calls, config.repeats).items():
-        line = Measured(name, length, median(seconds) * 1e3, min(seconds) * 1e3, peaks[name])
+        line = Measured(name, length, median(seconds) * 1e3, min(seconds) * 1e3, peaks[name], shares[name])
         tell(f"{name} at {length}: {line.median_ms:.2f} ms")
         lines.append(line)
     return lines
 
 
 def _contests(config: AttentionBench, length: int) -> Iterator[Contest]:
-    """Who runs at a length: members first, then the peers of each; a dense peer once."""
-    shape = config.batch, config.heads, config.width, config.backward, config.device, config.dtype
+    """Who runs at a length: each member and then its peers; a dense peer once."""
+    shape = (config.batch, config.heads, config.width, config.backward, config.device, config.dtype,
+             config.causal)  # fmt: skip
     dense = [name for name in config.against if name in DENSE and length <= config.dense_up_to]
-    for index, member in enumerate(config.patterns):
+    for index, member in enumerate(config.members):
         peers = [name for name in config.against if name not in DENSE] + (dense if index == 0 else [])
         for peer in (None, *peers):
             yield Contest(member, peer, length, *shape)
+
+
+def _share(contest: Contest) -> float | None:
+    pattern = contest.member.pattern
+    if contest.peer is not None or pattern is None:
+        return None
+    return density(pattern, contest.length, contest.heads, contest.causal)
 
 
 def _check_device(name: str) -> None:
@@ -136,12 +156,14 @@ def _setting(config: AttentionBench) -> str:
 def _table(lines: Iterable[Measured]) -> object:
     from rich.table import Table
 
-    table = Table("attention", "length", "median ms", "fastest ms", "peak MiB")
+    table = Table("attention", "length", "median ms", "fastest ms", "peak MiB", "pairs")
     for column in table.columns[1:]:
         column.justify = "right"
     for line in lines:
         peak = "" if line.peak_mib is None else f"{line.peak_mib:.0f}"
-        table.add_row(line.name, str(line.length), f"{line.median_ms:.2f}", f"{line.fastest_ms:.2f}", peak)
+        share = "" if line.density is None else f"{line.density:.2%}"
+        times = f"{line.median_ms:.2f}", f"{line.fastest_ms:.2f}"
+        table.add_row(line.name, str(line.length), *times, peak, share)
     return table
 
 
@@ -167,20 +189,24 @@ def slope(points: list[tuple[int, float]]) -> float | None:
 
 
 def _ratios(config: AttentionBench, lines: list[Measured]) -> Iterator[str]:
-    """How many times as fast a member is as each peer: medians of the same rounds."""
+    """How much faster a member is than each peer, and what its scheme costs: medians of the same rounds."""
     found = {(line.name, line.length): line.median_ms for line in lines}
-    for member in config.patterns:
+    for member in config.members:
         for peer in config.against:
             name = peer if peer in DENSE else f"{peer} {member}"
             pairs = [(n, found[name, n] / found[member, n]) for n in config.lengths if (name, n) in found]
             if pairs:
                 yield f"{member} against {peer}: " + ", ".join(f"{ratio:.2f}x at {n}" for n, ratio in pairs)
+        alone = member.partition("+")[0].strip()
+        if alone != member and alone in config.members:
+            costs = ", ".join(f"{found[member, n] / found[alone, n]:.2f}x at {n}" for n in config.lengths)
+            yield f"{member} costs, of {alone}: {costs}"
 
 
 def _save(config: AttentionBench, lines: list[Measured], tell: Callable[[str], object]) -> None:
     text = io.StringIO()
     writer = csv.writer(text)
-    shape = ("batch", "heads", "width", "backward", "device", "dtype")
+    shape = ("batch", "heads", "width", "causal", "backward", "device", "dtype")
     writer.writerow([field.name for field in dataclasses.fields(Measured)] + list(shape))
     for line in lines:
         writer.writerow([*dataclasses.astuple(line), *(getattr(config, name) for name in shape)])

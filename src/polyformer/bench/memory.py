@@ -1,5 +1,6 @@
 """Peak memory of one call: of the allocator on CUDA, of a fresh process on a CPU."""
 
+import contextlib
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -10,6 +11,9 @@ from typing import TypeVar
 
 import torch
 
+from polyformer.bench.contest import AbsentError
+from polyformer.core.errors import InputError
+
 MIB = 1 << 20
 Given = TypeVar("Given")
 
@@ -18,7 +22,8 @@ def peak_mib(make: Callable[[Given], Callable[[], object]], given: Given, warm: 
     """MiB that the call `make(given)()` needs beside its inputs.
 
     `make` is a function of a module and `given` plain data: on a CPU a process of its own does the work, so
-    that nothing measured before is counted. It first runs the smaller `warm`, for what libraries load.
+    that nothing measured before is counted. It first runs the smaller `warm`, for what libraries load; where
+    there is no such call, their loading counts too.
 
     Raises `MemoryError` where it needs more than there is.
     """
@@ -45,7 +50,8 @@ def _in_process(
     make: Callable[[Given], Callable[[], object]], given: Given, warm: Given, threads: int
 ) -> float:
     torch.set_num_threads(threads)
-    make(warm)()
+    with contextlib.suppress(AbsentError, InputError):
+        make(warm)()
     call = make(given)
     before = _reset_high_water()
     call()

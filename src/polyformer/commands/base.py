@@ -37,7 +37,7 @@ def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
     found: dict[str, Any] = {}
     for field in dataclasses.fields(command.Options):
         if pattern := field.metadata.get("changes"):
-            argv, found[field.name] = split(argv, pattern)
+            argv, found[field.name] = split(argv, pattern, several=pattern == BARE)
     try:
         values = _parser(name, command).parse_args(argv)
     except argparse.ArgumentError as error:
@@ -45,34 +45,51 @@ def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
     return command.Options(**vars(values), **found)
 
 
-def split(argv: list[str], pattern: str) -> tuple[list[str], dict[str, Any]]:
-    """The command line without the `--name VALUE` pairs whose names fit, and those by name, read as YAML."""
-    import yaml
+def split(argv: list[str], pattern: str, several: bool = False) -> tuple[list[str], dict[str, Any]]:
+    """The command line without the `--name VALUE` pairs whose names fit, and those by name, read as YAML.
 
+    With `several`, a name takes all values up to the next one: none is true, and more than one are a list.
+    """
     rest: list[str] = []
     found: dict[str, Any] = {}
-    words = iter(argv)
-    for word in words:
+    left = list(argv)
+    while left:
+        word = left.pop(0)
         name, equals, value = word.partition("=")
         if not re.fullmatch(pattern, name) or name in ("-h", "--help"):
             rest.append(word)
             continue
-        if not equals:
-            value = next(words, "--")
-            if value.startswith("--"):
-                raise InputError(f"{name}: expected a value after it")
-        try:
-            found[name.removeprefix("--")] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise InputError(f"{name}: {value!r} is not a value in YAML; put quotes around a text") from error
+        values = [value] if equals else []
+        while not equals and left and not left[0].startswith("--") and (several or not values):
+            values.append(left.pop(0))
+        if not values and not several:
+            raise InputError(f"{name}: expected a value after it")
+        read = [_yaml(name, one) for one in values]
+        found[name.removeprefix("--")] = (read[0] if len(read) == 1 else read) if read else True
     return rest, found
 
 
+def _yaml(name: str, value: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise InputError(f"{name}: {value!r} is not a value in YAML; put quotes around a text") from error
+
+
 def run_module(name: str, settings: dict[str, Any]) -> None:
-    """Call `run(config)` of the module `name`, with its configuration made from `settings`."""
+    """Call `run(config)` of the module `name`, with its configuration made from `settings`.
+
+    One value does for an option that takes a list.
+    """
     module = importlib.import_module(name)
     config = typing.get_type_hints(module.run)["config"]
-    module.run(config.from_dict({key.replace("-", "_"): value for key, value in settings.items()}))
+    given = {key.replace("-", "_"): value for key, value in settings.items()}
+    for key, hint in typing.get_type_hints(config).items():
+        if typing.get_origin(hint) is tuple and key in given and not isinstance(given[key], list):
+            given[key] = [given[key]]
+    module.run(config.from_dict(given))
 
 
 def _field(help: str, default: Any, place: bool) -> Any:

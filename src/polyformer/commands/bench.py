@@ -7,6 +7,7 @@ from polyformer.commands.base import argument, changes, run_module
 
 EXAMPLES = """examples:
   polyformer bench attention
+  polyformer bench attention --members "Window(256)" "Window(256) + alibi" --lengths 4096 8192 --backward
   polyformer bench training --layers 6 --repeats 3
   polyformer bench generation
   polyformer bench models --models longformer --length 2048
@@ -18,7 +19,7 @@ class Options:
     what: Literal["attention", "generation", "models", "training"] = argument(
         "attention, generation, models or training"
     )
-    changes: dict[str, Any] = changes("--NAME VALUE changes one setting of the measurement", bare=True)
+    changes: dict[str, Any] = changes("--NAME VALUE ... changes one setting of the measurement", bare=True)
 
 
 def run(options: Options) -> None:

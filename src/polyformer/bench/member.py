@@ -1,0 +1,129 @@
+"""What `bench attention` measures: a pattern or a mechanism, with a position scheme or without.
+
+Window(256) | Global(1)                     a pattern
+Window({sqrt}, 0) | Strided({sqrt})         {sqrt} is the root of each length, rounded
+Window(256) + alibi                         with a position scheme
+adaptive_span(max_span=512, initial=0.5)    a mechanism and its options
+"""
+
+import ast
+import dataclasses
+import math
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention import SoftmaxConfig
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.mechanism import MechanismConfig
+from polyformer.core.pattern import Pattern, ScoreMod
+from polyformer.core.relative import Relative
+from polyformer.position import Position, PositionConfig, Shape, Site, changes_scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """The mechanism, and its scheme if there is one."""
+
+    mechanism: MechanismConfig
+    position: PositionConfig | None = None
+
+    @classmethod
+    def read(cls, text: str, length: int) -> Self:
+        """What `text` means for inputs of `length`; raises `InputError` for anything else."""
+        if not isinstance(text, str):
+            raise InputError(f"members: expected expressions such as 'Window(256)', got {text!r}")
+        base, plus, scheme = text.replace("{sqrt}", str(round(math.sqrt(length)))).partition("+")
+        kind = base.partition("(")[0].strip()
+        if kind in MechanismConfig.kinds:
+            mechanism = MechanismConfig.from_dict(_with_options(base))
+        else:
+            mechanism = SoftmaxConfig(pattern=Pattern.from_text(base))
+        if not plus:
+            return cls(mechanism)
+        position = PositionConfig.from_dict(_with_options(scheme), "position scheme")
+        if not _acts_on_scores(position.build(Shape(hidden_size=8, num_heads=2, head_size=4))):
+            raise InputError(f"members: {scheme.strip()!r} changes a model's input and not its attention")
+        mechanism.require("relates")
+        return cls(mechanism, position)
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Who may see whom; None for a mechanism that has no pattern."""
+        return self.mechanism.pattern if isinstance(self.mechanism, SoftmaxConfig) else None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Terms:
+    """What a scheme adds to the scores of the one layer there is."""
+
+    position: Position
+    site: Site
+
+    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
+        return self.position.score_mod(q, k, context, self.site)
+
+    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
+        return self.position.relative(q, k, context, self.site)
+
+
+class Alone(nn.Module):
+    """The attention of a member without its projections: q, k, v [B, H, T, D] -> [B, H, T, D]."""
+
+    def __init__(self, member: Member, length: int, heads: int, width: int, causal: bool):
+        super().__init__()
+        self.mechanism = member.mechanism.build(heads, width)
+        self.context = Context(length, length, causal=causal)
+        shape = Shape(hidden_size=heads * width, max_positions=length, num_heads=heads, head_size=width)
+        self.position: Position | None = None if member.position is None else member.position.build(shape)
+
+        def to_heads(vectors: Tensor) -> Tensor:
+            return vectors.unflatten(-1, (heads, width)).transpose(0, 1)
+
+        self.site = Site(0, to_heads, to_heads)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        context = dataclasses.replace(self.context, memo={})  # layouts are made anew, as for a new batch
+        if self.position is None:
+            return self.mechanism(q, k, v, context, None, None)[0]
+        q, k = self.position.rotate(q, k, context, self.site)
+        return self.mechanism(q, k, v, context, None, _Terms(self.position, self.site))[0]
+
+
+def density(pattern: Pattern, length: int, heads: int, causal: bool) -> float:
+    """The share of all pairs of a query and a key that the pattern allows, over all heads."""
+    context = Context(length, length, causal=causal)
+    own = [pattern.of_head(head) for head in range(heads)]
+    pairs = {one: _pairs(one, context) for one in dict.fromkeys(own)}
+    return sum(pairs[one] for one in own) / (heads * length**2)
+
+
+def _pairs(pattern: Pattern, context: Context) -> int:
+    found, zero = 0, torch.zeros((), dtype=torch.long)
+    for row in pattern.layout(context, 128):
+        q_idx = torch.arange(row.start, row.stop).view(-1, 1)
+        for start, stop in row.keys.some:
+            kv_idx = torch.arange(start, stop)
+            seen = pattern.mask(context, zero, zero, q_idx, kv_idx)
+            if context.causal:
+                seen = seen & (kv_idx <= q_idx)
+            found += int(seen.sum())
+    return found
+
+
+def _acts_on_scores(position: Position) -> bool:
+    return changes_scores(position) or type(position).rotate is not Position.rotate
+
+
+def _with_options(text: str) -> dict[str, object]:
+    """`kind(name=value, ...)` as the mapping that a configuration reads; nothing is executed."""
+    kind, bracket, _ = text.strip().partition("(")
+    try:
+        call = ast.parse(text.strip(), mode="eval").body if bracket else None
+        keywords = call.keywords if isinstance(call, ast.Call) and not call.args else []
+        options = {str(one.arg): ast.literal_eval(one.value) for one in keywords}
+    except (SyntaxError, ValueError):
+        raise InputError(f"members: expected 'kind(name=value, ...)', got {text.strip()!r}") from None
+    return {"kind": kind.strip(), **options}

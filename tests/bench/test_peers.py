@@ -1,0 +1,116 @@
+"""Peers of `bench attention` compute what our members do: else their times would say nothing."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from polyformer.attention import BlockWindow, Global, GlobalEnd, Links, PerHead
+from polyformer.bench import peers
+from polyformer.bench.contenders import PEERS, _ours
+from polyformer.bench.contest import AbsentError, Attention, Contest
+from polyformer.core.attend import attend
+
+
+def contest(text: str, peer: str | None = None, length: int = 48, **changes: bool) -> Contest:
+    return Contest(
+        text, peer, length, 2, 2, 8, **{"backward": True, **changes}, device="cpu", dtype="float64"
+    )
+
+
+def results(attention: Attention, length: int = 48) -> list[Tensor]:
+    """The output and the gradients for inputs that are always the same."""
+    generator = torch.Generator().manual_seed(length)
+    shape = 2, length, 2, 8
+    q, k, v, grad = (
+        torch.randn(shape, dtype=torch.float64, generator=generator).transpose(1, 2) for _ in range(4)
+    )
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    y = attention(*inputs)
+    return [y.detach(), *torch.autograd.grad(y, inputs, grad)]
+
+
+def assert_alike(peer: Attention, ours: Attention, length: int = 48, tolerance: float = 1e-10) -> None:
+    for theirs, own in zip(results(peer, length), results(ours, length)):
+        torch.testing.assert_close(theirs, own, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["sdpa", "unfused", "x-transformers"])
+def test_dense_peers(name: str, causal: bool):
+    if name == "x-transformers":
+        pytest.importorskip("x_transformers")
+    given = contest("Full()", name, causal=causal)
+    tolerance = 1e-6 if name == "x-transformers" else 1e-10  # its softmax is in float32
+    assert_alike(PEERS[name](given), _ours(given), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_x_transformers_with_alibi(causal: bool):
+    pytest.importorskip("x_transformers")
+    given = contest("Full() + alibi", "x-transformers", causal=causal)
+    assert_alike(PEERS["x-transformers"](given), _ours(given), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("text", ["Window(6)", "Window(12) | Global(3)", "Global(1) | Window(6, 6)"])
+def test_longformer(text: str):
+    pytest.importorskip("transformers")
+    given = contest(text, "longformer")
+    assert_alike(PEERS["longformer"](given), _ours(given), tolerance=1e-5)  # its softmax is in float32
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_local_attention_is_a_window_of_blocks(causal: bool):
+    pytest.importorskip("local_attention")
+    given = contest("BlockWindow(8)", "local-attention", causal=causal)
+    assert_alike(PEERS["local-attention"](given), _ours(given))
+
+
+BIGBIRD = "BlockWindow(4) | Global(4) | GlobalEnd(4) | Random(2, 4)"
+
+
+def test_bigbird_with_the_blocks_that_it_draws(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("transformers")
+    bird = PEERS["bigbird"](contest(BIGBIRD, "bigbird"))
+    assert isinstance(bird, peers.BigBird)
+    drawn = []
+    draw = bird.core._bigbird_block_rand_mask_with_head
+    monkeypatch.setattr(bird.core, "_bigbird_block_rand_mask_with_head",
+                        lambda *args, **named: drawn.append(draw(*args, **named)) or drawn[-1])  # fmt: skip
+    theirs = results(bird)
+    assert np.stack(drawn[0]).shape == (2, 10, 2)
+    links = [Links(4, ((), *map(tuple, table.tolist()), ())) for table in drawn[0]]
+    pattern = PerHead(tuple(links)) | BlockWindow(4) | Global(4) | GlobalEnd(4)
+    for one, own in zip(theirs, results(lambda q, k, v: attend(q, k, v, pattern=pattern))):
+        torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("peer", "text", "why"),
+    [
+        ("longformer", "Window(6, 0)", "it has no counterpart of Window"),
+        ("longformer", "Window(6, dilation=2)", "it has no counterpart"),
+        ("longformer", "Window(6) | Random(1, 4)", "it has no counterpart"),
+        ("longformer", "Window(6) + alibi", r"it has no counterpart of Window\(6\) \+ alibi"),
+        ("longformer", "Window(5)", "its length is a multiple of 10"),
+        ("bigbird", "BlockWindow(4) | Global(4)", "it has BlockWindow"),
+        ("bigbird", BIGBIRD.replace("Global(4)", "Global(3)"), "its blocks all have one size"),
+        ("bigbird", BIGBIRD.replace("4", "8"), "its length is a multiple of 8 above 72"),
+        ("local-attention", "Window(4, 2)", "it has no counterpart"),
+        ("local-attention", "Window(4) | Global(1)", "it has no counterpart"),
+        ("x-transformers", "Window(4)", "it has no counterpart"),
+        ("x-transformers", "Full() + t5", "it has no counterpart"),
+        ("flex", "Window(4) + alibi", "it has no counterpart"),
+        ("flex", "adaptive_span", "it has no counterpart"),
+    ],
+)
+def test_what_a_peer_has_not_is_said(peer: str, text: str, why: str):
+    with pytest.raises(AbsentError, match=why):
+        PEERS[peer](contest(text, peer))
+
+
+@pytest.mark.parametrize("peer", ["longformer", "bigbird"])
+def test_encoders_have_no_causal_form(peer: str):
+    text = "Window(6)" if peer == "longformer" else BIGBIRD
+    with pytest.raises(AbsentError, match="it has"):
+        PEERS[peer](contest(text, peer, causal=True))
