@@ -1,6 +1,7 @@
 """Attention mechanisms and the patterns that compose: `Window(256) | Global(1)`."""
 
 from polyformer.attention.adaptive_span import AdaptiveSpanConfig
+from polyformer.attention.alternate import AlternateConfig
 from polyformer.attention.block_window import BlockWindow
 from polyformer.attention.blockwise import Blockwise
 from polyformer.attention.dynamic_span import DynamicSpanConfig
@@ -22,6 +23,7 @@ from polyformer.core.patterns import Causal, Documents, Full, Padding
 __all__ = [
     "ETC",
     "AdaptiveSpanConfig",
+    "AlternateConfig",
     "BlockWindow",
     "Blockwise",
     "Causal",

@@ -36,7 +36,8 @@ class MechanismConfig(Config):
 
     `causal`, `packs`, `caches` and `relates` (to take the score terms of a position scheme) say what a member
     can do; asked for more, it names what to use `instead`. `eager` says why `torch.compile(fullgraph=True)`
-    cannot take a member, where it cannot.
+    cannot take a member, where it cannot. `shares_queries`: its keys are its queries, so that there is no
+    projection of keys.
     """
 
     causal: ClassVar[bool] = True
@@ -45,6 +46,7 @@ class MechanismConfig(Config):
     relates: ClassVar[bool] = True
     instead: ClassVar[str] = "'softmax', which takes sparse patterns"
     eager: ClassVar[str] = ""
+    shares_queries: ClassVar[bool] = False
 
     def build(self, num_heads: int, head_size: int) -> "Mechanism":
         raise NotImplementedError
@@ -69,6 +71,9 @@ class MechanismConfig(Config):
 
 class Mechanism(nn.Module):
     """Mixes the values of each head."""
+
+    def tie(self, first: "Mechanism") -> None:
+        """Makes parameters those of the stack's `first` layer, where layers share some."""
 
     def new_state(self, reserve: int) -> State | None:
         """The state before the first token, with room for `reserve` tokens; None where there is none."""

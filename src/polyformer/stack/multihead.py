@@ -46,6 +46,11 @@ class AttentionConfig(Config):
             raise InputError(
                 f"num_key_value_heads: expected a divisor of the {heads} query heads, got {self.kv_heads}"
             )
+        if self.mechanism.shares_queries and self.kv_heads != heads:
+            raise InputError(
+                f"num_key_value_heads: the keys of {self.mechanism.kind!r} are its queries, expected {heads}, "
+                f"got {self.kv_heads}"
+            )
         if self.global_projections:
             check_global(self.mechanism)
 
@@ -104,7 +109,8 @@ class MultiHeadAttention(nn.Module):
         self.head_size = config.width(hidden_size)
         inner, inner_kv = config.num_attention_heads * self.head_size, config.kv_heads * self.head_size
         self.query = Linear(hidden_size, inner, bias=config.bias)
-        self.key = Linear(hidden_size, inner_kv, bias=config.bias)
+        shared = config.mechanism.at(layer).shares_queries
+        self.key = None if shared else Linear(hidden_size, inner_kv, bias=config.bias)
         self.value = Linear(hidden_size, inner_kv, bias=config.bias)
         self.output = Linear(inner, hidden_size, bias=config.bias)
         mechanism = config.mechanism.at(layer)
@@ -133,9 +139,12 @@ class MultiHeadAttention(nn.Module):
         read: what the same tokens show to one another, where that is not x itself.
         """
         read = x if read is None else read
-        q, k, v = self._heads(self.query, x), self._heads(self.key, read), self._heads(self.value, read)
+        q, v = self._heads(self.query, x), self._heads(self.value, read)
+        k = self._heads(self.key or self.query, read)
         site = Site(
-            self.layer, lambda one: self._vectors(self.query, one), lambda one: self._vectors(self.key, one)
+            self.layer,
+            lambda one: self._vectors(self.query, one),
+            lambda one: self._vectors(self.key or self.query, one),
         )
         q, k = position.rotate(q, k, context, site)
         terms = _Terms(position, site)
@@ -152,7 +161,8 @@ class MultiHeadAttention(nn.Module):
         """Attention of x [B, T, E] to source [B, S, E]; its projection is returned and reused as `state`."""
         if not isinstance(state, ProjectedSource):
             assert source is not None
-            state = ProjectedSource(self._heads(self.key, source), self._heads(self.value, source))
+            keys = self._heads(self.key or self.query, source)
+            state = ProjectedSource(keys, self._heads(self.value, source))
         y, _ = self.mechanism(self._heads(self.query, x), state.keys, state.values, context, None, None)
         return self._join(y), state
 

@@ -67,6 +67,9 @@ class Stack(nn.Module):
             )
             for index in range(config.num_hidden_layers)
         )
+        first = self.layers[0].get_submodule("attention.mechanism")
+        for layer in self.layers[1:]:
+            layer.get_submodule("attention.mechanism").tie(first)  # type: ignore[operator]
         self.final_norm = nn.Identity() if config.block.normalizes_output else config.norm.build(hidden_size)
 
     def forward(self, x: Tensor, pos: Tensor, context: Context, source: Source | None = None,

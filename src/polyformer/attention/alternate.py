@@ -1,0 +1,49 @@
+"""Layers that take turns: layer l has mechanism l, beginning again where there are fewer than layers.
+
+Local and global layers in turn (GPT-3, GPT-Neo; the memory-compressed attention of Liu et al. 2018), or any
+two mechanisms side by side in one stack. What one of them cannot do, the stack cannot.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from polyformer.core.errors import InputError
+from polyformer.core.mechanism import ABILITIES, Mechanism, MechanismConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AlternateConfig(MechanismConfig):
+    """`mechanisms`: one for each layer in turn."""
+
+    mechanisms: tuple[MechanismConfig, ...]
+
+    kind: ClassVar[str] = "alternate"
+    row: ClassVar[str] = "L7"
+    paper: ClassVar[str] = "Liu et al. 2018 (T-DMCA), section 4.2.5"
+
+    def __post_init__(self) -> None:
+        if not self.mechanisms:
+            raise InputError("mechanisms: expected 1 mechanism or more, got none")
+        for ability in ABILITIES:
+            unable = [one for one in self.mechanisms if not getattr(one, ability)]
+            if unable:
+                object.__setattr__(self, ability, False)
+                object.__setattr__(self, "instead", unable[0].instead)
+
+    def at(self, layer: int) -> MechanismConfig:
+        return self.mechanisms[layer % len(self.mechanisms)].at(layer)
+
+    def build(self, num_heads: int, head_size: int) -> Mechanism:
+        """Outside a stack there is one layer, the first."""
+        return self.at(0).build(num_heads, head_size)
+
+    def definition(self) -> MechanismConfig:
+        return AlternateConfig(mechanisms=tuple(one.definition() for one in self.mechanisms))
+
+    def cross(self) -> MechanismConfig:
+        return AlternateConfig(mechanisms=tuple(one.cross() for one in self.mechanisms))
+
+    @classmethod
+    def examples(cls) -> tuple["AlternateConfig", ...]:
+        whole, near = ({"kind": "softmax", "pattern": one} for one in (None, "Window(3)"))
+        return (cls(mechanisms=(MechanismConfig.from_dict(near), MechanismConfig.from_dict(whole))),)
