@@ -42,7 +42,8 @@ class ImageLocalityClaim(Config):
     memory: int = 16
     query: tuple[int, int] = (2, 4)  # 2D: height and width of a query block; what it sees above, left, right
     around: tuple[int, int, int] = (3, 2, 2)
-    steps: int = 400
+    held_out: float = 0.1  # share of the images to validate with, and as many to test on
+    steps: int = 300
     images: int = 32  # in a batch
     layers: int = 2
     width: int = 96
@@ -99,7 +100,8 @@ def recipe(config: ImageLocalityClaim, shape: tuple[int, int], pattern: Pattern)
             "intermediate_size": 4 * config.width, "dropout": 0.0, "pattern": pattern.to_text(),
             "position": {"kind": "grid", "shape": list(shape)},
         },
-        "data": {"path": config.data, "validation_fraction": 0.1, "test_fraction": 0.1},
+        "data": {"path": config.data, "validation_fraction": config.held_out,
+                 "test_fraction": config.held_out},
         "optimizer": {"kind": "adamw", "lr": config.lr},
         "schedule": {"kind": "cosine", "warmup": min(50, config.steps)},
         "training": {
