@@ -48,7 +48,7 @@ class AttentionConfig(Config):
             )
         if self.mechanism.shares_queries and self.kv_heads != heads:
             raise InputError(
-                f"num_key_value_heads: the keys of {self.mechanism.kind!r} are its queries, expected {heads}, "
+                f"num_key_value_heads: keys of {self.mechanism.kind!r} are its queries, expected {heads}, "
                 f"got {self.kv_heads}"
             )
         if self.global_projections:
