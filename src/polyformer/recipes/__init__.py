@@ -4,5 +4,16 @@ from polyformer.recipes.find import find_recipe, recipe_names
 from polyformer.recipes.fit import fit
 from polyformer.recipes.recipe import ModelChoice, Recipe
 from polyformer.recipes.run import Run, load_tokenizer
+from polyformer.recipes.stages import fit_stages, stages
 
-__all__ = ["ModelChoice", "Recipe", "Run", "find_recipe", "fit", "load_tokenizer", "recipe_names"]
+__all__ = [
+    "ModelChoice",
+    "Recipe",
+    "Run",
+    "find_recipe",
+    "fit",
+    "fit_stages",
+    "load_tokenizer",
+    "recipe_names",
+    "stages",
+]

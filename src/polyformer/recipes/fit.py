@@ -6,8 +6,10 @@ from pathlib import Path
 
 import torch
 
+from polyformer.core.files import read_tensors
+from polyformer.core.weights import load_weights
 from polyformer.data import Splits, load
-from polyformer.model import Transformer
+from polyformer.model import WEIGHTS, Transformer
 from polyformer.recipes.recipe import Recipe
 from polyformer.recipes.run import Run
 from polyformer.tasks import Fitting, TextTask
@@ -28,8 +30,9 @@ class Fitted:
     scores: Scores
 
 
-def fit(recipe: Recipe, out: str | Path, resume: bool = False) -> Fitted:
+def fit(recipe: Recipe, out: str | Path, resume: bool = False, start: str | Path | None = None) -> Fitted:
     """Train what `recipe` describes, into the folder `out`; `resume` goes on with the run there.
+    `start` is the folder of another run, whose tokenizer and weights a new one begins with.
 
     The folder then holds all that `polyformer.recipes.Run` and `from_pretrained` read. Under `torchrun` every
     process calls this alike, and the first one writes.
@@ -37,12 +40,15 @@ def fit(recipe: Recipe, out: str | Path, resume: bool = False) -> Fitted:
     splits = load(recipe.data, recipe.task.needs)
     recipe = dataclasses.replace(recipe, task=recipe.task.resolve(splits.train))
     train_rows, choice = splits.train, recipe.tokenizer
-    tokenizer = Run.open(out).tokenizer if resume else recipe.task.tokenizer(choice, train_rows)
+    known = out if resume else start
+    tokenizer = recipe.task.tokenizer(choice, train_rows) if known is None else Run.open(known).tokenizer
     task = recipe.task.build(tokenizer)
     config = task.adapt(recipe.model.config())
     with torch.random.fork_rng():  # the seed is this run's, not the program's
         torch.manual_seed(recipe.seed)
         model = Transformer(config)
+    if start is not None:
+        load_weights(model, read_tensors(Path(start) / WEIGHTS), Path(start) / WEIGHTS)
     fitting = Fitting(task, splits, recipe.seed)
     # Nothing is written before all that can be wrong with the input was found.
     run = Run(Path(out))

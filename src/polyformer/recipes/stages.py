@@ -1,0 +1,71 @@
+"""Staged training: short texts and narrow windows first, then twice as long and wide, at half the rate.
+
+Stage i (from 0) of a recipe has windows and rows 2^i times as long and a learning rate of lr / 2^i, and goes
+on with the weights of the stage before. Most updates are thus made where they are cheap, and the model still
+ends at the full length. Beltagy et al. 2020 (Longformer), section 4.2. Every stage is a run of its own, with its
+schedule from the start; rows of a batch grow fewer as they grow longer. Positions must not end at the first
+stage's length: sinusoids and rotary ones do not, learned ones need a table for the last.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from polyformer.attention import Window
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.core.pattern import Pattern
+from polyformer.recipes.fit import Fitted, fit
+from polyformer.recipes.recipe import ModelChoice, Recipe
+from polyformer.tasks import LanguageModellingConfig
+
+
+def stages(recipe: Recipe, number: int) -> list[Recipe]:
+    """The recipes of `number` stages; the first is `recipe` itself.
+
+    Raises `InputError` for a number below 1, and for what is not a language model.
+    """
+    if number < 1:
+        raise InputError(f"number: expected 1 stage or more, got {number}")
+    if not isinstance(recipe.task, LanguageModellingConfig):
+        raise InputError(f"stages: expected a recipe of the task 'lm', got {recipe.task.kind!r}")
+    return [recipe, *(_stage(recipe, recipe.task, 2**i) for i in range(1, number))]
+
+
+def fit_stages(recipe: Recipe, out: str | Path, number: int) -> list[Fitted]:
+    """Train `number` stages one after another, into the folders `out`/stage-1, `out`/stage-2, ..."""
+    fitted: list[Fitted] = []
+    for i, one in enumerate(stages(recipe, number), 1):
+        start = fitted[-1].run.folder if fitted else None
+        fitted.append(fit(one, Path(out) / f"stage-{i}", start=start))
+    return fitted
+
+
+def widened(part: Any, factor: int) -> Any:
+    """`part`, a pattern or a configuration, with every window `factor` times as wide.
+
+    A window's own token counts with those before it: the causal window of 256 becomes one of 512.
+    """
+    if isinstance(part, Window):
+        after = part.reach_after
+        before = part.before * factor if after else (part.before + 1) * factor - 1
+        return dataclasses.replace(part, before=before, after=after * factor)
+    if isinstance(part, tuple):
+        return tuple(widened(one, factor) for one in part)
+    if not isinstance(part, Config | Pattern):
+        return part
+    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    changes = {name: widened(value, factor) for name, value in fields.items()}
+    return dataclasses.replace(
+        part, **{name: value for name, value in changes.items() if value != fields[name]}
+    )
+
+
+def _stage(recipe: Recipe, task: LanguageModellingConfig, factor: int) -> Recipe:
+    length = task.row_length * factor
+    return dataclasses.replace(
+        recipe,
+        model=ModelChoice(options=widened(recipe.model.config(), factor).to_dict()),
+        task=dataclasses.replace(task, row_length=length, batch_tokens=max(task.batch_tokens, length)),
+        optimizer=dataclasses.replace(recipe.optimizer, lr=recipe.optimizer.lr / factor),
+    )

@@ -1,0 +1,94 @@
+"""Staged training: what each stage changes, and that it goes on with the weights of the one before."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import polyformer
+from polyformer import InputError
+from polyformer.attention import Global, Pattern, PerHead, PerLayer, SoftmaxConfig, Window
+from polyformer.model import ModelConfig
+from polyformer.recipes import Recipe, fit_stages, stages
+from polyformer.recipes.stages import widened
+
+
+def recipe(path: Path, **changes: Any) -> Recipe:
+    """A language model of bytes that trains in a moment."""
+    return Recipe.from_dict(
+        {
+            "task": {"kind": "lm", "row_length": 16, "batch_tokens": 32, "overlap": 4},
+            "model": {"preset": "longformer-decoder-small", "hidden_size": 16, "num_attention_heads": 2,
+                      "num_hidden_layers": 2, "intermediate_size": 16},
+            "data": {"path": str(path), "format": "lines", "validation_fraction": 0.25},
+            "tokenizer": {"algorithm": "bytes"},
+            "optimizer": {"kind": "adamw", "lr": 0.008},
+            "training": {"steps": 2, "engine": {"device": "cpu"}},
+            **changes,
+        }
+    )  # fmt: skip
+
+
+def pattern(config: ModelConfig) -> Pattern | None:
+    assert config.decoder is not None
+    mechanism = config.decoder.attention.mechanism
+    assert isinstance(mechanism, SoftmaxConfig)
+    return mechanism.pattern
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (Window(255, 0), Window(1023, 0)),
+        (Window(8), Window(32)),
+        (Window(0, 3, dilation=2), Window(0, 12, dilation=2)),
+        (PerLayer((Window(2) | Global(3), PerHead((Window(1, 0, 3),)))),
+         PerLayer((Window(8) | Global(3), PerHead((Window(7, 0, 3),))))),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_windows_are_widened_wherever_they_stand(given: Pattern, expected: Pattern):
+    assert widened(given, 4) == expected
+    assert widened(given, 1) == given
+
+
+def test_each_stage_doubles_and_halves(tmp_path: Path):
+    first, second, third = stages(recipe(tmp_path), 3)
+    assert first == recipe(tmp_path)
+    assert [one.task.row_length for one in (first, second, third)] == [16, 32, 64]
+    assert [one.task.batch_tokens for one in (first, second, third)] == [32, 32, 64]
+    assert [one.optimizer.lr for one in (first, second, third)] == [0.008, 0.004, 0.002]
+    reaches = [widest(pattern(one.model.config())) for one in (first, second, third)]
+    assert reaches == [(31, 63, 127, 127), (63, 127, 255, 255), (127, 255, 511, 511)]
+    same = dataclasses.replace(third, model=first.model, task=first.task, optimizer=first.optimizer)
+    assert same == first
+    assert Recipe.from_yaml(third.to_yaml()) == third
+
+
+def widest(given: Pattern | None) -> tuple[int, ...]:
+    assert isinstance(given, PerLayer)
+    windows = [one.patterns[0] if isinstance(one, PerHead) else one for one in given.patterns]
+    return tuple(one.before for one in windows if isinstance(one, Window))
+
+
+def test_a_stage_goes_on_with_the_weights_of_the_one_before(tmp_path: Path):
+    text = tmp_path / "lines.txt"
+    text.write_text("".join(f"the line of number {i} says little\n" for i in range(30)))
+    still = recipe(text, optimizer={"kind": "adamw", "lr": 1e-12, "weight_decay": 0.0})
+    one, two = fit_stages(still, tmp_path / "run", 2)
+    for name, tensor in one.model.state_dict().items():
+        torch.testing.assert_close(two.model.state_dict()[name], tensor, rtol=0, atol=1e-8)
+    assert two.run.tokenizer.backend.to_str() == one.run.tokenizer.backend.to_str()
+    assert two.run.folder == tmp_path / "run" / "stage-2"
+    model = polyformer.from_pretrained(two.run.folder)
+    assert pattern(model.config) == widened(pattern(one.model.config), 2)
+
+
+def test_what_cannot_be_staged_is_refused(tmp_path: Path):
+    with pytest.raises(InputError, match="number: expected 1 stage or more, got 0"):
+        stages(recipe(tmp_path), 0)
+    other = recipe(tmp_path, task={"kind": "mlm"}, model="encoder-tiny")
+    with pytest.raises(InputError, match="stages: expected a recipe of the task 'lm', got 'mlm'"):
+        stages(other, 2)
