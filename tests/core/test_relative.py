@@ -108,6 +108,17 @@ def test_gradients_of_shared_tables_are_summed_over_rows_heads_and_threads(threa
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
+def test_gradients_arrive_whatever_the_order_of_axes_in_memory() -> None:
+    tensors = inputs(2, 3, 3, 40, 40)
+    context = Context(40, 40)
+    tables = terms(("position_keys", "content"), tensors[0], context, shared=False)
+    turned = tables["content"].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    both = [results(tensors, {**tables, "content": one}, context, backend="blocks")
+            for one in (tables["content"], turned)]  # fmt: skip
+    for actual, expected in zip(*both):
+        torch.testing.assert_close(actual, expected)
+
+
 def test_nothing_is_dense() -> None:
     length = 3000
     q, k, v = (torch.randn(1, 2, length, 4, requires_grad=True) for _ in range(3))

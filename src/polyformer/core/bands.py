@@ -65,7 +65,8 @@ class Bands:
 
     def gradients(self, needed: Sequence[bool]) -> "Bands":
         """Zeros for those of the tensors whose gradients are needed, in their order."""
-        zeros = [torch.zeros_like(x) if need else None for x, need in zip(self.tensors.values(), needed)]
+        # Not zeros_like, which keeps the order of the axes in memory: parts write to views of these.
+        zeros = [x.new_zeros(x.shape) if need else None for x, need in zip(self.tensors.values(), needed)]
         return dataclasses.replace(self, **dict(zip(self.tensors, zeros)))
 
     def scaled(self, scale: float, like: "Bands") -> list[Tensor | None]:
