@@ -57,7 +57,8 @@ def test_windows_are_widened_wherever_they_stand(given: Pattern, expected: Patte
 def test_each_stage_doubles_and_halves(tmp_path: Path):
     first, second, third = stages(recipe(tmp_path), 3)
     assert first == recipe(tmp_path)
-    assert [one.task.row_length for one in (first, second, third)] == [16, 32, 64]
+    lengths = [one.task.to_dict()["row_length"] for one in (first, second, third)]
+    assert lengths == [16, 32, 64]
     assert [one.task.batch_tokens for one in (first, second, third)] == [32, 32, 64]
     assert [one.optimizer.lr for one in (first, second, third)] == [0.008, 0.004, 0.002]
     reaches = [widest(pattern(one.model.config())) for one in (first, second, third)]

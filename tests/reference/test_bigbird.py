@@ -72,7 +72,7 @@ def ours_from_theirs(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def theirs() -> torch.nn.Module:
+def theirs() -> Any:
     """In float64 and training mode, without dropout."""
     torch.manual_seed(0)
     config = transformers.BigBirdConfig(
@@ -86,7 +86,7 @@ def theirs() -> torch.nn.Module:
     return model
 
 
-def ours(other: torch.nn.Module, pattern: Pattern) -> Transformer:
+def ours(other: Any, pattern: Pattern) -> Transformer:
     options: dict[str, Any] = {**SIZES, "attention": pattern, "dropout": 0.0}
     model = Transformer(model_config("bert-base", options)).double().train()
     model.load_state_dict(ours_from_theirs(dict(other.state_dict())))

@@ -38,7 +38,7 @@ def positions() -> Tensor:
 
 
 def contexts() -> list[Context]:
-    marked = {"q_marked": MARKS, "kv_marked": MARKS}
+    marked: dict[str, Any] = {"q_marked": MARKS, "kv_marked": MARKS}
     placed = {"q_pos": positions(), "kv_pos": positions(), "kv_valid": VALID, "q_doc": DOCUMENTS,
               "kv_doc": DOCUMENTS}  # fmt: skip
     return [Context(LENGTH, LENGTH, causal=causal, **marked, **more)
