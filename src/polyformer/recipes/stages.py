@@ -3,8 +3,8 @@
 Stage i (from 0) of a recipe has windows and rows 2^i times as long and a learning rate of lr / 2^i, and goes
 on with the weights of the stage before. Most updates are thus made where they are cheap, and the model still
 ends at the full length. Beltagy et al. 2020 (Longformer), section 4.2. Every stage is a run of its own, with
-its schedule from the start; rows of a batch grow fewer as they grow longer. Positions must not end at the first
-stage's length: sinusoids and rotary ones do not, learned ones need a table for the last.
+its schedule from the start; a batch has fewer rows as they grow longer. Positions must not end at the
+first stage's length: sinusoids and rotary ones do not, learned ones need a table for the last.
 """
 
 import dataclasses
