@@ -5,6 +5,7 @@
 
 import csv
 import dataclasses
+import functools
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -88,22 +89,23 @@ def run(config: AttentionBench) -> list[Measured]:
         f"{'causal ' if config.causal else ''}attention, "
         f"{'forward and backward' if config.backward else 'forward'}: {_setting(config)}"
     )
-    lines = [line for length in config.lengths for line in _at(config, length, console.print)]
+    tell = functools.partial(console.print, soft_wrap=True)
+    lines = [line for length in config.lengths for line in _at(config, length, tell)]
     console.print(_table(lines))
     for text in (*_slopes(lines), *_ratios(config, lines)):
-        console.print(text, highlight=False)
-    _save(config, lines, console.print)
+        tell(text, highlight=False)
+    _save(config, lines, tell)
     return lines
 
 
 def _at(config: AttentionBench, length: int, tell: Callable[[str], object]) -> list[Measured]:
-    """All contenders at one length: memory first, so that what does not fit ends a process of its own."""
+    """All contenders at one length: memory before time, so that what does not fit ends its own process."""
     calls, peaks, shares = {}, {}, {}
     for contest in _contests(config, length):
         warm = dataclasses.replace(contest, length=min(length, WARM.get(contest.peer, 256)))
         try:
-            peaks[contest.label] = peak_mib(call, contest, warm, config.device) if config.memory else None
             candidate = call(contest)
+            peaks[contest.label] = peak_mib(call, contest, warm, config.device) if config.memory else None
             candidate()
         except (AbsentError, RuntimeError, MemoryError) as error:  # a peer that fails is no failure of ours
             if contest.peer is None:
