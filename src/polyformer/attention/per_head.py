@@ -27,6 +27,9 @@ class _Choice(Pattern):
             raise InputError(f"{type(self).__name__}: expected 1 pattern or more, got none")
         object.__setattr__(self, "patterns", tuple(self.patterns))
 
+    def lasting(self) -> bool:
+        return all(one.lasting() for one in self.patterns)
+
     def causal(self) -> bool:
         return all(one.causal() for one in self.patterns)
 

@@ -73,6 +73,9 @@ class InClass(Pattern):
     context: Context
     apart: int  # the slots from one token of a class to the next
 
+    def lasting(self) -> bool:
+        return False
+
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         place = original(self.context, self.apart, context, b, q_idx, kv_idx)
         return self.pattern.allows(self.context, place[0], h, *place[1:])

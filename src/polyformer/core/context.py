@@ -90,6 +90,13 @@ class Context:
             return self
         return self.once(("rows", start, stop), lambda: dataclasses.replace(self, memo={}, **own))
 
+    @property
+    def bare(self) -> tuple[int, int, int, bool] | None:
+        """Lengths, offset and causality, where they are all that there is to say; else None."""
+        if any(getattr(self, name) is not None for name in BY_ROW) or not isinstance(self.offset, int):
+            return None
+        return self.q_len, self.kv_len, self.offset, self.causal
+
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` returns, made once for this context: all layers ask for the same layouts and masks."""
         if torch.compiler.is_compiling():  # a traced graph shares by itself and must not change the context

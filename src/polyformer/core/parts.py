@@ -25,16 +25,15 @@ def parts(request: Request, seed: int, threads: int) -> list["Part"]:
     """The whole call in parts, the same ones for the same `threads`; `seed` decides what dropout drops."""
     batch, kv_heads = request.q.shape[0], request.k.shape[1]
     alike = _alike(request)
-    step = batch if request.q.is_cuda else _rows_together(request, threads)
-    if len(alike) > 1:
-        step = 1  # some heads of several rows are no view of the output
+    # Some heads of several rows would be no view of the output: several rows have all heads together.
+    step = _rows_together(request, threads) if len(alike) == 1 else 1
     found: list[Part] = []
     for first, (pattern, group) in itertools.product(range(0, batch, step), alike):
         rows = slice(first, min(first + step, batch))
         context, number = request.context.rows(first, rows.stop), (group.stop - group.start) * request.groups
         made = plan(pattern, context, step * number, request.q.device.type)
-        heads = max(1, made.room // (step * request.groups))
-        if not request.q.is_cuda and made.scores * number >= 2 * WORTH_A_THREAD:
+        heads = kv_heads if step > 1 else max(1, made.room // request.groups)
+        if step == 1 and not request.q.is_cuda and made.scores * number >= 2 * WORTH_A_THREAD:
             heads = min(heads, -(-kv_heads * batch // min(threads, WORKERS)))
         for head in range(group.start, group.stop, heads):
             own = slice(head, min(head + heads, group.stop))
@@ -56,12 +55,16 @@ def _alike(request: Request) -> list[tuple[Pattern, slice]]:
 
 
 def _rows_together(request: Request, threads: int) -> int:
-    """How many short batch rows to compute at once on a CPU, where they are alike; each thread has a part."""
-    context, batch = request.context, request.q.shape[0]
-    if batch == 1 or context.rows(0, 1) is not context:
+    """How many batch rows to compute at once, with all their heads.
+
+    On a CPU only short ones, and where they are alike; and each thread has a part.
+    """
+    context, (batch, heads) = request.context, request.q.shape[:2]
+    if batch == 1 or not (request.q.is_cuda or context.rows(0, 1) is context):
         return 1
-    whole = plan(request.pattern or Full(), context, request.q.shape[1], request.q.device.type)
-    return max(1, min(whole.room // (2 * request.q.shape[1]), batch // min(threads, WORKERS)))
+    room = plan(request.pattern or Full(), context, heads, request.q.device.type).room
+    most = room // heads if request.q.is_cuda else min(room // (2 * heads), batch // min(threads, WORKERS))
+    return max(1, min(most, batch))
 
 
 def sharing(group: Iterable["Part"]) -> Iterator["Part"]:

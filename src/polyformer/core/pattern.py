@@ -63,6 +63,10 @@ class Pattern:
         """Whether `allows` depends on `q_idx - kv_idx` alone, so that one mask serves a whole diagonal."""
         return False
 
+    def lasting(self) -> bool:
+        """Whether an equal pattern needs equal keys in all calls of equal lengths: plans can be kept."""
+        return True
+
     def causal(self) -> bool:
         """Whether a decoder can have it: nothing that it says of a token hangs on later ones."""
         return True
@@ -151,6 +155,9 @@ class _Pair(Pattern):
     def relative(self, context: Context) -> bool:
         return self.left.relative(context) and self.right.relative(context)
 
+    def lasting(self) -> bool:
+        return self.left.lasting() and self.right.lasting()
+
     def causal(self) -> bool:
         return self.left.causal() and self.right.causal()
 
@@ -224,6 +231,10 @@ class Foreign(Pattern):
 
     function: MaskMod
     where: Where | None = None
+
+    def lasting(self) -> bool:
+        """A function may read what changes, and keep alive what it reads."""
+        return False
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         if self.where is None:

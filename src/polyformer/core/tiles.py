@@ -104,19 +104,27 @@ class Plan:
 def plan(pattern: Pattern, context: Context, heads: int, device: str) -> Plan:
     """How to compute `heads` heads, counted over the batch rows.
 
-    Kept with the context, since all layers ask for the same.
+    Kept with the context, since all layers ask for the same; and beyond it where only lengths count.
     """
+    if context.bare is not None and pattern.lasting():
+        return _kept(pattern, context.bare, heads, device)
+    return context.once(("tiles", pattern, heads, device), lambda: _plan(pattern, context, heads, device))
+
+
+@functools.lru_cache(maxsize=512)
+def _kept(pattern: Pattern, bare: tuple[int, int, int, bool], heads: int, device: str) -> Plan:
+    q_len, kv_len, offset, causal = bare
+    return _plan(pattern, Context(q_len, kv_len, causal=causal, q_start=offset), heads, device)
+
+
+def _plan(pattern: Pattern, context: Context, heads: int, device: str) -> Plan:
+    if context.q_len == 0:
+        return Plan((), 1, 0)
     sizes = SIZES.get(device, SIZES["cpu"])
-
-    def make() -> Plan:
-        if context.q_len == 0:
-            return Plan((), 1, 0)
-        block, largest = _best(pattern, context, heads, sizes)
-        rows = [tuple(tiles(row, sizes.width)) for row in pattern.layout(context, block)]
-        scores = sum((tile.stop - tile.start) * tile.width for row in rows for tile in row)
-        return Plan(tuple(row for row in rows if row), sizes.entries // max(1, largest), scores)
-
-    return context.once(("tiles", pattern, heads, sizes.width), make)
+    block, largest = _best(pattern, context, heads, sizes)
+    rows = [tuple(tiles(row, sizes.width)) for row in pattern.layout(context, block)]
+    scores = sum((tile.stop - tile.start) * tile.width for row in rows for tile in row)
+    return Plan(tuple(row for row in rows if row), sizes.entries // max(1, largest), scores)
 
 
 def _best(pattern: Pattern, context: Context, heads: int, sizes: Sizes) -> tuple[int, int]:
