@@ -10,7 +10,6 @@ are found by watching it run): under `fullgraph=True` use the backends `sdpa` or
 """
 
 import dataclasses
-import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -20,14 +19,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polyformer.core.bands import Bands, PartBands
+from polyformer.core.bundles import Gathered, bundles
 from polyformer.core.captured import Evaluation, captured
-from polyformer.core.parts import Part, parts, sharing
+from polyformer.core.parts import LN2, Part, parts, sharing
 from polyformer.core.products import product
 from polyformer.core.request import Request
 from polyformer.core.tiles import Tile, give, take
 from polyformer.core.workers import spread
 
-LN2 = math.log(2)
 T = TypeVar("T")
 
 
@@ -84,7 +83,13 @@ class _Attention(torch.autograd.Function):
                 inputs = part.by_query(q), part.by_key(k), part.by_key(v)
                 outs, sums = part.by_query(out), part.by_query(lse)
                 mine = None if bands is None else PartBands(part, bands)
-                for row in part.rows:
+                gathered, rest = bundles(part)
+                for bundle in gathered:
+                    several = Gathered(part, bundle)
+                    value, total = several.forward(*inputs)
+                    several.put(outs, value)
+                    several.put(sums, total)
+                for row in rest:
                     value, total = _row_forward(part, mine, row, *inputs)
                     part.put(outs, row[0], value)
                     part.put(sums, row[0], total)
@@ -127,7 +132,10 @@ class _Attention(torch.autograd.Function):
                 inputs = _Inputs(part.by_query(q), part.by_key(k), part.by_key(v), mine, call.tables)
                 grads = _Gradients(part.by_query(dq), part.by_key(dk), part.by_key(dv), totals)
                 outs = tuple(part.by_query(x) for x in rows)
-                for row in part.rows:
+                gathered, rest = bundles(part)
+                for bundle in gathered:
+                    Gathered(part, bundle).backward(inputs[:3], outs, grads[:3])
+                for row in rest:
                     _row_backward(part, row, inputs, outs, grads)
                 if mine is not None:
                     mine.finish()

@@ -14,7 +14,8 @@ from polyformer.core.request import Request
 from polyformer.core.tiles import Masks, Tile, plan, slots
 from polyformer.core.workers import WORKERS
 
-LOG2E = 1 / math.log(2)
+LN2 = math.log(2)
+LOG2E = 1 / LN2
 
 
 WORTH_A_THREAD = 1 << 18

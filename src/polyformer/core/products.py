@@ -5,7 +5,7 @@ from torch import Tensor
 
 from polyformer.core.linear import onednn_takes
 
-SMALLEST = 1 << 21
+SMALLEST = 1 << 24
 """Multiplications below which starting oneDNN, once per product, costs more than it wins."""
 
 
