@@ -18,16 +18,21 @@ def inputs(dtype: torch.dtype, size: float, width: int = 16) -> list[Tensor]:
     return [one.requires_grad_() for one in (q * size, k * size, v)]
 
 
-def run(config: MechanismConfig, tensors: list[Tensor], context: Context) -> list[Tensor]:
-    """Output and gradients."""
-    y, _ = config.build(2, tensors[0].shape[3]).to(tensors[0].dtype).eval()(*tensors, context, None, None)
+def run(
+    config: MechanismConfig, tensors: list[Tensor], context: Context, stored: torch.dtype | None = None
+) -> list[Tensor]:
+    """Output and gradients, with parameters that can be `stored`: to round them is no error of computing."""
+    torch.manual_seed(16)
+    mechanism = config.build(2, tensors[0].shape[3]).to(stored or tensors[0].dtype)
+    y, _ = mechanism.to(tensors[0].dtype).eval()(*tensors, context, None, None)
     assert y.dtype == tensors[0].dtype
     return [y.detach(), *torch.autograd.grad(y.square().sum(), tensors)]
 
 
 def errors(config: MechanismConfig, tensors: list[Tensor], context: Context) -> list[tuple[float, float]]:
     """Distance from float64, and size, of the output and each gradient."""
-    exact = run(config, [one.detach().double().requires_grad_() for one in tensors], context)
+    doubled = [one.detach().double().requires_grad_() for one in tensors]
+    exact = run(config, doubled, context, tensors[0].dtype)
     found = run(config, tensors, context)
     return [(float((a.double() - b).norm()), float(b.norm())) for a, b in zip(found, exact)]
 

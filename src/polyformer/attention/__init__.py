@@ -10,6 +10,7 @@ from polyformer.attention.fixed import Fixed, Summary
 from polyformer.attention.global_end import GlobalEnd
 from polyformer.attention.global_tokens import Global
 from polyformer.attention.image_blocks import Local1D, Local2D
+from polyformer.attention.linformer import LinformerConfig
 from polyformer.attention.links import Links
 from polyformer.attention.marked import Marked
 from polyformer.attention.per_head import PerHead, PerLayer
@@ -33,6 +34,7 @@ __all__ = [
     "Full",
     "Global",
     "GlobalEnd",
+    "LinformerConfig",
     "Links",
     "Local1D",
     "Local2D",

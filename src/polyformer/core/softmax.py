@@ -26,9 +26,7 @@ def softmax(scores: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tens
     lse = safe_logsumexp(scores)
     # A row of nothing has lse = -inf: shifting it by 0 instead keeps exp(-inf) = 0 and its gradient 0.
     probabilities = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
-    records = _records()
-    if records is not None:
-        records.append(probabilities.detach())
+    record(probabilities)
     return probabilities, lse
 
 
@@ -57,6 +55,13 @@ def recorded() -> Iterator[list[Tensor]]:
 def recording() -> bool:
     """Whether somebody is looking."""
     return _records() is not None
+
+
+def record(probabilities: Tensor) -> None:
+    """Shows `probabilities` [..., Tq, Tk] to whoever collects."""
+    records = _records()
+    if records is not None:
+        records.append(probabilities.detach())
 
 
 def amend(change: Callable[[Tensor], Tensor]) -> None:

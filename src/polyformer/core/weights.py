@@ -8,8 +8,14 @@ from polyformer.core.errors import InputError, unknown
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:
-    """Put `tensors`, read from `file`, into `model`; `InputError` unless names and shapes are the model's."""
-    own = model.state_dict()
+    """Put `tensors`, read from `file`, into `model`; `InputError` unless names and shapes are the model's.
+
+    What several layers share stands in a file once, and is shared again.
+    """
+    own = model.state_dict(keep_vars=True)
+    firsts: dict[int, str] = {}
+    shared = {name: first for name, one in own.items() if (first := firsts.setdefault(id(one), name)) != name}
+    tensors = {**{name: tensors[first] for name, first in shared.items() if first in tensors}, **tensors}
     for name in tensors:
         if name not in own:
             raise unknown(f"tensor in {file}", name, own)
@@ -21,5 +27,13 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> No
                 f"{file}: {name!r} has shape {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
             )
     model.load_state_dict(tensors, assign=True)
+    for name, first in shared.items():
+        module, _, key = name.rpartition(".")
+        setattr(model.get_submodule(module), key, _at(model, first))
     for parameter in model.parameters():  # an assigned tensor takes the place of the parameter, flag included
         parameter.requires_grad_(True)
+
+
+def _at(model: nn.Module, name: str) -> object:
+    module, _, key = name.rpartition(".")
+    return getattr(model.get_submodule(module), key)
