@@ -19,7 +19,7 @@ class Near(ByDistance):
     after: int
     every_th: int = 1
 
-    def reach(self) -> tuple[int, int]:
+    def ends(self) -> tuple[int, int]:
         return self.before, self.after
 
     def sees(self, distance: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ class Near(ByDistance):
 
 @dataclasses.dataclass(frozen=True)
 class Holes(ByDistance):
-    def reach(self) -> tuple[int, int]:
+    def ends(self) -> tuple[int, int]:
         return 20, 3
 
     def sees(self, distance: Tensor) -> Tensor:

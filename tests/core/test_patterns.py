@@ -196,3 +196,23 @@ def test_positions_count_real_tokens() -> None:
         [0, 0, 0, 1],
         [0, 1, 1, 1],
     ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reach"),
+    [
+        (Window(5, 2), (-2, 5)), (Window(5, 0, dilation=3), (0, 15)), (Global(1), None),
+        (Window(5) & Window(9, 1), (-1, 5)), (Window(5) & Global(1), (-5, 5)),
+        (Window(5) | Window(9, 1), (-5, 9)), (Window(5) | Global(1), None),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_reach(pattern: Pattern, reach: tuple[int, int] | None) -> None:
+    assert pattern.reach() == reach
+    context = Context(30, 30).reaching(reach)
+    assert context.distances == ((-29, 29) if reach is None else reach)
+    assert context.reaching(reach) is context.reaching(reach), "layers share it"
+    mask = dense(pattern, context, 1, 1)[0, 0]
+    distance = context.distance(torch.arange(30).view(-1, 1), torch.arange(30))[mask]
+    assert context.distances[0] <= distance.min()
+    assert distance.max() <= context.distances[1]

@@ -63,9 +63,11 @@ class SoftmaxAttention(Mechanism):
         if state is not None:
             assert isinstance(state, KeyValueCache)
             k, v, state = state.append(k, v)
+        pattern = self.config.pattern
+        context = context.reaching(None if pattern is None else pattern.reach())
         y = attend(
             q, k, v,
-            pattern=self.config.pattern,
+            pattern=pattern,
             score_mod=None if position is None else position.score_mod(q, k, context),
             relative=None if position is None else position.relative(q, k, context),
             context=context,

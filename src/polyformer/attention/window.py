@@ -60,6 +60,9 @@ class Window(Pattern):
         full = clip(last - left, first + right + 1, context.kv_len) if self.dilation == 1 else ()
         return Keys(some, full)
 
+    def reach(self) -> tuple[int, int]:
+        return -self.reach_after * self.dilation, self.before * self.dilation
+
     def step(self) -> int:
         return self.dilation
 

@@ -63,6 +63,10 @@ class Pattern:
         """Whether `allows` depends on `q_idx - kv_idx` alone, so that one mask serves a whole diagonal."""
         return False
 
+    def reach(self) -> tuple[int, int] | None:
+        """The least and the greatest distance at which a key is seen; None where there is no limit."""
+        return None
+
     def lasting(self) -> bool:
         """Whether an equal pattern needs equal keys in all calls of equal lengths: plans can be kept."""
         return True
@@ -180,6 +184,12 @@ class And(_Pair):
 
     sign: ClassVar[str] = "&"
 
+    def reach(self) -> tuple[int, int] | None:
+        left, right = self.left.reach(), self.right.reach()
+        if left is None or right is None:
+            return left or right
+        return max(left[0], right[0]), min(left[1], right[1])
+
     def step(self) -> int:
         return math.lcm(self.left.step(), self.right.step())
 
@@ -197,6 +207,10 @@ class Or(_Pair):
     """What either pattern allows."""
 
     sign: ClassVar[str] = "|"
+
+    def reach(self) -> tuple[int, int] | None:
+        left, right = self.left.reach(), self.right.reach()
+        return None if left is None or right is None else (min(left[0], right[0]), max(left[1], right[1]))
 
     def step(self) -> int:
         return math.gcd(self.left.step(), self.right.step())
