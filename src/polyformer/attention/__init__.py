@@ -14,7 +14,9 @@ from polyformer.attention.linformer import LinformerConfig
 from polyformer.attention.links import Links
 from polyformer.attention.marked import Marked
 from polyformer.attention.per_head import PerHead, PerLayer
+from polyformer.attention.performer import PerformerConfig
 from polyformer.attention.random_blocks import Random
+from polyformer.attention.rfa import RFAConfig
 from polyformer.attention.softmax_attention import SoftmaxConfig
 from polyformer.attention.strided import Strided
 from polyformer.attention.window import Window
@@ -43,6 +45,8 @@ __all__ = [
     "Pattern",
     "PerHead",
     "PerLayer",
+    "PerformerConfig",
+    "RFAConfig",
     "Random",
     "SoftmaxConfig",
     "Strided",
