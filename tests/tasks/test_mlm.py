@@ -61,3 +61,19 @@ def test_a_tokenizer_without_mask_is_refused(tmp_path):
 def test_share_is_checked(share: float):
     with pytest.raises(InputError, match=r"mask_share: expected a share in \(0, 1\], got"):
         MaskedModellingConfig(mask_share=share)
+
+
+def test_documents_can_have_rows_of_their_own():
+    """For attention that cannot keep packed documents apart: nothing is lost, and no row has two documents."""
+    tokenizer = Tokenizer.train(TokenizerConfig(algorithm="bytes"), [])
+    config = MaskedModellingConfig(row_length=8, batch_tokens=96, packed=False)
+    own = config.build(tokenizer)
+    rows = own.prepare([{"text": "abcdefghij"}, {"text": "k"}])
+    assert [len(row["input_ids"]) for row in rows] == [8, 4, 3]
+    assert all(row.keys() == {"input_ids"} for row in rows)
+    joined = np.concatenate([row["input_ids"] for row in rows[:2]])
+    assert (joined[0], joined[-1]) == (own.cls, own.sep)
+    assert tokenizer.decode(joined[1:-1].tolist()) == "abcdefghij"
+    batch = own.collate(rows)
+    assert batch["attention_mask"].sum(1).tolist() == [8, 4, 3]
+    assert "document_ids" not in batch

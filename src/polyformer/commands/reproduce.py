@@ -12,6 +12,9 @@ EXAMPLES = """examples:
   polyformer reproduce warmup     # post-norm needs warm-up, pre-norm does not
   polyformer reproduce extrapolation --data DIR     # ALiBi: train short, test long
   polyformer reproduce image-locality     # blocks around a pixel are enough to predict it
+  polyformer reproduce linformer-theory     # the theorems' errors against k
+  polyformer reproduce linformer-speed     # time and memory beside the paper's tables
+  polyformer reproduce linformer-quality --data DIR     # perplexity against k, sharing and n
 """
 
 HOME = "polyformer.bench.reproduce"  # a module for each claim, with `run(config)`

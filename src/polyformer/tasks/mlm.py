@@ -1,7 +1,8 @@
 """Masked language modelling: guess the tokens that were hidden. Devlin et al. 2019, section 3.1, task 1.
 
-Every document is <cls> text <sep>; documents are packed into rows and do not see one another. Which tokens
-are hidden is drawn anew in every epoch (Liu et al. 2019, section 4.1), and once for all in held-out text.
+Every document is <cls> text <sep>; documents are packed into rows and do not see one another, or each has
+rows of its own, for attention that cannot keep packed documents apart. Which tokens are hidden is drawn anew
+in every epoch (Liu et al. 2019, section 4.1), and once for all in held-out text.
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ class MaskedModellingConfig(TaskConfig):
     """Guess hidden tokens."""
 
     row_length: int = 128  # tokens in a row
+    packed: bool = True  # False: no row holds parts of two documents
     mask_share: float = 0.15  # of the tokens of a row, how many are to be guessed
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
@@ -66,7 +68,11 @@ class MaskedModelling(TextTask):
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
         documents = [[self.cls, *ids, self.sep] for ids in encoded]
-        return list(pack(documents, self.config.row_length, pad_id=self.collate.pad_id))
+        length = self.config.row_length
+        if self.config.packed:
+            return list(pack(documents, length, pad_id=self.collate.pad_id))
+        parts = (ids[start : start + length] for ids in documents for start in range(0, len(ids), length))
+        return [{"input_ids": np.asarray(part, np.int32)} for part in parts]
 
     @property
     def corrupt(self) -> Corrupt:

@@ -1,0 +1,188 @@
+"""The claim "k rows are enough" (Wang et al. 2020, section 5.1, figure 3), at desk scale.
+
+Equal masked language models, dense and Linformer, at equal steps. Validation perplexity against the steps:
+(a) with k rows for inputs of n tokens, (b) with the projections shared in every way, (c) with k kept while n
+grows. The claims hold where Linformer with the greatest k, and with one matrix for all layers, come near the
+dense model and the unshared one, and where n grows without harm.
+
+Deviations: WikiText-2 (or the default text) in place of 3300M words, hundreds of steps in place of 250 000.
+"""
+
+import csv
+import dataclasses
+import io
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from polyformer.attention import LinformerConfig
+from polyformer.bench.plot import line_plot
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.core.files import atomic_write
+from polyformer.recipes import Recipe, Run, fit
+from polyformer.recipes.find import absolute, with_data
+from polyformer.recipes.run import RECIPE
+from polyformer.training.config import at_least
+from polyformer.training.curves import series
+from polyformer.training.metrics import read_metrics
+
+NEAR = 1.05
+"""Perplexity over that of the model compared with: at most so much counts as near it."""
+
+FIGURES = {
+    "k": "perplexity against k",
+    "sharing": "perplexity against what is shared",
+    "length": "perplexity against n, with one k",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QualityClaim(Config):
+    """Sizes of the runs, equal but for the attention; a second call goes on with what OUT holds."""
+
+    data: str | None = (
+        None  # a directory with WikiText-2's {train,valid}.txt[.gz]; by default the default text
+    )
+    length: int = 256  # n
+    ks: tuple[int, ...] = (16, 32, 64, 128)
+    k: int = 64  # where sharing or n are compared
+    sharing: tuple[str, ...] = ("none", "head", "key-value", "layer")
+    lengths: tuple[int, ...] = (128, 256, 512)
+    steps: int = 2000
+    batch_tokens: int = 4096
+    layers: int = 2
+    width: int = 128
+    heads: int = 4
+    vocabulary: int = 2000
+    lr: float = 2e-3
+    seed: int = 0
+    out: str = "runs/linformer-quality"
+
+    def __post_init__(self) -> None:
+        at_least(1, steps=self.steps, layers=self.layers, width=self.width, heads=self.heads, k=self.k)
+        if self.length not in self.lengths:
+            raise InputError(f"lengths: expected {self.length}, the length of the other runs, among them")
+        for k in (*self.ks, self.k):
+            if not 1 <= k <= min(self.length, *self.lengths):
+                raise InputError(f"k: expected 1 to {min(self.length, *self.lengths)} rows, got {k}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One run: `k` rows (None: dense attention) for inputs of `length`."""
+
+    length: int
+    k: int | None = None
+    sharing: str = "head"
+
+    @property
+    def name(self) -> str:
+        return f"n{self.length}-" + ("dense" if self.k is None else f"k{self.k}-{self.sharing}")
+
+
+Curve = list[tuple[float, float]]
+"""Validation perplexity after so many steps."""
+
+
+def trials(config: QualityClaim) -> dict[str, list[Trial]]:
+    """The runs of each part of the figure; some stand in several."""
+    dense, n = Trial(config.length), config.length
+    return {
+        "k": [dense, *(Trial(n, k) for k in config.ks)],
+        "sharing": [Trial(n, config.k, one) for one in config.sharing],
+        "length": [one for m in config.lengths for one in (Trial(m), Trial(m, config.k))],
+    }
+
+
+def run(config: QualityClaim) -> dict[Trial, Curve]:
+    """Train all, write OUT/linformer_quality.csv and a picture of each part, print the table and verdicts."""
+    folder, found = Path(config.out), {}
+    parts = trials(config)
+    for trial in dict.fromkeys(one for part in parts.values() for one in part):
+        found[trial] = _curve(Recipe.from_dict(recipe(config, trial)), folder / trial.name)
+        print(f"{trial.name}: perplexity {found[trial][-1][1]:.2f}", flush=True)
+        atomic_write(folder / "linformer_quality.csv", _csv(found).encode())
+    print("\n".join(verdicts(config, {one: curve[-1][1] for one, curve in found.items()})))
+    for part, own in parts.items():
+        path = folder / f"{part}.png"
+        line_plot(path, {one.name: found[one] for one in own}, "steps", "validation perplexity", log=True)
+        print(f"{FIGURES[part]}: {path}")
+    return found
+
+
+def recipe(config: QualityClaim, trial: Trial) -> dict[str, Any]:
+    """One of the runs."""
+    data: dict[str, Any] = {}
+    if config.data is not None:
+        files = {"path": "train.txt.gz", "validation": "valid.txt.gz", "format": "articles"}
+        data = absolute(with_data(files, config.data))
+    mechanism: dict[str, Any] = {"kind": "softmax"}
+    if trial.k is not None:
+        mechanism = LinformerConfig(max_length=trial.length, k=trial.k, sharing=trial.sharing).to_dict()
+    return {
+        "task": {"kind": "mlm", "row_length": trial.length, "batch_tokens": config.batch_tokens,
+                 "packed": False},
+        "model": {
+            "preset": "encoder-tiny", "num_hidden_layers": config.layers, "hidden_size": config.width,
+            "num_attention_heads": config.heads, "intermediate_size": 4 * config.width, "dropout": 0.0,
+            "encoder": {"attention": {"mechanism": mechanism}},
+        },
+        "data": data,
+        "tokenizer": {"algorithm": "bpe", "vocab_size": config.vocabulary},
+        "optimizer": {"kind": "adamw", "lr": config.lr},
+        "schedule": {"kind": "cosine", "warmup": min(100, config.steps)},
+        "training": {
+            "steps": config.steps,
+            "reporting": {"log_every": 50, "evaluate_every": max(1, config.steps // 8)},
+            "saving": {"checkpoint_every": 500},
+        },
+        "seed": config.seed,
+    }  # fmt: skip
+
+
+def verdicts(config: QualityClaim, found: dict[Trial, float]) -> Iterator[str]:
+    """What the perplexities at the end say of each claim."""
+    n, last = config.length, max(config.ks)
+    dense = found[Trial(n)]
+    ratios = [found[Trial(n, k)] / dense for k in sorted(config.ks)]
+    told = ", ".join(f"k={k} x{one:.3f}" for k, one in zip(sorted(config.ks), ratios))
+    rising = all(b <= a * 1.01 for a, b in itertools.pairwise(ratios))
+    yield _told(
+        f"more rows are better, and {last} of {n} come near dense", rising and ratios[-1] <= NEAR, told
+    )
+    if {"none", "layer"} <= set(config.sharing):
+        ratio = found[Trial(n, config.k, "layer")] / found[Trial(n, config.k, "none")]
+        yield _told("one matrix for all layers is as good as none shared", ratio <= NEAR, f"x{ratio:.3f}")
+    grown = [found[Trial(m, config.k)] / found[Trial(m)] for m in sorted(config.lengths)]
+    told = ", ".join(f"n={m} x{one:.3f}" for m, one in zip(sorted(config.lengths), grown))
+    yield _told(
+        f"k={config.k} serves longer inputs as well", grown[-1] <= grown[0] * NEAR, f"{told} of dense"
+    )
+
+
+def _told(claim: str, holds: bool, figures: str) -> str:
+    return f"{claim}: {'reproduced' if holds else 'not reproduced'} ({figures})"
+
+
+def _curve(recipe: Recipe, folder: Path) -> Curve:
+    """The run in `folder`, made or gone on with, as validation perplexity by step."""
+    begun = (folder / RECIPE).is_file()
+    if begun and Run.open(folder).recipe != recipe:
+        raise InputError(f"{folder} holds a run of other settings; choose another place with --out")
+    fitted = fit(recipe, folder, resume=begun)
+    last = recipe.training.steps, fitted.scores["validation"]["perplexity"]
+    points = zip(*series(read_metrics(folder), "valid_perplexity"))
+    return [(step, value) for step, value in points if step < last[0]] + [last]
+
+
+def _csv(found: dict[Trial, Curve]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["length", "k", "sharing", "step", "perplexity"])
+    for one, curve in found.items():
+        writer.writerows(
+            (one.length, one.k or "dense", one.sharing if one.k else "", *point) for point in curve
+        )
+    return text.getvalue()

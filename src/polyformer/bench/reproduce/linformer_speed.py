@@ -1,0 +1,290 @@
+"""Linformer's time and memory beside standard attention (Wang et al. 2020, tables 1 and 3, figure 2).
+
+For every n and k: attention alone, from projected heads to mixed heads, and a whole layer, each beside
+standard attention as the paper has it (its operations one after another) and torch's fused kernel. The
+paper's table 3 stands beside ours. Dense attention stops where its scores would not fit.
+
+Deviations: the paper compares whole models on a V100 and takes for memory the greatest batch that fits; here
+it is one layer, and the peak memory of one call.
+"""
+
+import csv
+import dataclasses
+import functools
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention import LinformerConfig, SoftmaxConfig
+from polyformer.bench.attention import slope
+from polyformer.bench.memory import peak_mib
+from polyformer.bench.plot import line_plot
+from polyformer.bench.timing import in_turn, median
+from polyformer.block import PreNormConfig
+from polyformer.core.config import Config
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.files import atomic_write
+from polyformer.core.mechanism import MechanismConfig
+from polyformer.core.norms import LayerNormConfig
+from polyformer.feedforward import DenseConfig
+from polyformer.position import NoPositionConfig, Shape
+from polyformer.stack import AttentionConfig
+from polyformer.stack.layer import Layer
+from polyformer.training.config import at_least
+
+PAPER = {
+    "time": {
+        512: (1.5, 1.3), 1024: (1.7, 1.6, 1.3), 2048: (2.6, 2.4, 2.1, 1.3), 4096: (3.4, 3.2, 2.8, 2.2, 1.3),
+        8192: (5.5, 5.0, 4.4, 3.5, 2.1), 16384: (8.6, 7.8, 7.0, 5.6, 3.3), 32768: (13, 12, 11, 8.8, 5.0),
+        65536: (20, 18, 16, 14, 7.9),
+    },
+    "memory": {
+        512: (1.7, 1.5), 1024: (3.0, 2.9, 1.8), 2048: (6.1, 5.6, 3.6, 2.0), 4096: (14, 13, 8.3, 4.3, 2.3),
+        8192: (28, 26, 17, 8.5, 4.5), 16384: (56, 48, 32, 16, 8), 32768: (56, 48, 36, 18, 16),
+        65536: (60, 52, 40, 20, 18),
+    },
+}  # fmt: skip
+"""Table 3: how many times faster, or less memory, by n, for k = 128, 256, 512, 1024, 2048."""
+
+PAPER_KS = 128, 256, 512, 1024, 2048
+
+COMPLEXITY = """model                    per layer    sequential operations
+recurrent                O(n)         O(n)
+Transformer (2017)       O(n^2)       O(1)
+Sparse Transformer       O(n sqrt n)  O(1)
+Reformer                 O(n log n)   O(log n)
+Linformer                O(n)         O(1)"""
+"""Table 1."""
+
+DENSE = "unfused", "sdpa"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeedClaim(Config):
+    """Forward passes without gradients, float32 on a CPU; medians over `repeats` rounds in turn."""
+
+    lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+    ks: tuple[int, ...] = (128, 256, 512, 1024, 2048)
+    tokens: int = 4096  # in a batch, where n leaves room for several rows
+    heads: int = 8
+    width: int = 64  # of a head
+    unfused_limit: int = 6000  # MiB that the scores of standard attention may take, twice
+    fused_up_to: int = 16384  # tokens; beyond, the fused kernel takes too long
+    levels: tuple[str, ...] = ("attention", "layer")
+    memory: bool = True
+    device: str = "cpu"
+    repeats: int = 3
+    out: str = "runs/linformer-speed"
+
+    def __post_init__(self) -> None:
+        at_least(1, heads=self.heads, width=self.width, repeats=self.repeats, tokens=self.tokens)
+        if not self.lengths or not self.ks or min(*self.lengths, *self.ks) < 1:
+            raise InputError(f"lengths, ks: expected 1 or more, got {list(self.lengths)}, {list(self.ks)}")
+        if not self.levels or set(self.levels) - {"attention", "layer"}:
+            raise InputError(f"levels: expected 'attention', 'layer' or both, got {list(self.levels)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shot:
+    """One thing to measure; `who` is "linformer" or one of `DENSE`."""
+
+    level: str
+    who: str
+    length: int
+    k: int
+    rows: int
+    heads: int
+    width: int
+    device: str
+
+    @property
+    def name(self) -> str:
+        return f"k={self.k}" if self.who == "linformer" else self.who
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One line of the result: per call of `rows` rows."""
+
+    level: str
+    who: str
+    length: int
+    k: int
+    rows: int
+    milliseconds: float
+    peak_mib: float | None
+
+
+class Unfused(nn.Module):
+    """softmax(q k^T / sqrt(D)) v, one operation after the other, as a mechanism."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, None]:
+        return torch.softmax(q @ k.mT * q.shape[3] ** -0.5, -1) @ v, None
+
+
+def call(shot: Shot) -> Callable[[], object]:
+    """The call to measure."""
+    torch.manual_seed(0)
+    mechanism = _mechanism(shot)
+    context = Context(shot.length, shot.length)
+    if shot.level == "attention":
+        alone = (Unfused() if shot.who == "unfused" else mechanism.build(shot.heads, shot.width)).to(
+            shot.device
+        )
+        shape = shot.rows, shot.length, shot.heads, shot.width
+        q, k, v = (torch.randn(shape, device=shot.device).transpose(1, 2) for _ in range(3))
+        return torch.no_grad()(lambda: alone(q, k, v, context, None, None))
+    size = shot.heads * shot.width
+    layer = Layer(
+        size, AttentionConfig(num_attention_heads=shot.heads, mechanism=mechanism),
+        DenseConfig(intermediate_size=4 * size, activation="gelu"), PreNormConfig(), LayerNormConfig(), 0.0,
+        cross=False, index=0,
+    )  # fmt: skip
+    if shot.who == "unfused":
+        layer.attention.mechanism = Unfused()  # type: ignore[assignment]
+    position = NoPositionConfig().build(Shape(hidden_size=size, num_heads=shot.heads, head_size=shot.width))
+    layer = layer.to(shot.device).eval()
+    x = torch.randn(shot.rows, shot.length, size, device=shot.device)
+    return torch.no_grad()(lambda: layer(x, context, position))
+
+
+def _mechanism(shot: Shot) -> MechanismConfig:
+    if shot.who == "linformer":
+        return LinformerConfig(max_length=shot.length, k=shot.k, sharing="layer")
+    return SoftmaxConfig(backend="sdpa")
+
+
+def shots(config: SpeedClaim, level: str, length: int) -> list[Shot]:
+    """What is measured at one length; k is less than n, as in the paper."""
+    rows = max(1, config.tokens // length)
+    make = functools.partial(Shot, level=level, length=length, rows=rows, heads=config.heads,
+                             width=config.width, device=config.device)  # fmt: skip
+    scores = rows * config.heads * length**2 * 4 * 2 / (1 << 20)  # and their softmax
+    dense = [who for who, fits in (("unfused", scores <= config.unfused_limit),
+                                   ("sdpa", length <= config.fused_up_to)) if fits]  # fmt: skip
+    return [make(who=who, k=0) for who in dense] + [
+        make(who="linformer", k=k) for k in config.ks if k < length
+    ]
+
+
+def run(config: SpeedClaim) -> list[Measured]:
+    """Measure, write OUT/linformer_speed.csv and a picture of each level, print tables and the verdict."""
+    print(f"forward, {config.heads} heads of {config.width}, float32, {config.device}, "
+          f"{torch.get_num_threads()} threads, torch {torch.__version__}")  # fmt: skip
+    found: list[Measured] = []
+    folder = Path(config.out)
+    for level in config.levels:
+        for length in config.lengths:
+            found += _at(config, shots(config, level, length))
+            atomic_write(folder / "linformer_speed.csv", _csv(found).encode())
+    for level in config.levels:
+        own = [one for one in found if one.level == level]
+        for text in (*_table(own, "time", "unfused"), *_table(own, "time", "sdpa"),
+                     *_table(own, "memory", "unfused"), *_table(own, "memory", "sdpa")):  # fmt: skip
+            print(text)
+        print("\n".join(_slopes(own)))
+        _draw(folder / f"{level}.png", own)
+    print(verdict([one for one in found if one.level == config.levels[0]]))
+    print(COMPLEXITY)
+    print(f"curves: {', '.join(str(folder / f'{level}.png') for level in config.levels)}")
+    return found
+
+
+def _at(config: SpeedClaim, own: list[Shot]) -> Iterator[Measured]:
+    peaks = {}
+    for shot in own:
+        warm = dataclasses.replace(shot, length=256, k=min(shot.k, 128), rows=1)
+        peaks[shot.name] = peak_mib(call, shot, warm, config.device) if config.memory else None
+    seconds = in_turn({shot.name: call(shot) for shot in own}, config.repeats)
+    for shot in own:
+        milliseconds = median(seconds[shot.name]) * 1e3
+        line = Measured(shot.level, shot.who, shot.length, shot.k, shot.rows, milliseconds, peaks[shot.name])
+        print(f"{shot.level} {shot.name} at {shot.length}: {line.milliseconds:.1f} ms", flush=True)
+        yield line
+
+
+def ratios(own: list[Measured], what: str, against: str) -> dict[tuple[int, int], float]:
+    """How many times less time or memory than `against`, by (n, k)."""
+    values = {
+        (one.who, one.length, one.k): one.milliseconds if what == "time" else one.peak_mib for one in own
+    }
+    return {
+        (n, k): dense / value
+        for (who, n, k), value in values.items()
+        if who == "linformer" and value and (dense := values.get((against, n, 0)))
+    }
+
+
+def _table(own: list[Measured], what: str, against: str) -> Iterator[str]:
+    """Ours and, behind a stroke, the paper's."""
+    found = ratios(own, what, against)
+    if not found:
+        return
+    ks = sorted({k for _, k in found})
+    yield f"{own[0].level}, {what} of {against} attention over Linformer's (| the paper's):"
+    yield f"{'n':>7}" + "".join(f"{f'k={k}':>16}" for k in ks)
+    for n in sorted({n for n, _ in found}):
+        cells = [f"{found[n, k]:.1f} | {_paper(what, n, k)}" if (n, k) in found else "" for k in ks]
+        yield f"{n:>7}" + "".join(f"{cell:>16}" for cell in cells)
+
+
+def _paper(what: str, n: int, k: int) -> str:
+    value = published(what, n, k)
+    return "-" if value is None else f"{value:g}"
+
+
+def published(what: str, n: int, k: int) -> float | None:
+    """Table 3's entry, where it has one."""
+    row = PAPER[what].get(n, ())
+    return row[PAPER_KS.index(k)] if k in PAPER_KS and PAPER_KS.index(k) < len(row) else None
+
+
+def _slopes(own: list[Measured]) -> Iterator[str]:
+    """Growth of the time for one row with n: 1 is linear, 2 quadratic."""
+    for name in dict.fromkeys((one.who, one.k) for one in own):
+        points = [(one.length, one.milliseconds / one.rows) for one in own if (one.who, one.k) == name]
+        value = slope(points)
+        if value is not None:
+            yield f"{own[0].level}, {_name(*name)}: log-log slope of time {value:.2f}"
+
+
+def verdict(own: list[Measured]) -> str:
+    """Whether the attention alone is at least as many times faster than unfused attention as in the paper."""
+    found = ratios(own, "time", "unfused")
+    compared = {at: (value, wanted) for at, value in found.items()
+                if (wanted := published("time", *at)) is not None}  # fmt: skip
+    short = [f"n={n}, k={k}: {value:.1f}x of {wanted:g}x" for (n, k), (value, wanted) in compared.items()
+             if value < wanted]  # fmt: skip
+    if not compared:
+        return "table 3: no verdict, nothing that the paper measured was measured"
+    held = f"not reproduced everywhere ({'; '.join(short)})" if short else "reproduced"
+    return f"table 3, time of attention alone, {len(compared)} entries: {held}"
+
+
+def _draw(path: Path, own: list[Measured]) -> None:
+    """Figure 2: the time for as many tokens as the longest input has, so that linear growth is flat."""
+    most = max(one.length for one in own)
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for one in own:
+        milliseconds = one.milliseconds * most / (one.rows * one.length)
+        curves.setdefault(_name(one.who, one.k), []).append((one.length, milliseconds))
+    line_plot(path, curves, "n", f"milliseconds for {most} tokens", log=True)
+
+
+def _name(who: str, k: int) -> str:
+    return f"Linformer k={k}" if who == "linformer" else who
+
+
+def _csv(found: list[Measured]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    names = [field.name for field in dataclasses.fields(Measured)]
+    writer.writerow([*names, "paper_time", "paper_memory"])
+    for one in found:
+        paper = ("" if (value := published(what, one.length, one.k)) is None else value for what in PAPER)
+        writer.writerow([*dataclasses.astuple(one), *paper])
+    return text.getvalue()
