@@ -147,13 +147,15 @@ class Case:
 
 @functools.cache
 def cases() -> tuple[Case, ...]:
-    """All of them."""
-    found = [
-        Case(name, shrunk(with_part(base, part)))
-        for name, part in members()
-        for shape, base in bases().items()
-        if fits(part, shape)
-    ]
+    """The first example of each member in every shape that can hold it (a pattern alone), others in one."""
+    found, seen = [], set[Any]()
+    for name, part in members():
+        able = [base for shape, base in bases().items() if fits(part, shape)]
+        pattern = getattr(part, "pattern", None)
+        kind = type(pattern or part)
+        most = 1 if kind in seen else 2 if pattern else len(able)
+        found += [Case(name, shrunk(with_part(base, part))) for base in able[:most]]
+        seen.add(kind)
     found += [
         Case(name, shrunk(change(base))) for name, change in VARIANTS.items() for base in bases().values()
     ]
