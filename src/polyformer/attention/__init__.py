@@ -12,6 +12,7 @@ from polyformer.attention.global_tokens import Global
 from polyformer.attention.image_blocks import Local1D, Local2D
 from polyformer.attention.linformer import LinformerConfig
 from polyformer.attention.links import Links
+from polyformer.attention.lsh import LSHConfig
 from polyformer.attention.marked import Marked
 from polyformer.attention.per_head import PerHead, PerLayer
 from polyformer.attention.performer import PerformerConfig
@@ -36,6 +37,7 @@ __all__ = [
     "Full",
     "Global",
     "GlobalEnd",
+    "LSHConfig",
     "LinformerConfig",
     "Links",
     "Local1D",

@@ -1,0 +1,213 @@
+"""LSH attention: a token looks among the tokens that a random hash puts into its bucket.
+
+    h(x) = argmax [x R; -x R]        k_j = q_j / |q_j|
+    y_i = sum_j p_ij v_j             p_ij = softmax over the j that i sees of q_i . k_j / sqrt(D)
+
+Keys are queries of unit length, so that tokens which point the same way share a bucket. There are several
+rounds of hashing, and i sees j if it does so in any round: if j is one of the last `window` tokens of i's own
+bucket at or before i. Without causality it is also one of the next `window` - 1. The window counts the token
+itself, which sees itself only where it sees nothing else. A key seen in several rounds counts once; joining
+rounds by their log-sum-exp with log c taken off says the same (equations 4 and 5 of the paper).
+
+Deviations: the paper cuts the sorted tokens into chunks, whose edges later tokens move; a window sees no
+future. The bucket of a token is that of its key. The heads of a layer share R [D, rounds * buckets / 2],
+which is drawn once. Cost: products of R T `window` pairs of tokens, and T D `rounds` * `buckets` / 2 for the
+hashes; a step of decoding compares T `rounds` bucket numbers. Kitaev et al. 2020 (Reformer), section 2.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.features import RandomDirections
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.linear import linear
+from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.core.softmax import recording, softmax
+from polyformer.core.sorted_attention import sorted_attention
+from polyformer.core.sorted_window import bucket_windows
+from polyformer.core.state import State
+
+FEW = 64
+"""Queries are looked up one by one where there are so many times more keys."""
+
+HASHED = 1 << 22
+"""Projections that are computed together for hashes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LSHConfig(MechanismConfig):
+    """`buckets` of a round; `window`: the tokens of its own bucket that a token sees, itself among them."""
+
+    rounds: int = 4
+    buckets: int = 64
+    window: int = 64
+    plain: bool = False  # all pairs at once: the definition
+
+    kind: ClassVar[str] = "lsh"
+    row: ClassVar[str] = "C1"
+    paper: ClassVar[str] = "Kitaev et al. 2020, section 2"
+    relates: ClassVar[bool] = False
+    shares_queries: ClassVar[bool] = True
+    eager: ClassVar[str] = "tokens are sorted by what they hash to, and runs of them walked in Python"
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise InputError(f"rounds: expected 1 round of hashing or more, got {self.rounds}")
+        if self.buckets < 2 or self.buckets % 2:
+            near = max(2, self.buckets + 1)
+            raise InputError(
+                f"buckets: they come in pairs, of a direction and its opposite; expected an even number, "
+                f"got {self.buckets}; give {near}"
+            )
+        if self.window < 1:
+            raise InputError(f"window: counts the token itself, expected 1 or more, got {self.window}")
+
+    def build(self, num_heads: int, head_size: int) -> "LSHAttention":
+        return (PlainLSH if self.plain else LSHAttention)(self, head_size)
+
+    def definition(self) -> "LSHConfig":
+        return dataclasses.replace(self, plain=True)
+
+    def cross(self) -> MechanismConfig:
+        """Another sequence has buckets of its own, but no order beside this one's: full attention."""
+        return MechanismConfig.from_dict({"kind": "softmax"})
+
+    @classmethod
+    def examples(cls) -> tuple["LSHConfig", ...]:
+        return cls(rounds=2, buckets=2, window=3), cls(rounds=3, buckets=4, window=40)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hashed(State):
+    """Keys and values, and in `buckets` the keys' bucket numbers [B, H, T, R] beside values of no width."""
+
+    cache: KeyValueCache
+    buckets: KeyValueCache
+
+    def append(self, k: Tensor, v: Tensor, buckets: Tensor) -> tuple[Tensor, Tensor, Tensor, "Hashed"]:
+        k, v, cache = self.cache.append(k, v)
+        rows = buckets.transpose(2, 3)
+        rows, _, kept = self.buckets.append(rows, rows[..., :0])
+        return k, v, rows.transpose(2, 3), Hashed(cache, kept)
+
+
+class LSHAttention(Mechanism):
+    """Its state is what it has seen, hashed."""
+
+    def __init__(self, config: LSHConfig, head_size: int):
+        super().__init__()
+        self.config = config
+        self.directions = RandomDirections(config.rounds * config.buckets // 2, head_size, orthogonal=False)
+
+    def new_state(self, reserve: int) -> State:
+        return Hashed(KeyValueCache(reserve=reserve), KeyValueCache(reserve=reserve))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
+                position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
+        buckets = self.hash(k)
+        if state is not None:
+            assert isinstance(state, Hashed)
+            k, v, buckets, state = state.append(k, v, buckets)
+        y = self._mix(_exact(q), k, v, buckets, context)
+        return y.to(q.dtype), state
+
+    @torch.no_grad()
+    def hash(self, k: Tensor) -> Tensor:
+        """The buckets [B, H, R, T] of keys [B, H, T, D]."""
+        turn, half = self.directions(_exact(k)), self.config.buckets // 2
+        iota = torch.arange(half, dtype=turn.dtype, device=turn.device)
+        found = []
+        for rows in _exact(k).flatten(0, 2).split(max(1, HASHED // len(turn))):
+            x = linear(rows, turn).unflatten(-1, (self.config.rounds, half))
+            top, low = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True)
+            # Where the extreme stands; argmax itself is no vector operation on a CPU and far slower.
+            where = x.eq_(torch.where(top < -low, low, top)).mul_(iota).amax(-1)
+            found.append((where + half * (top < -low).squeeze(-1)).int())
+        return torch.cat(found).view(*k.shape[:3], -1).transpose(2, 3)
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context) -> Tensor:
+        if recording():
+            return _plainly(self.config, q, k, v, buckets, context)
+        first, rest = context.offset, context.kv_len - context.offset - context.q_len
+        if context.causal and context.q_len * FEW <= context.kv_len:
+            return _one_by_one(self.config, q, k, v, buckets, context)
+        windows = bucket_windows(buckets, self.config.window, context)
+        q = F.pad(q, (0, 0, first, rest))  # the past asks nothing
+        k, v = F.normalize(_exact(k), dim=-1), _exact(v)
+        y = sorted_attention(q, k, v, windows, context, q.shape[3] ** -0.5, itself=False)
+        return y[:, :, first : first + context.q_len]
+
+
+class PlainLSH(LSHAttention):
+    """By the equation, over all pairs."""
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context) -> Tensor:
+        return _plainly(self.config, q, k, v, buckets, context)
+
+
+def _exact(x: Tensor) -> Tensor:
+    """`x` in the precision that scores and hashes are computed in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _meets(buckets: Tensor, context: Context) -> Tensor:
+    """Whether a query and a key are of one bucket and document, and no padding: [B, H, Tq, R, Tk]."""
+    slots = slice(context.offset, context.offset + context.q_len)
+    same = buckets[..., slots].transpose(2, 3).unsqueeze(-1) == buckets.unsqueeze(2)
+    if context.q_doc is not None and context.kv_doc is not None:
+        same &= (context.q_doc.unsqueeze(-1) == context.kv_doc.unsqueeze(-2))[:, None, :, None]
+    if context.kv_valid is not None:
+        valid = context.kv_valid
+        same &= (valid[:, slots].unsqueeze(-1) & valid.unsqueeze(-2))[:, None, :, None]
+    return same
+
+
+def _plainly(config: LSHConfig, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context) -> Tensor:
+    """The definition: [B, H, Tq, Dv]."""
+    query = torch.arange(context.q_len, device=q.device).view(-1, 1, 1) + context.offset
+    key = torch.arange(context.kv_len, device=q.device)
+    same = _meets(buckets, context)
+    before, after = same & (key <= query), same & (key > query)
+    seen = before & (before.flip(-1).cumsum(-1).flip(-1) <= config.window)
+    if not context.causal:
+        seen |= after & (after.cumsum(-1) < config.window)
+    seen, itself = seen.any(3), (key == query).squeeze(1)
+    others = seen & ~itself
+    allowed = others | (seen & ~others.any(-1, keepdim=True))
+    scores = q @ F.normalize(_exact(k), dim=-1).mT * q.shape[3] ** -0.5
+    return softmax(scores, allowed)[0] @ _exact(v)
+
+
+def _one_by_one(config: LSHConfig, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor,
+                context: Context) -> Tensor:  # fmt: skip
+    """The same for a few queries and their past: no key is read that is not seen. [B, H, Tq, Dv]."""
+    slots = torch.arange(context.q_len, device=q.device) + context.offset
+    same = _meets(buckets, context)
+    if context.q_len > 1:
+        same &= torch.arange(context.kv_len, device=q.device) <= slots.view(-1, 1, 1)
+    rows, keys = same.flatten(0, 3).nonzero(as_tuple=True)
+    ends = torch.bincount(rows, minlength=same[..., 0].numel()).cumsum(0)
+    last = ends[rows] - torch.arange(len(rows), device=q.device) <= config.window
+    rows, keys = rows[last] // config.rounds, keys[last]
+    number = torch.arange(q[..., 0].numel(), device=q.device)
+    slots = slots.repeat(len(number) // context.q_len)
+    seen = torch.zeros(len(number), context.kv_len, dtype=torch.bool, device=q.device)
+    seen[rows, keys] = True
+    own = seen[number, slots]
+    seen[number, slots] = False
+    seen[number, slots] = own & ~seen.any(1)
+    rows, keys = seen.nonzero(as_tuple=True)
+    heads = rows // context.q_len
+    k, v = (_exact(x.flatten(0, 1)[heads, keys]) for x in (k, v))
+    scores = (q.flatten(0, 2)[rows] * F.normalize(k, dim=-1)).sum(-1) * q.shape[3] ** -0.5
+    top = scores.new_zeros(len(number)).scatter_reduce(0, rows, scores.detach(), "amax", include_self=False)
+    weights = (scores - top[rows]).exp()
+    total = scores.new_zeros(len(number)).index_add(0, rows, weights)
+    y = v.new_zeros(len(number), v.shape[1]).index_add(0, rows, (weights / total[rows]).unsqueeze(-1) * v)
+    return y.view(*q.shape[:3], -1)
