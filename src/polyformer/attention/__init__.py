@@ -20,6 +20,7 @@ from polyformer.attention.random_blocks import Random
 from polyformer.attention.rfa import RFAConfig
 from polyformer.attention.softmax_attention import SoftmaxConfig
 from polyformer.attention.strided import Strided
+from polyformer.attention.svd import SVDConfig
 from polyformer.attention.window import Window
 from polyformer.core.pattern import Pattern
 from polyformer.core.patterns import Causal, Documents, Full, Padding
@@ -50,6 +51,7 @@ __all__ = [
     "PerformerConfig",
     "RFAConfig",
     "Random",
+    "SVDConfig",
     "SoftmaxConfig",
     "Strided",
     "Summary",
