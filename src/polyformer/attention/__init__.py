@@ -18,6 +18,7 @@ from polyformer.attention.per_head import PerHead, PerLayer
 from polyformer.attention.performer import PerformerConfig
 from polyformer.attention.random_blocks import Random
 from polyformer.attention.rfa import RFAConfig
+from polyformer.attention.routing import RoutingConfig
 from polyformer.attention.softmax_attention import SoftmaxConfig
 from polyformer.attention.strided import Strided
 from polyformer.attention.svd import SVDConfig
@@ -51,6 +52,7 @@ __all__ = [
     "PerformerConfig",
     "RFAConfig",
     "Random",
+    "RoutingConfig",
     "SVDConfig",
     "SoftmaxConfig",
     "Strided",

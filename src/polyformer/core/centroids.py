@@ -1,0 +1,90 @@
+"""Spherical k-means whose centroids follow a moving average, one set for each head.
+
+    c(x) = argmax_c mu_c . n(x)        n(x) = LayerNorm(x), without scale and bias
+    mu_c <- normalize(decay mu_c + (1 - decay) normalize(sum of the n(x) with c(x) = c))
+
+A step uses the centroids as they are and changes them after its backward pass: nothing of a pass decides
+where its own tokens go, and activations computed again are the same. Evaluation never changes them. Sums are
+taken over all processes. A centroid that no vector chose stays.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.core.workers import spread
+
+RUN = 1024
+"""Vectors whose products with all centroids are held at once, by each thread."""
+
+Chosen = tuple[Tensor, Tensor, Tensor | None]
+"""Normed vectors [B, H, T, D], their clusters [B, H, T], and which are real, [B, T], None for all."""
+
+
+def normed(x: Tensor) -> Tensor:
+    """n(x): x [B, H, T, D] with mean 0 and length sqrt(D) over D."""
+    # As projections leave x [B, H, T, D] in memory, nothing is copied.
+    return F.layer_norm(x.transpose(1, 2), x.shape[-1:]).transpose(1, 2)
+
+
+class Centroids(nn.Module):
+    """mu [H, C, D]: directions from a generator of its own, whose seed is drawn as initial weights are."""
+
+    centres: Tensor
+
+    def __init__(self, heads: int, count: int, width: int, decay: float):
+        super().__init__()
+        self.decay = decay
+        seed = int(torch.randint(2**62, (), device="cpu"))
+        generator = torch.Generator("cpu").manual_seed(seed)
+        drawn = torch.randn(heads, count, width, generator=generator, dtype=torch.float64, device="cpu")
+        centres = torch.empty(heads, count, width).copy_(
+            F.normalize(drawn - drawn.mean(-1, keepdim=True), dim=-1)
+        )
+        self.register_buffer("centres", centres)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """The number of the centroid nearest to each of x [B, H, T, D], normed already: [B, H, T]."""
+        centres, (rows, heads, length) = self.centres.to(x.dtype), x.shape[:3]
+        found = torch.empty(rows, heads, length, dtype=torch.long, device=x.device)
+        starts = range(0, length, RUN)
+        items = [(b, h, slice(t, t + RUN)) for b in range(rows) for h in range(heads) for t in starts]
+
+        def work(group: Sequence[tuple[int, int, slice]]) -> None:
+            for b, h, run in group:
+                found[b, h, run] = (x[b, h, run] @ centres[h].T).argmax(-1)
+
+        if x.is_cuda or length == 1:
+            return (x @ centres.mT).argmax(-1)
+        spread(work, items)
+        return found
+
+    def learn(self, queries: Chosen, keys: Chosen) -> None:
+        """In training, moves the centroids once the gradient of the queries is there."""
+        if self.training and queries[0].requires_grad:
+            made = [(x.detach(), clusters, real) for x, clusters, real in (queries, keys)]
+            queries[0].register_hook(lambda _: self._move(made))
+
+    @torch.no_grad()
+    def _move(self, chosen: list[Chosen]) -> None:
+        old = self.centres.to(torch.promote_types(self.centres.dtype, torch.float32))
+        sums = torch.zeros_like(old)
+        for one in chosen:
+            self._add(sums, *one)
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(sums)
+        new = F.normalize(self.decay * old + (1 - self.decay) * F.normalize(sums, dim=-1), dim=-1)
+        moves = sums.square().sum(-1, keepdim=True) > 0
+        self.centres.copy_(torch.where(moves, new, old))
+
+    def _add(self, sums: Tensor, x: Tensor, clusters: Tensor, real: Tensor | None) -> None:
+        """Adds the vectors of each cluster to its sum [H, C, D]."""
+        heads, count, _ = sums.shape
+        if real is not None:
+            x = x * real[:, None, :, None]
+        place = clusters + count * torch.arange(heads, device=x.device).view(-1, 1)
+        sums.flatten(0, 1).index_add_(0, place.flatten(), x.flatten(0, 2).to(sums.dtype))
