@@ -5,6 +5,7 @@ nothing of size n x n is ever built.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterable
 
 Interval = tuple[int, int]
@@ -70,11 +71,13 @@ def unite(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 def subtract(a: Iterable[Interval], b: Iterable[Interval]) -> tuple[Interval, ...]:
     """What of the sorted, disjoint intervals `a` lies in none of the sorted, disjoint intervals `b`."""
-    holes, left = list(b), []
+    holes, left, passed = list(b), [], 0
     for start, stop in a:
-        for first, last in holes:
-            if last <= start or first >= stop:
-                continue
+        while passed < len(holes) and holes[passed][1] <= start:
+            passed += 1
+        for first, last in itertools.islice(holes, passed, None):
+            if first >= stop:
+                break
             if start < first:
                 left.append((start, first))
             start = last

@@ -4,6 +4,7 @@ A tile's keys are intervals of key slots laid side by side; a row with many keys
 no tile is wider than `width` and memory stays linear whatever the pattern.
 """
 
+import collections
 import dataclasses
 import functools
 from typing import Any
@@ -64,9 +65,11 @@ class Tile:
     def columns(self) -> list[tuple[int, int]]:
         """Where the intervals `masked` stand among the tile's keys."""
         found, before = [], 0
+        inside = collections.deque(intersect(self.keys, self.masked))
         for start, stop in self.keys:
-            inside = intersect(((start, stop),), self.masked)
-            found.extend((before + a - start, before + b - start) for a, b in inside)
+            while inside and inside[0][0] < stop:
+                first, last = inside.popleft()
+                found.append((before + first - start, before + last - start))
             before += stop - start
         return found
 
