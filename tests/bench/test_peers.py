@@ -6,12 +6,9 @@ import torch
 from torch import Tensor
 
 from polyformer.attention import BlockWindow, Global, GlobalEnd, Links, PerHead
-from polyformer.attention.linformer import Linformer
 from polyformer.bench import peers
 from polyformer.bench.contenders import PEERS, _ours
 from polyformer.bench.contest import AbsentError, Attention, Contest
-from polyformer.bench.linformer_peer import PublicLinformer
-from polyformer.bench.member import Alone
 from polyformer.core.attend import attend
 
 
@@ -62,26 +59,24 @@ def test_longformer(text: str):
     assert_alike(PEERS["longformer"](given), _ours(given), tolerance=1e-5)  # its softmax is in float32
 
 
-def test_linformer_with_the_same_projections():
-    pytest.importorskip("linformer")
-    given = contest("linformer(max_length=64, k=8)", "linformer")
-    theirs, ours = PEERS["linformer"](given), _ours(given)
-    assert isinstance(theirs, PublicLinformer)
-    assert isinstance(ours, Alone)
-    assert isinstance(ours.mechanism, Linformer)
-    with torch.no_grad():
-        for mine, other in ((ours.mechanism.keys, "proj_k"), (ours.mechanism.values, "proj_v")):
-            weight = mine[0].weight
-            assert isinstance(weight, Tensor)
-            weight[0] = getattr(theirs.layer, other).T
-    assert_alike(theirs, ours)
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_local_attention_is_a_window_of_blocks(causal: bool):
     pytest.importorskip("local_attention")
     given = contest("BlockWindow(8)", "local-attention", causal=causal)
     assert_alike(PEERS["local-attention"](given), _ours(given))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_performer_pytorch_is_ours_but_for_what_it_adds(causal: bool, monkeypatch: pytest.MonkeyPatch):
+    """It adds 1e-4 to features and 1e-6 to sums; the first is set to nothing here."""
+    module = pytest.importorskip("performer_pytorch.performer_pytorch")
+    monkeypatch.setitem(module.softmax_kernel.__kwdefaults__, "eps", 0.0)
+    given, made = contest("performer(features=32)", "performer-pytorch", causal=causal), []
+    for make in (PEERS["performer-pytorch"], _ours):
+        torch.manual_seed(0)
+        made.append(results(make(given)))
+    for theirs, own in zip(*made):
+        assert (theirs - own).norm() < (1e-2 if causal else 1e-9) * own.norm()
 
 
 BIGBIRD = "BlockWindow(4) | Global(4) | GlobalEnd(4) | Random(2, 4)"
@@ -118,11 +113,9 @@ def test_bigbird_with_the_blocks_that_it_draws(monkeypatch: pytest.MonkeyPatch):
         ("local-attention", "Window(4) | Global(1)", "it has no counterpart"),
         ("x-transformers", "Window(4)", "it has no counterpart"),
         ("x-transformers", "Full() + t5", "it has no counterpart"),
-        ("linformer", "Window(4)", "it has no counterpart of Window"),
-        ("linformer", "linformer(sharing='layer')", "it has one k, sharing 'head' and linear projections"),
-        ("linformer", "linformer(projection='mean')", "it has one k, sharing 'head' and linear projections"),
         ("flex", "Window(4) + alibi", "it has no counterpart"),
         ("flex", "adaptive_span", "it has no counterpart"),
+        ("performer-pytorch", "rfa", "it has performer with positive features"),
     ],
 )
 def test_what_a_peer_has_not_is_said(peer: str, text: str, why: str):

@@ -20,6 +20,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from polyformer.core.context import Context
+from polyformer.core.errors import InputError
 from polyformer.core.features import MAPS, Kernel, RandomDirections, check_features
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.linear_attention import LinearState, definition, exact, linear_attention
@@ -48,6 +49,8 @@ class PerformerConfig(MechanismConfig):
 
     def __post_init__(self) -> None:
         check_features(self.features, self.redraw_every)
+        if self.floor < 0:
+            raise InputError(f"floor: expected 0 or more, got {self.floor}")
 
     def build(self, num_heads: int, head_size: int) -> "Performer":
         return (PlainPerformer if self.plain else Performer)(self, head_size)

@@ -3,10 +3,23 @@
 Each takes part where the member has a counterpart in it, and says so where it has none.
 """
 
+import contextlib
+import io
+import warnings
+
 import torch
 from torch import Tensor, nn
 
-from polyformer.attention import BlockWindow, Causal, Full, Global, GlobalEnd, Random, Window
+from polyformer.attention import (
+    BlockWindow,
+    Causal,
+    Full,
+    Global,
+    GlobalEnd,
+    PerformerConfig,
+    Random,
+    Window,
+)
 from polyformer.bench.contest import AbsentError, Attention, Contest
 from polyformer.core.pattern import Or, Pattern
 from polyformer.position import AlibiConfig
@@ -72,6 +85,29 @@ def x_transformers(contest: Contest) -> Attention:
         return attend(q, k, v, attn_bias=biases(contest.length, contest.length))[0]
 
     return with_alibi
+
+
+def performer_pytorch(contest: Contest) -> Attention:
+    """performer-pytorch's `FastAttention` with our directions; on a CPU its causal form is the slow one.
+
+    It adds 1e-4 to every feature, which ours does not.
+    """
+    config = contest.member.mechanism
+    if not isinstance(config, PerformerConfig) or config.map != "positive":
+        raise contest.no_counterpart("it has performer with positive features")
+    ours = config.build(contest.heads, contest.width).get_submodule("directions")
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            from performer_pytorch import FastAttention
+
+            attention = FastAttention(contest.width, config.features, causal=contest.causal)
+    except ImportError:
+        raise MISSING from None
+    attention.projection_matrix = ours(
+        torch.zeros((), dtype=getattr(torch, contest.dtype), device=contest.device)
+    )
+    return attention
 
 
 class Given(nn.Module):

@@ -11,6 +11,7 @@ from polyformer.core.errors import unknown
 EXAMPLES = """examples:
   polyformer reproduce warmup     # post-norm needs warm-up, pre-norm does not
   polyformer reproduce extrapolation --data DIR     # ALiBi: train short, test long
+  polyformer reproduce random-features     # orthogonal positive features err least
   polyformer reproduce image-locality     # blocks around a pixel are enough to predict it
   polyformer reproduce linformer-theory     # the theorems' errors against k
   polyformer reproduce linformer-speed     # time and memory beside the paper's tables

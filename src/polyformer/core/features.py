@@ -4,7 +4,7 @@
     positive        phi = exp(a - |x|^2 / 2) / sqrt(M)               E = exp(q . k)
     trigonometric   phi = exp(|x|^2 / 2) [cos a, sin a] / sqrt(M)    E = exp(q . k)
     gaussian        phi = [cos a, sin a] / sqrt(M)                   E = exp(-|q - k|^2 / 2)
-    relu            phi = (max(a, 0) + 0.001) / sqrt(M)              a kernel of its own
+    relu            phi = max(a, 0) + 0.001                          a kernel of its own
 
 Every map is kept as e^scale(x) * values(x), so that no exponential overflows: the values are at most 1 where
 there is an exponential (the map's own maximum is in `scale`), and who uses them weighs in the log domain.
@@ -12,6 +12,7 @@ Choromanski et al. 2021, lemma 1 and section 3; Peng et al. 2021, section 2.2.
 """
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import torch
@@ -46,7 +47,7 @@ class Positive(FeatureMap):
 
     def values(self, a: Tensor) -> tuple[Tensor, Tensor | None]:
         top = a.detach().amax(-1, keepdim=True)
-        return (a - top).exp_(), top.squeeze(-1)
+        return (a - top).exp_(), top.squeeze(-1) - math.log(a.shape[-1]) / 2
 
     def slope(self, values: Tensor, grad: Tensor) -> Tensor:
         return values * grad

@@ -1,0 +1,250 @@
+"""Performer and RFA: their limits, their errors, their states, and faults seen in public code."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import polyformer
+from polyformer.attention import PerformerConfig, RFAConfig
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.features import MAPS, Kernel, RandomDirections, directions
+from polyformer.core.linear_attention import LinearState
+from polyformer.core.mechanism import Mechanism, MechanismConfig
+
+MEMBERS: list[MechanismConfig] = [
+    PerformerConfig(features=24),
+    PerformerConfig(features=24, map="trigonometric"),
+    PerformerConfig(features=24, map="relu"),
+    RFAConfig(features=24),
+    RFAConfig(features=24, gated=True),
+]
+
+
+def made(config: MechanismConfig, seed: int = 0, heads: int = 2, width: int = 8) -> Mechanism:
+    torch.manual_seed(seed)
+    return config.build(heads, width).double().eval()
+
+
+def tensors(length: int, rows: int = 2, width: int = 8) -> list[Tensor]:
+    torch.manual_seed(1)
+    return [torch.randn(rows, 2, length, width, dtype=torch.float64) for _ in range(3)]
+
+
+def run(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, causal: bool = True, **more: Tensor) -> Tensor:
+    return mechanism(q, k, v, Context(q.shape[2], k.shape[2], causal=causal, **more), None, None)[0]
+
+
+def test_positive_features_are_those_of_the_paper():
+    """phi(q) . phi(k) summed key by key, as lemma 2 writes it, causally and by hand."""
+    mechanism, (q, k, v) = made(PerformerConfig(features=6)), tensors(5)
+    w = mechanism.get_submodule("directions")(q)
+    one, two = (x * 8**-0.25 for x in (q, k))
+
+    def phi(x: Tensor) -> Tensor:
+        return torch.exp(x @ w.T - x.square().sum(-1, keepdim=True) / 2) / math.sqrt(6)
+
+    expected = torch.empty_like(v)
+    for i in range(5):
+        seen = (phi(one[:, :, i : i + 1]) * phi(two[:, :, : i + 1])).sum(-1, keepdim=True)
+        expected[:, :, i] = (seen * v[:, :, : i + 1]).sum(2) / seen.sum(2)
+    torch.testing.assert_close(run(mechanism, q, k, v), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_gates_are_the_recurrence_of_the_paper():
+    """S = g S + (1 - g) phi(k) v^T and z likewise, one token after the other."""
+    mechanism, (q, k, v) = made(RFAConfig(features=40, gated=True)), tensors(150)
+    with torch.no_grad():
+        for parameter in mechanism.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    named = dict(mechanism.named_parameters())
+    w, sigma = mechanism.get_submodule("directions")(q), named["log_sigma"].exp().view(-1, 1)
+    s, z = torch.zeros(2, 2, 80, 8, dtype=torch.float64), torch.zeros(2, 2, 80, dtype=torch.float64)
+    expected = []
+    for t in range(150):
+        gate = torch.sigmoid((k[:, :, t] * named["gate.vector"]).sum(-1) + named["gate.bias"]).unsqueeze(-1)
+        one, two = (x[:, :, t] / x[:, :, t].norm(dim=-1, keepdim=True) / sigma @ w.T for x in (q, k))
+        of_q, of_k = (torch.cat([x.sin(), x.cos()], -1) / math.sqrt(40) for x in (one, two))
+        s = gate.unsqueeze(-1) * s + ((1 - gate) * of_k).unsqueeze(-1) * v[:, :, t].unsqueeze(2)
+        z = gate * z + (1 - gate) * of_k
+        expected.append((of_q.unsqueeze(2) @ s).squeeze(2) / (of_q * z).sum(-1, keepdim=True))
+    torch.testing.assert_close(run(mechanism, q, k, v), torch.stack(expected, 2), rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def limit_error(config: MechanismConfig, unit: bool) -> float:
+    """Mean square distance from softmax attention, over seeds."""
+    q, k, v = (x / 2 for x in tensors(24))
+    if unit:
+        one, two = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
+        expected = torch.softmax(one @ two.mT, -1) @ v
+    else:
+        expected = torch.softmax(q @ k.mT / math.sqrt(8), -1) @ v
+    found = [run(made(config, seed), q, k, v, causal=False) for seed in range(12)]
+    return float(torch.stack([(one - expected).square().mean() for one in found]).mean())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [PerformerConfig(features=32), PerformerConfig(features=32, map="trigonometric"), RFAConfig(features=32)],
+    ids=["positive", "trigonometric", "rfa"],
+)
+def test_more_features_come_nearer_to_softmax_at_the_rate_of_a_mean(config: PerformerConfig | RFAConfig):
+    """The square of the error falls as 1 / M: 64 times as many features, an error 8 times less."""
+    from dataclasses import replace
+
+    few, many = (limit_error(replace(config, features=m), config.kind == "rfa") for m in (32, 32 * 64))
+    assert 64 / 2.5 < few / many < 64 * 2.5
+
+
+@pytest.mark.parametrize("name", ["positive", "trigonometric"])
+def test_orthogonal_directions_err_less_than_independent_ones(name: str):
+    errors = {kind: kernel_error(name, kind) for kind in (True, False)}
+    assert errors[True] < 0.95 * errors[False]
+
+
+def test_positive_features_err_less_than_trigonometric_ones_where_kernels_are_small():
+    """Lemma 2: that is where most weights of attention are."""
+    positive, trigonometric = (kernel_error(name, True, apart=1.5) for name in ("positive", "trigonometric"))
+    assert positive < 0.1 * trigonometric
+
+
+def kernel_error(name: str, orthogonal: bool, apart: float = 0.0) -> float:
+    """Mean square error of exp(q . k), over seeds; q and k lie `apart` on either side of the origin."""
+    generator = torch.Generator().manual_seed(3)
+    q, k = (torch.randn(48, 8, dtype=torch.float64, generator=generator) / 6 for _ in range(2))
+    q[:, 0] += apart
+    k[:, 0] -= apart
+    found = 0.0
+    for seed in range(30):
+        w = directions(64, 8, orthogonal, torch.Generator().manual_seed(seed))
+        kernel = Kernel(MAPS[name], w)
+        (of_q, a), (of_k, b) = kernel.features(q), kernel.features(k)
+        estimate = (of_q @ of_k.T) * (a.unsqueeze(1) + b).exp()
+        found += float((estimate - (q @ k.T).exp()).square().mean())
+    return found
+
+
+def test_directions_are_orthogonal_in_blocks_and_as_long_as_normal_ones():
+    w = directions(4000, 8, True, torch.Generator().manual_seed(0))
+    products = w[:8] @ w[:8].T
+    torch.testing.assert_close(products, products.diagonal().diag(), rtol=0, atol=1e-12)
+    assert abs(float(w.square().sum(1).mean()) / 8 - 1) < 0.05
+    assert abs(float(w.mean())) < 0.02
+    torch.testing.assert_close(w.T @ w / 4000, torch.eye(8, dtype=torch.float64), rtol=0, atol=0.08)
+
+
+@pytest.mark.parametrize("config", MEMBERS, ids=str)
+def test_the_stabiliser_does_not_see_the_future(config: MechanismConfig):
+    """Public code takes one maximum over all keys: a huge key in the future then empties the past."""
+    mechanism, (q, k, v) = made(config), tensors(200)
+    expected = run(mechanism, q, k, v)
+    k, v, q = k.clone(), v.clone(), q.clone()
+    k[:, :, 70:] *= 1e4
+    q[:, :, 70:] *= 1e4
+    v[:, :, 70:] = 1e30
+    found = run(mechanism, q, k, v)
+    torch.testing.assert_close(found[:, :, :70], expected[:, :, :70], rtol=0, atol=1e-12)
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("config", MEMBERS, ids=str)
+def test_padding_is_in_no_denominator_and_no_stabiliser(config: MechanismConfig, causal: bool):
+    mechanism, (q, k, v) = made(config), tensors(140)
+    expected = run(mechanism, q, k, v, causal)
+    around = [torch.full((2, 2, size, 8), 1e3, dtype=torch.float64) for size in (5, 9)]
+    q, k, v = (torch.cat([around[0], x, around[1]], 2) for x in (q, k, v))
+    valid = torch.zeros(2, 154, dtype=torch.bool)
+    valid[:, 5:145] = True
+    found = run(mechanism, q, k, v, causal, kv_valid=valid)[:, :, 5:145]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("config", MEMBERS, ids=str)
+def test_the_state_has_one_size(config: MechanismConfig):
+    mechanism, (q, k, v) = made(config), tensors(180)
+    expected, state, sizes, outs, start = run(mechanism, q, k, v), mechanism.new_state(0), set(), [], 0
+    for size in (130, 1, 1, 47, 1):
+        part = [x[:, :, start : start + size] for x in (q, k, v)]
+        start += size
+        y, state = mechanism(*part, Context(size, start, causal=True), state, None)
+        assert isinstance(state, LinearState)
+        assert state.sums is not None
+        sizes.add(tuple(state.sums.shape))
+        outs.append(y)
+    assert len(sizes) == 1
+    torch.testing.assert_close(torch.cat(outs, 2), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_features_are_drawn_anew_in_training_alone_and_the_same_each_time():
+    def steps(mechanism: Mechanism, count: int) -> list[Tensor]:
+        seen = []
+        for _ in range(count):
+            q, k, v = (x.requires_grad_() for x in tensors(4))
+            y = run(mechanism, q, k, v)
+            seen.append(mechanism.get_submodule("directions")(q).clone())
+            if mechanism.training:
+                y.sum().backward()
+        return seen
+
+    config = PerformerConfig(features=8, redraw_every=2)
+    first, second = made(config).train(), made(config).train()
+    one = steps(first, 4)
+    assert torch.equal(one[0], one[1])
+    assert not torch.equal(one[1], one[2])
+    assert torch.equal(one[2], one[3])
+    for a, b in zip(one[:3], steps(second, 3)):
+        assert torch.equal(a, b)
+    third = made(config, seed=5).train()
+    third.load_state_dict(second.state_dict())
+    assert torch.equal(steps(third, 2)[1], steps(second, 2)[1])
+    evaluated = steps(first.eval(), 4)
+    assert all(torch.equal(evaluated[0], one) for one in evaluated)
+
+
+def test_drawing_leaves_the_global_random_state_alone():
+    found = RandomDirections(16, 8, redraw_every=1)
+    before = torch.get_rng_state()
+    found(torch.zeros(1))
+    found.origin[1] += 1
+    found(torch.zeros(1))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PerformerConfig(features=0), "features: expected 1 or more random directions, got 0"),
+        (lambda: RFAConfig(features=0), "features: expected 1 or more"),
+        (lambda: PerformerConfig(redraw_every=0), "redraw_every: expected 1 training step or more"),
+        (lambda: PerformerConfig(floor=-1.0), "floor: expected 0 or more"),
+        (lambda: RFAConfig(sigma=0.0), "sigma: expected a temperature above 0"),
+        (lambda: RFAConfig(floor=-1.0), "floor: expected 0 or more"),
+    ],
+)
+def test_bad_numbers_are_refused_by_name(make, message: str):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "config", [PerformerConfig(features=16), RFAConfig(features=16, gated=True)], ids=str
+)
+def test_a_decoder_learns(config: MechanismConfig):
+    torch.manual_seed(0)
+    model = polyformer.create_model(
+        "decoder-tiny", attention=config, vocab_size=11, hidden_size=32, num_hidden_layers=1, dropout=0.0
+    )
+    ids = torch.arange(24).remainder(11).expand(2, -1)
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=3e-3), []
+    for _ in range(12):
+        loss = model(ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
