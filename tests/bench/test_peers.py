@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from polyformer.attention import BlockWindow, Global, GlobalEnd, Links, PerHead
+from polyformer.attention.linformer import Linformer
 from polyformer.bench import peers
 from polyformer.bench.contenders import PEERS, _ours
 from polyformer.bench.contest import AbsentError, Attention, Contest
+from polyformer.bench.linformer_peer import PublicLinformer
+from polyformer.bench.member import Alone
 from polyformer.core.attend import attend
 
 
@@ -57,6 +60,21 @@ def test_longformer(text: str):
     pytest.importorskip("transformers")
     given = contest(text, "longformer")
     assert_alike(PEERS["longformer"](given), _ours(given), tolerance=1e-5)  # its softmax is in float32
+
+
+def test_linformer_with_the_same_projections():
+    pytest.importorskip("linformer")
+    given = contest("linformer(max_length=64, k=8)", "linformer")
+    theirs, ours = PEERS["linformer"](given), _ours(given)
+    assert isinstance(theirs, PublicLinformer)
+    assert isinstance(ours, Alone)
+    assert isinstance(ours.mechanism, Linformer)
+    with torch.no_grad():
+        for mine, other in ((ours.mechanism.keys, "proj_k"), (ours.mechanism.values, "proj_v")):
+            weight = mine[0].weight
+            assert isinstance(weight, Tensor)
+            weight[0] = getattr(theirs.layer, other).T
+    assert_alike(theirs, ours)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -113,6 +131,9 @@ def test_bigbird_with_the_blocks_that_it_draws(monkeypatch: pytest.MonkeyPatch):
         ("local-attention", "Window(4) | Global(1)", "it has no counterpart"),
         ("x-transformers", "Window(4)", "it has no counterpart"),
         ("x-transformers", "Full() + t5", "it has no counterpart"),
+        ("linformer", "Window(4)", "it has no counterpart of Window"),
+        ("linformer", "linformer(sharing='layer')", "it has one k, sharing 'head' and linear projections"),
+        ("linformer", "linformer(projection='mean')", "it has one k, sharing 'head' and linear projections"),
         ("flex", "Window(4) + alibi", "it has no counterpart"),
         ("flex", "adaptive_span", "it has no counterpart"),
         ("performer-pytorch", "rfa", "it has performer with positive features"),

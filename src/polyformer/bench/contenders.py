@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from polyformer.attention import Causal
 from polyformer.bench import peers
 from polyformer.bench.contest import AbsentError, Attention, Contest
+from polyformer.bench.linformer_peer import linformer
 from polyformer.bench.member import Alone
 from polyformer.core.context import Context
 
@@ -87,6 +88,7 @@ PEERS: dict[str, Callable[[Contest], Attention]] = {
     "longformer": peers.longformer,
     "bigbird": peers.bigbird,
     "x-transformers": peers.x_transformers,
+    "linformer": linformer,
     "performer-pytorch": peers.performer_pytorch,
     "flex": _flex,
 }
