@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from polyformer.attention import Causal, Global, Pattern, Window
 from polyformer.core.context import Context
 from polyformer.core.layout import Interval, Keys, Row, clip, count, intersect, subtract, unite
-from polyformer.core.patterns import runs
 from polyformer.core.tiles import tiles
 
 intervals = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=6).map(unite)
@@ -123,11 +122,3 @@ def test_layouts_are_never_dense(pattern: Pattern) -> None:
         assert seen.largest <= 4 * length
         assert len(rows) <= length // 64 + 64
         assert sum(len(row.keys.some) + len(row.keys.full) for row in rows) <= 2 * length
-
-
-def test_subtraction_is_that_of_sets() -> None:
-    torch.manual_seed(0)
-    for _ in range(200):
-        flags = torch.rand(2, 40) < torch.rand(2, 1)
-        kept, holes = (runs(one) for one in flags)
-        assert subtract(kept, holes) == runs(flags[0] & ~flags[1])
