@@ -60,9 +60,9 @@ class LSHConfig(MechanismConfig):
         if self.rounds < 1:
             raise InputError(f"rounds: expected 1 round of hashing or more, got {self.rounds}")
         if self.buckets < 2 or self.buckets % 2:
-            near = max(2, self.buckets + 1)
+            near = max(2, self.buckets + self.buckets % 2)
             raise InputError(
-                f"buckets: they come in pairs, of a direction and its opposite; expected an even number, "
+                f"buckets: one for a direction and one for its opposite, expected an even number from 2 on, "
                 f"got {self.buckets}; give {near}"
             )
         if self.window < 1:

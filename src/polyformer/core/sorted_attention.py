@@ -217,7 +217,7 @@ def _spread(work: Any, q: Tensor) -> None:
 
 
 def _forward(rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Output [L, Dv] and log-sum-exp [L] of one row, q scaled for powers of 2; rounds are joined as they come."""
+    """Output [L, Dv] and log-sum-exp [L] of one row, q scaled for powers of 2; rounds join as they come."""
     top, total, value = q.new_full((len(q), 1), -AWAY / 2), q.new_zeros(len(q), 1), torch.zeros_like(v)
     for round in rounds:
         queries, keys, values = round.queries(q), round.keys(k), round.keys(v)
