@@ -7,10 +7,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyformer.attention import Causal, Documents, Full, Global, Padding, Pattern, Window
+    from polyformer.attention import (
+        ETC,
+        BlockWindow,
+        Blockwise,
+        Causal,
+        Documents,
+        Fixed,
+        Full,
+        Global,
+        GlobalEnd,
+        Links,
+        Local1D,
+        Local2D,
+        Marked,
+        Padding,
+        Pattern,
+        PerHead,
+        PerLayer,
+        Random,
+        Strided,
+        Summary,
+        Window,
+    )
     from polyformer.core.attend import attend, explain
+    from polyformer.core.by_distance import ByDistance
     from polyformer.core.context import Context
     from polyformer.core.errors import InputError
+    from polyformer.core.relative import Relative
     from polyformer.generation import GenerationConfig
     from polyformer.model import ModelConfig, Transformer, from_pretrained
     from polyformer.outputs import ModelOutput, ModelState
@@ -19,10 +43,34 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "attention": ("Causal", "Documents", "Full", "Global", "Padding", "Pattern", "Window"),
+    "attention": (
+        "Blockwise",
+        "BlockWindow",
+        "Causal",
+        "Documents",
+        "ETC",
+        "Fixed",
+        "Full",
+        "Global",
+        "GlobalEnd",
+        "Links",
+        "Local1D",
+        "Local2D",
+        "Marked",
+        "Padding",
+        "Pattern",
+        "PerHead",
+        "PerLayer",
+        "Random",
+        "Strided",
+        "Summary",
+        "Window",
+    ),
     "core.attend": ("attend", "explain"),
+    "core.by_distance": ("ByDistance",),
     "core.context": ("Context",),
     "core.errors": ("InputError",),
+    "core.relative": ("Relative",),
     "generation": ("GenerationConfig",),
     "model": ("ModelConfig", "Transformer", "from_pretrained"),
     "outputs": ("ModelOutput", "ModelState"),
