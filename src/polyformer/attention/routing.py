@@ -201,16 +201,8 @@ def plainly(given: Routed, context: Context, config: RoutingConfig) -> Tensor:
 
 def seen(of_queries: Tensor, of_keys: Tensor, context: Context, config: RoutingConfig) -> Tensor:
     """Who sees whom, [B, H, Tq, Tk], of clusters [B, H, Tq] and [B, H, Tk]."""
-    b = torch.arange(len(of_keys), device=of_keys.device).view(-1, 1, 1, 1)
-    q_slot = torch.arange(context.q_len, device=b.device).view(-1, 1) + context.offset
-    slot = torch.arange(context.kv_len, device=b.device)
-    same = of_queries.unsqueeze(-1) == of_keys.unsqueeze(-2)
-    limits = implied(dataclasses.replace(context, causal=False, memo={}))
-    if limits is not None:
-        same = same & limits.allows(context, b, torch.zeros_like(b), q_slot - context.offset, slot)
-    real = _valid(context, _slots(context))
-    if real is not None:
-        same = same & real[:, None, :, None]
+    same = together(of_queries, of_keys, context)
+    q_slot, slot = _places(context, same.device)
     number = same.cumsum(-1)  # the first key of the cluster has 1
     reached = (same & (slot <= q_slot)).sum(-1, keepdim=True)
     last = reached if context.causal else reached + config.window
@@ -220,15 +212,37 @@ def seen(of_queries: Tensor, of_keys: Tensor, context: Context, config: RoutingC
     return found
 
 
+def together(of_queries: Tensor, of_keys: Tensor, context: Context) -> Tensor:
+    """Which real tokens of one document are of one cluster, earlier or later, [B, H, Tq, Tk]."""
+    same = of_queries.unsqueeze(-1) == of_keys.unsqueeze(-2)
+    limits = implied(dataclasses.replace(context, causal=False, memo={}))
+    if limits is not None:
+        q_slot, slot = _places(context, same.device)
+        b = torch.arange(len(same), device=same.device).view(-1, 1, 1, 1)
+        same = same & limits.allows(context, b, torch.zeros_like(b), q_slot - context.offset, slot)
+    real = _valid(context, _slots(context))
+    return same if real is None else same & real[:, None, :, None]
+
+
 def last_alone(given: Routed, context: Context, config: RoutingConfig) -> Tensor:
-    """A single causal query: only what it sees is read beside the clusters."""
-    found = seen(given.of_queries, given.of_keys, context, config).squeeze(2)
-    slots = torch.where(found, torch.arange(context.kv_len, device=found.device), -1)
+    """A single causal query: only what it sees is read, beside the clusters."""
+    found = together(given.of_queries, given.of_keys, context).squeeze(2)
+    (own,), slot = _places(context, found.device)
+    slots = torch.where(found & (slot <= own), slot, -1)
     slots = slots.topk(min(config.window, context.kv_len), dim=-1).values  # [B, H, W]
+    if config.share_queries:
+        others = (slots >= 0).sum(-1, keepdim=True) > 1
+        slots = slots.masked_fill((slots == own) & others, -1)
     place = slots.clamp_min(0).unsqueeze(-1)
     k, v = (x.gather(2, place.expand(-1, -1, -1, x.shape[3])) for x in (given.k, given.v))
     weights, _ = softmax(given.q @ k.mT * given.scale, (slots >= 0).unsqueeze(2))
     return weights @ v
+
+
+def _places(context: Context, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The slots of the queries, [Tq, 1], and of the keys, [Tk]."""
+    queries = torch.arange(context.q_len, device=device).unsqueeze(1) + context.offset
+    return queries, torch.arange(context.kv_len, device=device)
 
 
 def _slots(context: Context) -> slice:
