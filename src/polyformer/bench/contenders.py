@@ -13,6 +13,7 @@ from polyformer.bench import peers
 from polyformer.bench.contest import AbsentError, Attention, Contest
 from polyformer.bench.linformer_peer import linformer
 from polyformer.bench.member import Alone
+from polyformer.bench.reformer_peer import reformer_pytorch
 from polyformer.bench.routing_peer import routing_transformer
 from polyformer.core.context import Context
 
@@ -91,6 +92,7 @@ PEERS: dict[str, Callable[[Contest], Attention]] = {
     "x-transformers": peers.x_transformers,
     "linformer": linformer,
     "performer-pytorch": peers.performer_pytorch,
+    "reformer-pytorch": reformer_pytorch,
     "routing-transformer": routing_transformer,
     "flex": _flex,
 }
