@@ -24,7 +24,7 @@ from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 VOCAB, HEADS, LENGTH = 17, 2, 11
 SIZES = {"num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": HEADS, "intermediate_size": 20,
-         "vocab_size": VOCAB, "max_position_embeddings": 40}  # fmt: skip
+         "vocab_size": VOCAB, "max_position_embeddings": 40, "experts": 2}  # fmt: skip
 LIMITS = {"num_key_value_heads": HEADS, "head_size": 12, "bos": 1, "eos": 2, "pad": 0}
 """What a preset leaves unset stays unset; what it sets must fit the tiny sizes."""
 
@@ -58,6 +58,8 @@ def shrunk(config: ModelConfig, heads: int = HEADS) -> ModelConfig:
     def small(data: Any, key: str = "") -> Any:
         if isinstance(data, dict):
             return {name: small(value, name) for name, value in data.items()}
+        if isinstance(data, list):
+            return [small(one) if isinstance(one, dict) else one for one in data]
         if key == "num_attention_heads":
             return heads
         if key in LIMITS and data is not None:

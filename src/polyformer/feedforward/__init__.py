@@ -1,7 +1,22 @@
 """Feed-forward layers."""
 
-from polyformer.feedforward.base import FeedForwardConfig
+from polyformer.feedforward.alternate import AlternateFeedForwardConfig
+from polyformer.feedforward.base import FeedForward, FeedForwardConfig
+from polyformer.feedforward.chunked import Chunked, ChunkedConfig
 from polyformer.feedforward.dense import Dense, DenseConfig
+from polyformer.feedforward.experts import Experts, ExpertsConfig
 from polyformer.feedforward.gated import Gated, GatedConfig
 
-__all__ = ["Dense", "DenseConfig", "FeedForwardConfig", "Gated", "GatedConfig"]
+__all__ = [
+    "AlternateFeedForwardConfig",
+    "Chunked",
+    "ChunkedConfig",
+    "Dense",
+    "DenseConfig",
+    "Experts",
+    "ExpertsConfig",
+    "FeedForward",
+    "FeedForwardConfig",
+    "Gated",
+    "GatedConfig",
+]

@@ -1,17 +1,36 @@
 """What every feed-forward has in common."""
 
 import dataclasses
+from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from polyformer.core.activations import activation
 from polyformer.core.config import Config
+from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeedForwardConfig(Config):
-    """Family of feed-forwards: `build(hidden_size)` makes a module [..., E] -> [..., E]."""
+    """Family of feed-forwards: `build(hidden_size)` makes the module.
+
+    `tokenwise` says that what it makes of a token hangs on that token alone.
+    """
+
+    tokenwise: ClassVar[bool] = True
+
+    def build(self, hidden_size: int) -> "FeedForward":
+        raise NotImplementedError
+
+    def at(self, layer: int) -> "FeedForwardConfig":
+        """What layer `layer` of a stack has; the same in all, unless the member says otherwise."""
+        return self
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SizedConfig(FeedForwardConfig):
+    """Those that have an inner layer of their own."""
 
     intermediate_size: int = 2048
     activation: str = "relu"
@@ -22,5 +41,10 @@ class FeedForwardConfig(Config):
         if self.intermediate_size < 1:
             raise InputError(f"intermediate_size: expected 1 or more, got {self.intermediate_size}")
 
-    def build(self, hidden_size: int) -> nn.Module:
+
+class FeedForward(nn.Module):
+    """x [..., E] -> [..., E]."""
+
+    def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
+        """`context`: where the tokens x [B, T, E] stand, its queries, for what tells real ones apart."""
         raise NotImplementedError

@@ -6,15 +6,16 @@ Cost: 2 E F products a token, F the intermediate size. Vaswani et al. 2017, sect
 import dataclasses
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyformer.core.activations import activation
+from polyformer.core.context import Context
 from polyformer.core.linear import Linear
-from polyformer.feedforward.base import FeedForwardConfig
+from polyformer.feedforward.base import FeedForward, SizedConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DenseConfig(FeedForwardConfig):
+class DenseConfig(SizedConfig):
     """act(x W_in + b_in) W_out + b_out."""
 
     kind: ClassVar[str] = "dense"
@@ -25,7 +26,7 @@ class DenseConfig(FeedForwardConfig):
         return Dense(hidden_size, self)
 
 
-class Dense(nn.Module):
+class Dense(FeedForward):
     """Two linear layers around an activation: x [..., E] -> [..., E]."""
 
     def __init__(self, hidden_size: int, config: DenseConfig):
@@ -34,5 +35,5 @@ class Dense(nn.Module):
         self.up = Linear(hidden_size, config.intermediate_size, bias=config.bias)
         self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
         return self.down(self.activation(self.up(x)))

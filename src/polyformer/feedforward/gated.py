@@ -6,15 +6,16 @@ Cost: 3 E F products a token. Shazeer 2020, equations 5 and 6.
 import dataclasses
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyformer.core.activations import activation
+from polyformer.core.context import Context
 from polyformer.core.linear import Linear
-from polyformer.feedforward.base import FeedForwardConfig
+from polyformer.feedforward.base import FeedForward, SizedConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GatedConfig(FeedForwardConfig):
+class GatedConfig(SizedConfig):
     """`activation`: "sigmoid" makes it GLU, "gelu" GEGLU, "silu" SwiGLU."""
 
     activation: str = "silu"
@@ -28,7 +29,7 @@ class GatedConfig(FeedForwardConfig):
         return Gated(hidden_size, self)
 
 
-class Gated(nn.Module):
+class Gated(FeedForward):
     """x [..., E] -> [..., E]."""
 
     def __init__(self, hidden_size: int, config: GatedConfig):
@@ -38,5 +39,5 @@ class Gated(nn.Module):
         self.up = Linear(hidden_size, config.intermediate_size, bias=config.bias)
         self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
         return self.down(self.activation(self.gate(x)) * self.up(x))

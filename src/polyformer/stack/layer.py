@@ -44,7 +44,7 @@ class Layer(nn.Module):
         self.cross_attention: MultiHeadAttention | None = (
             attention.cross().build(hidden_size, index) if cross else None
         )
-        self.feedforward = feedforward.build(hidden_size)
+        self.feedforward = feedforward.at(index).build(hidden_size)
         self.block = block.build(hidden_size, 3 if cross else 2, norm, dropout)
 
     def new_state(self, reserve: int) -> "LayerState":
@@ -55,6 +55,12 @@ class Layer(nn.Module):
                 state: LayerState | None = None) -> tuple[Tensor, LayerState | None]:  # fmt: skip
         """The layer's output, and its next state when it was given one."""
         new: dict[str, State | None] = {}
+        x = self.block(x, self.sublayers(context, position, source, state, new))
+        return x, LayerState(new["self"], new.get("cross")) if state else None
+
+    def sublayers(self, context: Context, position: Position, source: Source | None,
+                  state: LayerState | None, new: dict[str, State | None]) -> list[SubLayer]:  # fmt: skip
+        """What the block is given, in order; their next states go into `new`."""
 
         def attend_self(x: Tensor) -> Tensor:
             y, new["self"] = self.attention(x, context, position, state.self_attention if state else None)
@@ -67,15 +73,16 @@ class Layer(nn.Module):
             y, new["cross"] = self.cross_attention.cross(x, source.hidden, source.context, past)
             return y
 
-        sublayers: list[SubLayer] = [attend_self]
-        if self.cross_attention is not None:
-            sublayers.append(attend_source)
-        x = self.block(x, [*sublayers, self.feedforward])
-        return x, LayerState(new["self"], new.get("cross")) if state else None
+        both = [attend_self] if self.cross_attention is None else [attend_self, attend_source]
+        return [*both, lambda x: self.feedforward(x, context)]
 
     def again(self, x: Tensor, read: Tensor, context: Context, position: Position) -> Tensor:
         """The output of an encoder's layer for x when attention finds the layer input `read` instead of x."""
         shown = self.block.first_reads(read)
         return self.block(
-            x, [lambda one: self.attention(one, context, position, read=shown)[0], self.feedforward]
+            x,
+            [
+                lambda one: self.attention(one, context, position, read=shown)[0],
+                lambda one: self.feedforward(one, context),
+            ],
         )

@@ -1,0 +1,172 @@
+"""Mixture of experts: a router sends each token to `top_k` of X feed-forwards.
+
+    l = x W_r        y = sum over the chosen e of g_e f_e(x)
+    g = softmax of l over the chosen experts (Shazeer, GShard), or over all of them (Switch)
+
+Training adds balance * X * sum_e F_e P_e to the loss: F_e is the share of choices that fell on expert e, P_e
+the mean of its softmax over all experts (Fedus et al. 2022, equations 4 to 6; theirs is of one choice).
+Padding is sent nowhere and counted nowhere. Cost: top_k expert passes a token, in one product an expert.
+
+`capacity` limits what an expert takes in training. Of the first t tokens of a document it takes at most
+ceil(capacity * top_k * t / X): those whose choice of e comes after so many others are passed on by the
+residual stream alone. Deviations: the papers count over the batch and the whole length, where a token's fate
+hangs on other rows and later tokens; here on its own past. An evaluation drops nothing. The router is
+computed in float32. Shazeer et al. 2017, section 2; Lepikhin et al. 2021, section 2.2; Fedus et al. 2022, 2.
+"""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.linear import Linear, linear
+from polyformer.core.penalty import penalize
+from polyformer.feedforward.base import FeedForward, FeedForwardConfig
+
+
+def dense() -> FeedForwardConfig:
+    """The experts of all three papers."""
+    return FeedForwardConfig.from_dict("dense")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertsConfig(FeedForwardConfig):
+    """`experts` feed-forwards like `expert`; `top_k` of them read a token."""
+
+    expert: FeedForwardConfig = dataclasses.field(default_factory=dense)
+    experts: int = 8
+    top_k: int = 2
+    gates: Literal["chosen", "all"] = "chosen"  # the experts over which the gates are a softmax
+    capacity: float | None = None  # of an expert, as a multiple of its equal share; null for no limit
+    balance: float = 0.01  # the weight of the balance loss
+    jitter: float = 0.0  # in training the router reads x times uniform numbers in [1 - jitter, 1 + jitter]
+
+    kind: ClassVar[str] = "experts"
+    row: ClassVar[str] = "A8"
+    paper: ClassVar[str] = "Shazeer et al. 2017; Fedus et al. 2022 (Switch), section 2"
+    tokenwise: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.experts < 1:
+            raise InputError(f"experts: expected 1 or more, got {self.experts}")
+        if not 1 <= self.top_k <= self.experts:
+            raise InputError(f"top_k: expected from 1 to the {self.experts} experts, got {self.top_k}")
+        if self.top_k == 1 and self.gates == "chosen" and self.experts > 1:
+            raise InputError("gates: over 1 chosen expert they are always 1 and the router learns nothing; "
+                             "with top_k 1 use gates 'all'")  # fmt: skip
+        if self.capacity is not None and self.capacity <= 0:
+            raise InputError(f"capacity: expected more than 0, or null for no limit, got {self.capacity}")
+        if self.balance < 0:
+            raise InputError(f"balance: expected 0 or more, got {self.balance}")
+        if not 0 <= self.jitter < 1:
+            raise InputError(f"jitter: expected a number in [0, 1), got {self.jitter}")
+
+    def build(self, hidden_size: int) -> "Experts":
+        return Experts(hidden_size, self)
+
+    def at(self, layer: int) -> "ExpertsConfig":
+        return dataclasses.replace(self, expert=self.expert.at(layer))
+
+    @classmethod
+    def examples(cls) -> tuple["ExpertsConfig", ...]:
+        """All experts are chosen, so that each learns from a few tokens; choices have tests of their own."""
+        gated = FeedForwardConfig.from_dict("gated")
+        return cls(experts=2), cls(expert=gated, experts=2, gates="all", capacity=1.0, jitter=0.01)
+
+
+class Experts(FeedForward):
+    """x [..., T, E] -> [..., T, E]."""
+
+    def __init__(self, hidden_size: int, config: ExpertsConfig):
+        super().__init__()
+        self.config = config
+        self.router = Linear(hidden_size, config.experts, bias=False)
+        self.experts = nn.ModuleList(config.expert.build(hidden_size) for _ in range(config.experts))
+
+    def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
+        rows = x.reshape(-1, *x.shape[-2:])
+        chosen, gates, taken = self.route(rows, context)
+        mix = self._plainly if torch.compiler.is_compiling() else self._grouped  # counts are read below
+        return mix(rows, chosen, gates, taken).view(x.shape)
+
+    def plainly(self, x: Tensor, context: Context | None = None) -> Tensor:
+        """The same for x [B, T, E] by the equation: every expert reads every token."""
+        return self._plainly(x, *self.route(x, context))
+
+    def route(self, x: Tensor, context: Context | None) -> tuple[Tensor, Tensor, Tensor]:
+        """For x [B, T, E]: the experts chosen, their gates, whether they take the token; [B, T, k] each."""
+        exact = torch.promote_types(x.dtype, torch.float32)
+        read = x.to(exact)
+        if self.training and self.config.jitter:
+            read = read * torch.empty_like(read).uniform_(1 - self.config.jitter, 1 + self.config.jitter)
+        with torch.autocast(x.device.type, enabled=False):
+            logits = linear(read, self.router.weight.to(exact))
+        top, chosen = logits.topk(self.config.top_k, -1)
+        probabilities = logits.softmax(-1)
+        gates = top.softmax(-1) if self.config.gates == "chosen" else probabilities.gather(-1, chosen)
+        real = _real(x, context)
+        if self.config.balance:
+            penalize("balance", self.config.balance * balance(probabilities, chosen, real))
+        taken = real.unsqueeze(-1).expand_as(chosen)
+        if self.training and self.config.capacity is not None:
+            share = self.config.capacity * self.config.top_k / self.config.experts
+            doc = None if context is None else context.q_doc
+            taken = taken & within(chosen, self.config.experts, real, doc, share)
+        return chosen, gates, taken
+
+    def _grouped(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
+        """Choices sorted by expert: each reads its tokens, or none, at once and so always has a gradient."""
+        count, k = self.config.experts, self.config.top_k
+        expert = chosen.masked_fill(~taken, count).flatten()
+        order = expert.argsort(stable=True)
+        sizes = torch.bincount(expert, minlength=count + 1)[:count].tolist()
+        order = order[: sum(sizes)]
+        sent = x.flatten(0, 1)[order // k].split(sizes)
+        y = torch.cat([one(part) for one, part in zip(self.experts, sent)])
+        y = (y * gates.flatten()[order].unsqueeze(-1)).to(y.dtype)
+        back = y.new_zeros(len(expert), y.shape[-1]).index_copy(0, order, y)
+        return back.unflatten(0, (-1, k)).sum(1).view(x.shape)
+
+    def _plainly(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
+        empty = gates.new_zeros(*x.shape[:2], self.config.experts)
+        weights = empty.scatter(-1, chosen, gates * taken)
+        read = torch.stack([one(x) for one in self.experts], -1)  # [B, T, E, X]
+        return (read * weights.unsqueeze(2)).sum(-1).to(read.dtype)
+
+
+def balance(probabilities: Tensor, chosen: Tensor, real: Tensor) -> Tensor:
+    """X sum_e F_e P_e of probabilities [B, T, X], choices [B, T, k] and real tokens [B, T]; 1 if equal."""
+    experts, weight = probabilities.shape[-1], real.unsqueeze(-1).to(probabilities.dtype)
+    count = weight.sum().clamp_min(1)
+    share = (_counts(chosen, experts) * weight).sum((0, 1)) / (count * chosen.shape[-1])
+    return experts * (share * (probabilities * weight).sum((0, 1)) / count).sum()
+
+
+def within(chosen: Tensor, experts: int, real: Tensor, doc: Tensor | None, share: float) -> Tensor:
+    """Whether an expert has room for the choice, [B, T, k]: of t tokens of a document ceil(share * t)."""
+    counts = _counts(chosen, experts) * real.unsqueeze(-1)
+    both = torch.cat([counts, real.long().unsqueeze(-1)], -1)
+    totals = both.cumsum(1)
+    if doc is not None:  # counted from the document's start
+        starts = torch.ones_like(doc, dtype=torch.bool)
+        starts[:, 1:] = doc[:, 1:] != doc[:, :-1]
+        before = torch.where(starts.unsqueeze(-1), totals - both, 0)
+        totals = totals - before.cummax(1).values
+    limit = (totals[..., -1:].double() * share).ceil()
+    return totals[..., :-1].gather(-1, chosen) <= limit
+
+
+def _counts(chosen: Tensor, experts: int) -> Tensor:
+    """[B, T, X]: 1 where the token chose the expert."""
+    return F.one_hot(chosen, experts).sum(-2)
+
+
+def _real(x: Tensor, context: Context | None) -> Tensor:
+    """Which of the tokens x [B, T, E] are no padding, [B, T]."""
+    if context is None or context.kv_valid is None:
+        return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    return context.kv_valid[:, context.offset : context.offset + x.shape[1]].expand(x.shape[:2])

@@ -1,0 +1,160 @@
+"""Mixture of experts: every token by the equation, the balance loss, and capacity that sees no future."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.penalty import penalties
+from polyformer.feedforward import (
+    AlternateFeedForwardConfig,
+    DenseConfig,
+    Experts,
+    ExpertsConfig,
+    GatedConfig,
+)
+from polyformer.feedforward.experts import balance, within
+from polyformer.model import Transformer
+from polyformer.presets import model_config
+
+SMALL = DenseConfig(intermediate_size=7)
+
+
+def made(**options: Any) -> Experts:
+    torch.manual_seed(0)
+    return ExpertsConfig(**{"expert": SMALL, "experts": 4, **options}).build(5).double()
+
+
+def by_token(module: Experts, x: Tensor) -> Tensor:
+    """One token after the other, one expert after the other."""
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            logits = F.linear(x[b, t], module.router.weight)
+            order = logits.argsort(descending=True)[: module.config.top_k].tolist()
+            over = logits[order] if module.config.gates == "chosen" else logits
+            for e in order:
+                out[b, t] += logits[e].exp() / over.exp().sum() * module.experts[e](x[b, t])
+    return out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"top_k": 1, "gates": "all"}, {"top_k": 4}, {"top_k": 3, "gates": "all"}, {"experts": 1, "top_k": 1},
+     {"expert": GatedConfig(intermediate_size=3)}],
+)  # fmt: skip
+def test_the_equation(options: dict[str, Any]):
+    """Grouped, dense and token by token: outputs and all gradients."""
+    module, results = made(**options), []
+    for form in (module, module.plainly, lambda x: by_token(module, x)):
+        torch.manual_seed(1)
+        x = torch.randn(2, 9, 5, dtype=torch.float64).requires_grad_()
+        y = form(x)
+        results.append((y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])))
+    for found in results[:2]:
+        for actual, expected in zip(found, results[2]):
+            torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_an_expert_without_tokens_has_a_gradient():
+    """Of zeros: where processes share the work, every parameter must have one."""
+    module = made()
+    with torch.no_grad():
+        module.router.weight.zero_()[:2, 0] = 100.0
+    module(torch.ones(1, 3, 5, dtype=torch.float64)).sum().backward()
+    for index, expert in enumerate(module.experts):
+        for parameter in expert.parameters():
+            assert parameter.grad is not None
+            assert bool(parameter.grad.any()) <= (index < 2)
+
+
+def test_the_balance_loss():
+    """Equations 4 to 6 of the Switch paper for one choice; 1 for equal loads, X where one takes all."""
+    torch.manual_seed(2)
+    probabilities, chosen = torch.rand(2, 6, 3).softmax(-1), torch.randint(3, (2, 6, 1))
+    real = torch.ones(2, 6, dtype=torch.bool)
+    shares = [float((chosen == e).float().mean()) * float(probabilities[..., e].mean()) for e in range(3)]
+    assert float(balance(probabilities, chosen, real)) == pytest.approx(3 * sum(shares))
+    equal = torch.arange(6).view(1, 6, 1) % 3
+    assert float(balance(torch.full((1, 6, 3), 1 / 3), equal, real[:1])) == pytest.approx(1.0)
+    one = torch.eye(3)[torch.zeros(1, 6, dtype=torch.long)]
+    assert float(balance(one, torch.zeros(1, 6, 1, dtype=torch.long), real[:1])) == pytest.approx(3.0)
+
+
+def test_padding_counts_nowhere():
+    """Neither in the balance loss nor for capacity, whatever it holds."""
+    module, found = made(capacity=0.6).train(), []
+    torch.manual_seed(3)
+    x = torch.randn(1, 7, 5, dtype=torch.float64)
+    for before, after in ((0, 0), (3, 0), (2, 4)):
+        junk = [torch.randn(1, n, 5, dtype=torch.float64) for n in (before, after)]
+        valid = torch.zeros(1, before + 7 + after, dtype=torch.bool)
+        valid[:, before : before + 7] = True
+        context = Context(valid.shape[1], valid.shape[1], kv_valid=valid)
+        with penalties() as terms:
+            y = module(torch.cat([junk[0], x, junk[1]], 1), context)
+        assert not y[~valid].any()
+        found.append((y[:, before : before + 7], terms["balance"]))
+    for one in found[1:]:
+        for actual, expected in zip(one, found[0]):
+            torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_capacity_is_a_share_of_the_past():
+    """Of the first t tokens of a document that all choose one expert the first is taken alone."""
+    chosen, real = torch.zeros(1, 6, 1, dtype=torch.long), torch.ones(1, 6, dtype=torch.bool)
+    doc = torch.tensor([[0, 0, 0, 0, 5, 5]])
+    assert within(chosen, 2, real, doc, 0.5).flatten().tolist() == [True, False, False, False, True, False]
+    turns = torch.tensor([0, 0, 1, 0, 1, 1]).view(1, 6, 1)
+    assert within(turns, 2, real, None, 0.5).flatten().tolist() == [True, False, True, False, True, True]
+
+
+def test_capacity_sees_no_future_and_no_other_row():
+    module = made(capacity=0.5, top_k=1, gates="all").train()
+    torch.manual_seed(4)
+    x = torch.randn(3, 12, 5, dtype=torch.float64)
+    whole = module(x)
+    assert bool((whole == 0).all(-1).any()), "some tokens are dropped"
+    torch.testing.assert_close(module(x[:, :7]), whole[:, :7], rtol=0, atol=1e-12)
+    torch.testing.assert_close(module(x[1:2]), whole[1:2], rtol=0, atol=1e-12)
+    assert not bool((module.eval()(x) == 0).all(-1).any()), "an evaluation drops nothing"
+
+
+def test_jitter_is_of_training_alone():
+    module, x = made(jitter=0.5), torch.randn(2, 4, 5, dtype=torch.float64)
+    assert not torch.equal(module.train()(x), module(x))
+    assert torch.equal(module.eval()(x), module(x))
+
+
+def test_the_loss_of_a_model_has_the_balance():
+    turns = AlternateFeedForwardConfig(feedforwards=(SMALL, ExpertsConfig(expert=SMALL, experts=3)))
+    config = model_config("decoder-tiny", {"feedforward": turns, "hidden_size": 16, "dropout": 0.0})
+    model, ids = Transformer(config).train(), torch.arange(8).view(1, 8)
+    output = model(ids, labels=ids)
+    assert output.losses is not None
+    torch.testing.assert_close(output.loss.detach(), output.losses["prediction"] + output.losses["balance"])
+    kinds = [type(layer.feedforward).__name__ for layer in model.decoder.layers]  # type: ignore[union-attr]
+    assert kinds == ["Dense", "Experts"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"experts": 0}, "experts: expected 1 or more, got 0"),
+        ({"top_k": 9}, "top_k: expected from 1 to the 8 experts, got 9"),
+        ({"top_k": 0}, "top_k: expected from 1 to the 8 experts, got 0"),
+        ({"top_k": 1}, "gates: over 1 chosen expert they are always 1 .* use gates 'all'"),
+        ({"capacity": 0.0}, "capacity: expected more than 0, or null for no limit, got 0.0"),
+        ({"balance": -1.0}, "balance: expected 0 or more, got -1.0"),
+        ({"jitter": 1.0}, r"jitter: expected a number in \[0, 1\), got 1.0"),
+    ],
+)
+def test_what_is_wrong_is_named(options: dict[str, Any], message: str):
+    with pytest.raises(InputError, match=message):
+        ExpertsConfig(**options)
+    with pytest.raises(InputError, match="feedforwards: expected 1 feed-forward or more, got none"):
+        AlternateFeedForwardConfig(feedforwards=())
