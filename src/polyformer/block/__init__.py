@@ -4,5 +4,17 @@ from polyformer.block.base import Block, BlockConfig, SubLayer
 from polyformer.block.parallel import ParallelConfig
 from polyformer.block.post import PostNormConfig
 from polyformer.block.pre import PreNormConfig
+from polyformer.block.reversible import Reversible, ReversibleConfig, joined, streams
 
-__all__ = ["Block", "BlockConfig", "ParallelConfig", "PostNormConfig", "PreNormConfig", "SubLayer"]
+__all__ = [
+    "Block",
+    "BlockConfig",
+    "ParallelConfig",
+    "PostNormConfig",
+    "PreNormConfig",
+    "Reversible",
+    "ReversibleConfig",
+    "SubLayer",
+    "joined",
+    "streams",
+]

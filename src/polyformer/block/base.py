@@ -17,9 +17,11 @@ class BlockConfig(Config):
     """Family of wirings: `build(hidden_size, sublayers, norm, dropout)` makes one of so many sub-layers.
 
     `normalizes_output` says that a layer's output is normalised already: the stack adds no final norm.
+    `reversible`: its x is two streams, [2, B, T, E].
     """
 
     normalizes_output: ClassVar[bool] = False
+    reversible: ClassVar[bool] = False
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Block":
         raise NotImplementedError

@@ -6,7 +6,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from polyformer.block import BlockConfig, PostNormConfig
+from polyformer.block import BlockConfig, PostNormConfig, joined, streams
 from polyformer.core.config import Config
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
@@ -15,6 +15,7 @@ from polyformer.feedforward import DenseConfig, FeedForwardConfig
 from polyformer.position import PositionConfig, Shape, SinusoidalConfig, changes_scores
 from polyformer.stack.layer import Layer, LayerState, Source
 from polyformer.stack.multihead import AttentionConfig
+from polyformer.stack.reversible import run_reversible
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,12 +41,14 @@ class Stack(nn.Module):
     """Layers one after another: x [B, T, E] -> [B, T, E].
 
     `recompute` drops the activations inside each layer in training and computes them again in the backward
-    pass (Chen et al. 2016): memory of one layer plus one tensor a layer, for a third more time.
+    pass (Chen et al. 2016): memory of one layer plus one tensor a layer, for a third more time. A reversible
+    stack needs no switch: wherever gradients are wanted it keeps nothing (stack/reversible.py).
     """
 
     def __init__(self, config: StackConfig, hidden_size: int, max_positions: int, cross: bool):
         super().__init__()
         self.recompute = False
+        self.reversible = config.block.reversible
         self.mechanism = config.attention.mechanism
         self.position = config.position.build(
             Shape(hidden_size=hidden_size, num_layers=config.num_hidden_layers, max_positions=max_positions,
@@ -84,19 +87,26 @@ class Stack(nn.Module):
         """
         if context.q_doc is not None:
             self.mechanism.require("packs")
+        given = x.dtype
+        if self.reversible:
+            x = streams(x)
+        traced = torch.compiler.is_compiling()
+        if self.reversible and torch.is_grad_enabled() and states is None and collect is None and not traced:
+            y = run_reversible(self.layers, x, pos, context, self.position, source)
+            return self.final_norm(joined(y, given)), None
         new_states = []
         for index, layer in enumerate(self.layers):
             if index:
                 x = self.position.embed(x, pos, index)
             if collect is not None:
-                collect.append(x)
+                collect.append(joined(x, given) if self.reversible else x)
             arguments = (x, context, self.position, source, states[index] if states else None)
             if self.recompute and self.training and torch.is_grad_enabled():
                 x, state = torch.utils.checkpoint.checkpoint(layer, *arguments, use_reentrant=False)
             else:
                 x, state = layer(*arguments)
             new_states.append(state)
-        x = self.final_norm(x)
+        x = self.final_norm(joined(x, given) if self.reversible else x)
         if collect is not None:
             collect.append(x)
         return x, tuple(new_states) if states else None
@@ -104,6 +114,8 @@ class Stack(nn.Module):
     def again(self, x: Tensor, read: Tensor, context: Context) -> Tensor:
         """An encoder's last layer run once more: its output (normalised) for x [B, T, E], by which its own
         input `read` [B, T, E] is read."""
+        if self.reversible:
+            raise InputError("block 'reversible' cannot run its last layer again; use 'pre' with this head")
         layer = self.layers[-1]
         assert isinstance(layer, Layer)
         return self.final_norm(layer.again(x, read, context, self.position))

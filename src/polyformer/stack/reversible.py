@@ -1,0 +1,225 @@
+"""Training a reversible stack: it keeps its last outputs, and finds every input again on the way back.
+
+    forward    (a, b) -> (b, a + f(b))
+    backward   a = c - f(b), with the graph of f(b) alone; its gradients; then the step before
+
+Each step is computed twice from the same state of the random generators and of autocast, and in the same way,
+so that dropout drops the same numbers. Memory: two tensors [B, T, E] for any number of layers, and the graph
+of one sub-layer; time: one more forward pass. Gradients are those of stored activations up to rounding:
+inputs come back with an error that is rounding's own in float32, and grows with depth in half precision.
+Gomez et al. 2017, algorithm 1. What sub-layers add to the loss (core/penalty.py) is handed on with its
+gradients.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from polyformer.block import Reversible, SubLayer
+from polyformer.core.context import Context
+from polyformer.core.penalty import Penalties, penalize, penalties
+from polyformer.core.state import State
+from polyformer.position import Position
+from polyformer.stack.layer import Layer, Source
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Change:
+    """(a, b) -> (b, a + function(b)). `reads`: the tensors, besides b, that it is differentiated for."""
+
+    function: Callable[[Tensor], Tensor]
+    reads: list[Tensor]
+
+    def run(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Penalties]:
+        with (
+            torch.enable_grad(),
+            penalties() as found,
+        ):  # the very computation of `back`; its graph is dropped
+            added = self.function(b.detach().requires_grad_())
+        return b, a + added.detach(), {name: term.detach() for name, term in found.items()}
+
+    def back(self, b: Tensor, c: Tensor, for_b: Tensor, for_c: Tensor,
+             for_terms: Sequence[Tensor]) -> "Back":  # fmt: skip
+        """The input streams, their gradients, and those of `reads`."""
+        with torch.enable_grad(), penalties() as found:
+            leaf = b.detach().requires_grad_()
+            added = self.function(leaf)
+        outputs = [(added, for_c.to(added.dtype)), *zip(found.values(), for_terms, strict=True)]
+        slopes = _gradients(outputs, [leaf, *self.reads])
+        for_b = for_b if slopes[0] is None else for_b + slopes[0]
+        return c - added.detach(), b, for_c, for_b, slopes[1:]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Placing:
+    """(a, b) -> (a + p, b + p), p the positions that a scheme adds to the input of a layer."""
+
+    function: Callable[[Tensor], Tensor]
+    reads: list[Tensor]
+
+    def run(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Penalties]:
+        p = self.function(torch.zeros_like(a)).detach()
+        return a + p, b + p, {}
+
+    def back(self, a: Tensor, b: Tensor, for_a: Tensor, for_b: Tensor,
+             for_terms: Sequence[Tensor]) -> "Back":  # fmt: skip
+        with torch.enable_grad():
+            p = self.function(torch.zeros_like(a))
+        slopes = _gradients([(p, for_a + for_b)], self.reads)
+        return a - p.detach(), b - p.detach(), for_a, for_b, slopes
+
+
+Step = Change | Placing
+Back = tuple[Tensor, Tensor, Tensor, Tensor, Sequence[Tensor | None]]
+
+
+def run_reversible(layers: nn.ModuleList, x: Tensor, pos: Tensor, context: Context, position: Position,
+                   source: Source | None) -> Tensor:  # fmt: skip
+    """Both streams x [2, B, T, E] through all layers, without states."""
+    hidden = None if source is None else source.hidden
+    shown: list[
+        Tensor
+    ] = []  # what the steps read in place of `hidden`, whose own graph must not be run twice
+    if source is not None and hidden is not None:
+        shown = [hidden.detach().requires_grad_(hidden.requires_grad)]
+        source = dataclasses.replace(source, hidden=shown[0])
+    steps: list[Step] = []
+    for index, layer in enumerate(layers):
+        assert isinstance(layer, Layer)
+        if index and _places(position, x, pos, index):
+            steps.append(Placing(_placing(position, pos, index), _learning(position.parameters())))
+        reads = _learning([*layer.parameters(), *position.parameters(), *shown])
+        steps += _changes(layer, reads, context, position, source)
+    course = Course(steps, _learning(one for step in steps for one in step.reads))
+    given = [hidden if shown and one is shown[0] else one for one in course.reads]
+    y, *terms = _Reversible.apply(course, x, *given)  # type: ignore[misc]
+    for name, term in zip((name for names in course.names for name in names), terms, strict=True):
+        penalize(name, term)
+    return y
+
+
+def _changes(layer: Layer, reads: list[Tensor], context: Context, position: Position,
+             source: Source | None) -> Iterator[Change]:  # fmt: skip
+    block = layer.block
+    assert isinstance(block, Reversible)
+    new: dict[str, State | None] = {}
+
+    def change(index: int, sublayer: SubLayer, x: Tensor) -> Tensor:
+        y = block.change(index, sublayer, x)
+        new.clear()  # a source that was projected would be kept for every layer
+        return y
+
+    for index, sublayer in enumerate(layer.sublayers(context, position, source, None, new)):
+        yield Change(functools.partial(change, index, sublayer), reads)
+
+
+def _places(position: Position, x: Tensor, pos: Tensor, layer: int) -> bool:
+    """Whether the scheme adds something to the input of this layer."""
+    return position.embed(x, pos, layer) is not x
+
+
+def _placing(position: Position, pos: Tensor, layer: int) -> Callable[[Tensor], Tensor]:
+    return lambda zeros: position.embed(zeros, pos, layer)
+
+
+def _learning(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Those that gradients are wanted of, each once."""
+    return list({id(one): one for one in tensors if one.requires_grad}.values())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Moment:
+    """The state of everything outside that a step hangs on: random generators and autocast."""
+
+    random: Tensor
+    devices: Sequence[int]
+    on_devices: Sequence[Tensor]
+    device: str
+    autocast: dict[str, Any]
+
+    @classmethod
+    def now(cls, x: Tensor) -> "Moment":
+        devices, states = get_device_states(x)
+        device = x.device.type
+        autocast: dict[str, Any] = {"enabled": False}
+        if torch.amp.is_autocast_available(device):
+            autocast = {
+                "enabled": torch.is_autocast_enabled(device),
+                "dtype": torch.get_autocast_dtype(device),
+            }
+        return cls(torch.get_rng_state(), devices, states, device, autocast)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """As it was then; afterwards all is as before."""
+        kind = self.device if self.devices else "cuda"
+        with (
+            torch.random.fork_rng(self.devices, device_type=kind),
+            torch.autocast(self.device, **self.autocast, cache_enabled=False),
+        ):
+            torch.set_rng_state(self.random)
+            set_device_states(list(self.devices), list(self.on_devices), device_type=kind)
+            yield
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Course:
+    """The steps of one call and what the way back needs of each: its moment, the names of its penalties."""
+
+    steps: list[Step]
+    reads: list[Tensor]
+    moments: list[Moment] = dataclasses.field(default_factory=list)
+    names: list[list[str]] = dataclasses.field(default_factory=list)
+
+
+class _Reversible(torch.autograd.Function):
+    """Both streams [2, B, T, E] and the penalties of every step; tensors that steps read are arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, course: Course, x: Tensor, *reads: Tensor) -> tuple[Tensor, ...]:
+        a, b = x
+        terms: list[Tensor] = []
+        for step in course.steps:
+            course.moments.append(Moment.now(x))
+            a, b, found = step.run(a, b)
+            course.names.append(list(found))
+            terms += found.values()
+        y = torch.stack([a, b])
+        ctx.course = course
+        ctx.save_for_backward(y)
+        return y, *terms
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *for_terms: Tensor) -> tuple[Tensor | None, ...]:
+        course: Course = ctx.course
+        (a, b), (for_a, for_b) = ctx.saved_tensors[0], grad
+        place = {id(one): index for index, one in enumerate(course.reads)}
+        total: list[Tensor | None] = [None] * len(course.reads)
+        end = len(for_terms)
+        for step, moment, names in reversed(list(zip(course.steps, course.moments, course.names))):
+            start = end - len(names)
+            with moment.again():
+                a, b, for_a, for_b, slopes = step.back(a, b, for_a, for_b, for_terms[start:end])
+            end = start
+            for tensor, slope in zip(step.reads, slopes, strict=True):
+                if slope is not None:
+                    known = total[place[id(tensor)]]
+                    total[place[id(tensor)]] = slope if known is None else known + slope
+        return None, torch.stack([for_a, for_b]), *total
+
+
+def _gradients(outputs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Of outputs given with their gradients, for each input; None where it has no part."""
+    reached = [(one, slope) for one, slope in outputs if one.requires_grad]
+    if not reached or not inputs:
+        return [None] * len(inputs)
+    ends, slopes = zip(*reached)
+    return torch.autograd.grad(ends, inputs, slopes, allow_unused=True)

@@ -1,0 +1,119 @@
+"""Reversible layers: the gradients of stored activations, with dropout, penalties and autocast."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyformer.attention import AdaptiveSpanConfig
+from polyformer.block import ReversibleConfig
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.norms import LayerNormConfig
+from polyformer.core.penalty import penalties
+from polyformer.feedforward import DenseConfig, ExpertsConfig
+from polyformer.heads import EnhancedMaskedConfig
+from polyformer.model import Transformer
+from polyformer.position import LearnedPerLayerConfig, NoPositionConfig, T5BiasConfig
+from polyformer.presets import model_config
+from polyformer.stack import AttentionConfig, Source, Stack, StackConfig
+
+WIDTH = 8
+SPANS = AdaptiveSpanConfig(max_span=4, ramp=2, initial=0.3, penalty=0.1, dropout=0.2)
+EXPERTS = ExpertsConfig(expert=DenseConfig(intermediate_size=6), experts=3, capacity=0.8, jitter=0.3)
+
+
+def made(dtype: torch.dtype = torch.float64, cross: bool = False, **options: Any) -> Stack:
+    torch.manual_seed(0)
+    parts = {"num_hidden_layers": 4, "attention": AttentionConfig(num_attention_heads=2), "dropout": 0.3,
+             "feedforward": DenseConfig(intermediate_size=12), "block": ReversibleConfig(),
+             "position": LearnedPerLayerConfig(), **options}  # fmt: skip
+    stack = Stack(StackConfig(**parts), WIDTH, 20, cross).to(dtype).train()
+    with torch.no_grad():
+        for parameter in stack.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return stack
+
+
+def run(stack: Stack, stored: bool, cross: bool = False, autocast: bool = False) -> list[Tensor]:
+    """Output, penalties, the next random number, and gradients of inputs and parameters."""
+    dtype = next(stack.parameters()).dtype
+    torch.manual_seed(1)
+    x, hidden = (torch.randn(2, n, WIDTH).to(dtype).requires_grad_() for n in (7, 5))
+    source = Source(hidden * 2, Context(7, 5)) if cross else None
+    context = Context(7, 7, causal=True)
+    casting = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
+    with penalties() as terms, casting:
+        # Whoever collects hidden states needs them stored.
+        y, _ = stack(x * 1, torch.arange(7), context, source, collect=[] if stored else None)
+    drawn = torch.rand(3)
+    value = (y * torch.randn(y.shape).to(y.dtype)).sum() + 100 * sum(terms.values())
+    torch.manual_seed(77)
+    leaves = [x, *([hidden] if cross else []), *stack.parameters()]
+    slopes = torch.autograd.grad(value, leaves, materialize_grads=True)  # layer 0's positions stand below
+    return [y, *terms.values(), drawn, torch.rand(3), *slopes]
+
+
+def assert_near(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    for actual, wanted in zip(found, expected, strict=True):
+        largest = max(1.0, float(wanted.detach().abs().max()))
+        torch.testing.assert_close(actual, wanted, rtol=tolerance, atol=tolerance * largest)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("cross", [False, True])
+def test_gradients_are_those_of_stored_activations(dtype: torch.dtype, tolerance: float, cross: bool):
+    """With dropout, cross-attention and positions in every layer; the generator goes on as usual."""
+    stack = made(dtype, cross)
+    assert_near(run(stack, False, cross), run(stack, True, cross), tolerance)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"position": T5BiasConfig()},
+        {"attention": AttentionConfig(num_attention_heads=2, mechanism=SPANS)},
+        {"feedforward": EXPERTS},
+    ],
+    ids=["relative positions", "spans", "experts"],
+)
+def test_penalties_and_shared_parameters_keep_their_gradients(options: dict[str, Any]):
+    stack = made(**options)
+    assert_near(run(stack, False), run(stack, True), 1e-10)
+
+
+def test_autocast_is_replayed():
+    """The backward pass stands outside of autocast, and computes as inside."""
+    stack = made(torch.float32, position=NoPositionConfig(), dropout=0.0)
+    found, expected = run(stack, False, autocast=True), run(stack, True, autocast=True)
+    exact = run(stack, True)
+    assert torch.equal(found[0], expected[0])
+    for ours, stored, true in zip(found[3:], expected[3:], exact[3:]):
+        distance = (ours - stored).norm()
+        assert distance <= 0.1 * (stored - true).norm() + 1e-6 * true.norm(), "far below autocast's own error"
+
+
+def test_the_inverse_finds_the_inputs():
+    """Two equations of the paper, forwards, and solved backwards."""
+    block = ReversibleConfig().build(WIDTH, 2, LayerNormConfig(), 0.0).double()
+    first: Callable[[Tensor], Tensor] = torch.cos
+    second: Callable[[Tensor], Tensor] = torch.square
+    x1, x2 = torch.randn(2, 1, 3, WIDTH, dtype=torch.float64)
+    y1, y2 = block(torch.stack([x1, x2]), [first, second])
+    f, g = block.norms
+    torch.testing.assert_close(y1, x1 + first(f(x2)), rtol=0, atol=1e-12)
+    torch.testing.assert_close(y2, x2 + second(g(y1)), rtol=0, atol=1e-12)
+    back = y2 - second(g(y1))
+    torch.testing.assert_close(back, x2, rtol=0, atol=1e-12)
+    torch.testing.assert_close(y1 - first(f(back)), x1, rtol=0, atol=1e-12)
+
+
+def test_a_head_that_runs_the_last_layer_again_is_refused():
+    options = {"block": ReversibleConfig(), "head": EnhancedMaskedConfig(), "num_hidden_layers": 2}
+    config = model_config("encoder-tiny", options)
+    model, ids = Transformer(config), torch.ones(1, 4, dtype=torch.long)
+    with pytest.raises(InputError, match="block 'reversible' cannot run its last layer again; use 'pre'"):
+        model(ids, labels=ids)
