@@ -1,0 +1,164 @@
+"""The claim "reversible layers need the activation memory of one" (Gomez et al. 2017, section 3).
+
+Equal decoders but for their depth and their wiring take one training step. Two numbers for each: MiB that the
+forward pass keeps for the backward pass, counted tensor by tensor, and MiB at the peak of both passes, of a
+process of its own, less the gradients of the parameters. The claim holds where both numbers of the deepest
+reversible stack are within 1.3 of the shallowest one's, while pre-norm's rise with depth.
+"""
+
+import csv
+import dataclasses
+import functools
+import io
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from polyformer.bench.memory import MIB, peak_mib
+from polyformer.bench.plot import line_plot
+from polyformer.block import BlockConfig
+from polyformer.core.config import Config
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.files import atomic_write
+from polyformer.feedforward import DenseConfig
+from polyformer.stack import AttentionConfig, Stack, StackConfig
+from polyformer.training.config import at_least
+
+BLOCKS = "pre", "reversible"
+FLAT = 1.3
+"""Memory of the deepest over that of the shallowest stack, at most."""
+
+Found = Mapping[tuple[str, int], tuple[float, float]]
+"""MiB kept and MiB at the peak, by wiring and layers."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReversibleMemoryClaim(Config):
+    """Sizes of the stacks."""
+
+    layers: tuple[int, ...] = (4, 8, 16, 24)
+    width: int = 64
+    heads: int = 4
+    length: int = 2048
+    dropout: float = 0.1
+    device: str = "cpu"
+    out: str = "runs/reversible_memory"
+
+    def __post_init__(self) -> None:
+        at_least(1, width=self.width, heads=self.heads, length=self.length)
+        if len(self.layers) < 2 or min(self.layers) < 1:
+            raise InputError(f"layers: expected two depths or more, each 1 or more, got {list(self.layers)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """One training step of one stack."""
+
+    claim: ReversibleMemoryClaim
+    block: str
+    layers: int
+
+
+def run(config: ReversibleMemoryClaim) -> Found:
+    """Measure every stack; write OUT/reversible_memory.csv and .png, print a table and the verdict."""
+    found: dict[tuple[str, int], tuple[float, float]] = {}
+    for block in BLOCKS:
+        for layers in config.layers:
+            size = Size(config, block, layers)
+            found[block, layers] = kept_mib(size), _peak(size)
+            kept, peak = found[block, layers]
+            print(f"{block}, {layers} layers: {kept:.1f} MiB kept, {peak:.1f} MiB at the peak", flush=True)
+    folder = Path(config.out)
+    _write(folder / "reversible_memory.csv", found)
+    lines = {f"{block}, {what}": [(n, found[block, n][index]) for n in config.layers]
+             for block in BLOCKS for index, what in enumerate(("kept", "peak"))}  # fmt: skip
+    line_plot(folder / "reversible_memory.png", lines, "layers", "MiB")
+    print(verdict(found))
+    print(f"curves: {folder / 'reversible_memory.png'}")
+    return found
+
+
+def verdict(found: Found) -> str:
+    """What the memory of the shallowest and the deepest stacks says of the claim."""
+    depths = sorted({layers for _, layers in found})
+    least, most = depths[0], depths[-1]
+    ratios = {one: [found[one, most][i] / found[one, least][i] for i in (0, 1)] for one in BLOCKS}
+    holds = max(ratios["reversible"]) <= FLAT < min(ratios["pre"])
+    told = "; ".join(f"{name} {kept:.2f} kept, {peak:.2f} peak" for name, (kept, peak) in ratios.items())
+    return (
+        f"reversible memory is flat in depth: {'reproduced' if holds else 'not reproduced'} "
+        f"({most} layers over {least}: {told})"
+    )
+
+
+def made(size: Size) -> tuple[Stack, Callable[[], Tensor]]:
+    """A stack in training and its forward pass, whose output is one number."""
+    claim = size.claim
+    torch.manual_seed(0)
+    config = StackConfig(
+        num_hidden_layers=size.layers,
+        attention=AttentionConfig(num_attention_heads=claim.heads),
+        feedforward=DenseConfig(intermediate_size=4 * claim.width),
+        block=BlockConfig.from_dict(size.block),
+        dropout=claim.dropout,
+    )
+    stack = Stack(config, claim.width, claim.length, cross=False).to(claim.device).train()
+    x = torch.randn(1, claim.length, claim.width, device=claim.device, requires_grad=True)
+    pos = torch.arange(claim.length, device=claim.device)
+    context = Context(claim.length, claim.length, causal=True)
+    return stack, lambda: stack(x, pos, context)[0].square().mean()
+
+
+def kept_mib(size: Size) -> float:
+    """MiB of the tensors, parameters aside, that the forward pass keeps."""
+    stack, forward = made(size)
+    parameters = {one.untyped_storage().data_ptr() for one in stack.parameters()}
+    held: weakref.WeakSet[Saved] = weakref.WeakSet()  # a graph that is dropped drops what it saved
+
+    def keep(one: Tensor) -> Saved:
+        saved = Saved(one.detach())  # with its graph it would hold what holds it
+        held.add(saved)
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved.tensor):
+        value = forward()
+    stores = (saved.tensor.untyped_storage() for saved in held)
+    sizes = {store.data_ptr(): store.nbytes() for store in stores if store.data_ptr() not in parameters}
+    del value  # alive until here, and its graph with it
+    return sum(sizes.values()) / MIB
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Saved:
+    """What autograd holds in place of a tensor."""
+
+    tensor: Tensor
+
+
+def _peak(size: Size) -> float:
+    small = dataclasses.replace(size, claim=dataclasses.replace(size.claim, length=16))
+    gradients = sum(one.nbytes for one in made(small)[0].parameters()) / MIB
+    return peak_mib(_step, size, small, size.claim.device) - gradients
+
+
+def _step(size: Size) -> Callable[[], object]:
+    stack, forward = made(size)
+    return functools.partial(_train, stack, forward)
+
+
+def _train(stack: Stack, forward: Callable[[], Tensor]) -> None:
+    stack.zero_grad(set_to_none=True)
+    forward().backward()
+
+
+def _write(path: Path, found: Found) -> None:
+    """A row for each stack."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["block", "layers", "kept_mib", "peak_mib"])
+    writer.writerows((*key, *values) for key, values in found.items())
+    atomic_write(path, text.getvalue().encode())
