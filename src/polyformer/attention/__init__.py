@@ -14,6 +14,7 @@ from polyformer.attention.linformer import LinformerConfig
 from polyformer.attention.links import Links
 from polyformer.attention.lsh import LSHConfig
 from polyformer.attention.marked import Marked
+from polyformer.attention.memory_compressed import MemoryCompressedConfig
 from polyformer.attention.per_head import PerHead, PerLayer
 from polyformer.attention.performer import PerformerConfig
 from polyformer.attention.random_blocks import Random
@@ -45,6 +46,7 @@ __all__ = [
     "Local1D",
     "Local2D",
     "Marked",
+    "MemoryCompressedConfig",
     "Padding",
     "Pattern",
     "PerHead",

@@ -1,6 +1,6 @@
 """Sizes and choices, one file a family."""
 
-from polyformer.presets import bigbird, decoder, encoder, etc, longformer, transformer
+from polyformer.presets import bigbird, decoder, encoder, etc, longformer, memory_compressed, transformer
 from polyformer.presets.base import MODELS, create_model, list_models, model_config, register
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "etc",
     "list_models",
     "longformer",
+    "memory_compressed",
     "model_config",
     "register",
     "transformer",
