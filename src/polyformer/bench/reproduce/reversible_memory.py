@@ -10,6 +10,8 @@ import csv
 import dataclasses
 import functools
 import io
+import os
+import unittest.mock
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,6 +33,9 @@ from polyformer.training.config import at_least
 BLOCKS = "pre", "reversible"
 FLAT = 1.3
 """Memory of the deepest over that of the shallowest stack, at most."""
+
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""Has the C library of Linux give freed memory back at once: otherwise it keeps holes, more a layer."""
 
 Found = Mapping[tuple[str, int], tuple[float, float]]
 """MiB kept and MiB at the peak, by wiring and layers."""
@@ -142,7 +147,8 @@ class Saved:
 def _peak(size: Size) -> float:
     small = dataclasses.replace(size, claim=dataclasses.replace(size.claim, length=16))
     gradients = sum(one.nbytes for one in made(small)[0].parameters()) / MIB
-    return peak_mib(_step, size, small, size.claim.device) - gradients
+    with unittest.mock.patch.dict(os.environ, RETURNED):
+        return peak_mib(_step, size, small, size.claim.device) - gradients
 
 
 def _step(size: Size) -> Callable[[], object]:
