@@ -156,11 +156,13 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, complaint: Callable[..., s
 
 
 def start(*words: str, **options: object) -> "subprocess.Popen[str]":
+    """A real process, which can be interrupted even where the suite runs in the background."""
     return subprocess.Popen(
         [sys.executable, "-m", "polyformer.cli", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         **options,  # type: ignore[call-overload]
     )
 
