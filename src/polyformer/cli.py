@@ -17,6 +17,7 @@ COMMANDS = (
     "tag",
     "list",
     "show",
+    "spectrum",
     "bench",
     "reproduce",
 )

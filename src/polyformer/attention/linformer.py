@@ -56,6 +56,7 @@ class LinformerConfig(MechanismConfig):
     packs: ClassVar[bool] = False
     caches: ClassVar[bool] = False
     relates: ClassVar[bool] = False
+    pairs: ClassVar[bool] = False
     instead: ClassVar[str] = "'softmax' with a sparse pattern such as Window(256)"
 
     def __post_init__(self) -> None:

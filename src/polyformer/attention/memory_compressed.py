@@ -45,6 +45,7 @@ class MemoryCompressedConfig(MechanismConfig):
     row: ClassVar[str] = "L7"
     paper: ClassVar[str] = "Liu et al. 2018 (T-DMCA), section 4.2.5"
     relates: ClassVar[bool] = False
+    pairs: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("kernel", "stride"):

@@ -37,7 +37,7 @@ class MechanismConfig(Config):
     `causal`, `packs`, `caches` and `relates` (to take the score terms of a position scheme) say what a member
     can do; asked for more, it names what to use `instead`. `eager` says why `torch.compile(fullgraph=True)`
     cannot take a member, where it cannot. `shares_queries`: its keys are its queries, so that there is no
-    projection of keys.
+    projection of keys. `pairs`: its weights are an attention matrix, of every query and every token.
     """
 
     causal: ClassVar[bool] = True
@@ -47,6 +47,7 @@ class MechanismConfig(Config):
     instead: ClassVar[str] = "'softmax', which takes sparse patterns"
     eager: ClassVar[str] = ""
     shares_queries: ClassVar[bool] = False
+    pairs: ClassVar[bool] = True
 
     def build(self, num_heads: int, head_size: int) -> "Mechanism":
         raise NotImplementedError

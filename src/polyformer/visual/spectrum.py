@@ -1,0 +1,112 @@
+"""The singular values of attention: how much of each matrix its greatest ones hold.
+
+    P = U S W^T,  s_1 >= s_2 >= ... >= s_n        share(i) = (s_1 + ... + s_i) / (s_1 + ... + s_n)
+
+for the attention matrix P [n, n] of every layer and head, the mean over texts, in float64. A curve that rises
+early says that a matrix of low rank would do nearly as well; a straight line, that all ranks count the same.
+Wang et al. 2020 (Linformer), section 3 and figure 1, which reads it at n / 4. Cost: n^3 a matrix.
+
+A causal matrix is triangular with what each token gives itself on its diagonal, so its rank is n wherever all
+of these are above zero: compare decoders with decoders.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.core.mechanism import MechanismConfig
+from polyformer.model import Transformer
+
+LEAST = 4
+"""Tokens of the shortest text: a quarter of it is one singular value."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Spectrum:
+    """`curves` [layers, H, n], float64: share(1), ..., share(n), the mean over `texts` texts."""
+
+    curves: Tensor
+    texts: int
+
+    @property
+    def length(self) -> int:
+        return self.curves.shape[-1]
+
+    @property
+    def quarter(self) -> int:
+        """How many singular values n / 4 are, rounded down."""
+        return self.length // 4
+
+    @property
+    def at_quarter(self) -> Tensor:
+        """share(n / 4) [layers, H]."""
+        return self.curves[..., self.quarter - 1]
+
+
+def shares(matrices: Tensor) -> Tensor:
+    """share(1), ..., share(n) [..., n] of matrices [..., n, n]; all 1 for a matrix of zeros."""
+    sums = torch.linalg.svdvals(matrices.double()).cumsum(-1)
+    total = sums[..., -1:]
+    return torch.where(total > 0, sums / total, 1.0)
+
+
+def spectrum(texts: Iterable[Sequence[Tensor]]) -> Spectrum:
+    """The spectrum of what `texts` gives: for every text a matrix [H, n, n] of each layer."""
+    return _mean([_curves(layers) for layers in texts])
+
+
+def spectra(model: Transformer, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Spectrum]:
+    """The spectrum of self-attention in each stack of `model`: "encoder", "decoder".
+
+    rows: for each text what `model` takes, ids [1, n] without padding, of one length. Dropout is off. Raises
+    `InputError` for fewer than 4 tokens, and for mechanisms without a matrix of tokens by tokens.
+    """
+    check(model)
+    for ids in (ids for row in rows for ids in row.values()):
+        if ids.shape[-1] < LEAST:
+            raise InputError(f"length: expected {LEAST} tokens or more, got {ids.shape[-1]}")
+    training = model.training
+    model.eval()
+    try:
+        found = [{side: _curves(one) for side, one in matrices(model, row).items()} for row in rows]
+    finally:
+        model.train(training)
+    sides = found[0] if found else {}
+    return {side: _mean([one[side] for one in found]) for side in sides}
+
+
+def check(model: Transformer) -> None:
+    """Raises `InputError` for a layer whose attention has no matrix of tokens by tokens."""
+    for stack in (model.encoder, model.decoder):
+        for layer in range(0 if stack is None else len(stack.layers)):
+            assert stack is not None
+            mechanism = stack.mechanism.at(layer)
+            if not mechanism.pairs:
+                members = [one for one in MechanismConfig.kinds.values() if issubclass(one, MechanismConfig)]
+                able = sorted(repr(one.kind) for one in members if one.pairs)
+                raise InputError(
+                    f"mechanism {mechanism.kind!r} has no attention matrix of tokens by tokens; "
+                    f"these have one: {', '.join(able)}"
+                )
+
+
+@torch.no_grad()
+def matrices(model: Transformer, row: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+    """The self-attention [H, n, n] of every layer on one text, by stack."""
+    output = model(**row, output_attentions=True)
+    own = "encoder" if model.decoder is None else "decoder"
+    found = {"encoder": output.encoder_attentions, own: output.attentions}
+    return {side: [one[0] for one in layers] for side, layers in found.items() if layers is not None}
+
+
+def _curves(layers: Sequence[Tensor]) -> Tensor:
+    return torch.stack([shares(one).cpu() for one in layers])
+
+
+def _mean(curves: list[Tensor]) -> Spectrum:
+    if not curves:
+        raise InputError("texts: expected 1 text or more, got none")
+    return Spectrum(torch.stack(curves).mean(0), len(curves))

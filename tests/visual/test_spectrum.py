@@ -1,0 +1,138 @@
+"""Spectra against matrices of known singular values, numpy, and what a model records."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from polyformer.attention import LinformerConfig, MemoryCompressedConfig
+from polyformer.core.errors import InputError
+from polyformer.core.mechanism import MechanismConfig
+from polyformer.model import Transformer
+from polyformer.presets import create_model
+from polyformer.visual.spectrum import Spectrum, matrices, shares, spectra, spectrum
+from polyformer.visual.spectrum_figure import draw_spectra, spectrum_csv, spectrum_table
+
+MEMBERS = [one for one in MechanismConfig.kinds.values() if issubclass(one, MechanismConfig)]
+
+
+def attention(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).softmax(-1)
+
+
+def model(name: str, **changes: object) -> Transformer:
+    torch.manual_seed(0)
+    return create_model(name, vocab_size=30, hidden_size=16, num_attention_heads=2, **changes).double()
+
+
+def ids(number: int, length: int) -> list[dict[str, Tensor]]:
+    return [{"input_ids": one} for one in torch.randint(30, (number, 1, length))]
+
+
+def test_a_matrix_of_rank_1_has_all_at_its_first_value():
+    rows = torch.full((3, 8, 8), 1 / 8)  # every token looks everywhere alike
+    assert torch.allclose(shares(rows), torch.ones(3, 8, dtype=torch.float64), rtol=0, atol=1e-7)
+
+
+def test_the_identity_is_a_straight_line():
+    line = torch.arange(1, 9, dtype=torch.float64) / 8
+    assert torch.allclose(shares(torch.eye(8)), line, rtol=0, atol=1e-14)
+
+
+def test_known_values_in_any_order():
+    assert torch.allclose(shares(torch.diag(torch.tensor([1.0, 4, 0, 3]))),
+                          torch.tensor([4, 7, 8, 8]).double() / 8, rtol=0, atol=1e-14)  # fmt: skip
+
+
+def test_zeros_are_no_nan():
+    assert shares(torch.zeros(2, 5, 5)).tolist() == [[1.0] * 5] * 2
+
+
+def test_shares_are_those_of_numpy_and_their_mean():
+    texts = [[attention(2, 7, 7), attention(2, 7, 7).mT], [attention(2, 7, 7) ** 2, attention(2, 7, 7)]]
+    found = spectrum(texts)
+    for layer in range(2):
+        for head in range(2):
+            curves = []
+            for text in texts:
+                values = np.linalg.svd(text[layer][head].double().numpy(), compute_uv=False)
+                curves.append([sum(values[: i + 1]) / sum(values) for i in range(7)])
+            assert np.allclose(found.curves[layer, head], np.mean(curves, 0), rtol=0, atol=1e-12)
+    assert (found.texts, found.length, found.quarter) == (2, 7, 1)
+
+
+@pytest.mark.parametrize(("length", "quarter"), [(4, 1), (7, 1), (8, 2), (512, 128)])
+def test_a_quarter_counts_values(length: int, quarter: int):
+    """Of the identity the greatest n / 4 hold n / 4 of n: the index counts from one."""
+    found = Spectrum(shares(torch.eye(length)[None, None]), 1)
+    assert found.quarter == quarter
+    assert math.isclose(found.at_quarter.item(), quarter / length, abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["encoder-tiny", "decoder-tiny"])
+def test_a_model_is_seen_as_it_attends(name: str):
+    made, rows = model(name, num_hidden_layers=2, dropout=0.5).train(), ids(3, 9)
+    [(side, found)] = spectra(made, rows).items()
+    assert side == name.removesuffix("-tiny")
+    assert made.training
+    made.eval()
+    seen = [made(**row, output_attentions=True).attentions for row in rows]
+    expected = torch.stack([torch.stack([shares(layer[0]) for layer in one]) for one in seen]).mean(0)
+    assert found.curves.shape == (2, 2, 9)
+    assert torch.allclose(found.curves, expected, rtol=0, atol=1e-12)
+
+
+def test_an_encoder_decoder_has_two_and_none_across():
+    made = model("transformer-tiny", num_hidden_layers=2)
+    row = {"input_ids": torch.randint(30, (1, 9)), "decoder_input_ids": torch.randint(30, (1, 6))}
+    found = spectra(made, [row])
+    assert {side: one.length for side, one in found.items()} == {"encoder": 9, "decoder": 6}
+    for layer in matrices(made.eval(), row)["decoder"]:
+        assert torch.equal(layer, layer.tril())
+        assert torch.allclose(layer.sum(-1), torch.ones(2, 6).double())
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda one: one.kind)
+def test_members_say_whether_they_have_a_matrix(member: type[MechanismConfig]):
+    for example in member.examples():
+        made = model("encoder-tiny", attention=example).eval()
+        seen = made(**ids(1, 12)[0], output_attentions=True).attentions
+        assert len(seen) == 1
+        assert (seen[0].shape[-2:] == (12, 12)) == example.pairs
+
+
+@pytest.mark.parametrize("member", [LinformerConfig(max_length=16, k=4), MemoryCompressedConfig()])
+def test_mechanisms_without_a_matrix_are_refused(member: MechanismConfig):
+    message = (
+        f"mechanism '{member.kind}' has no attention matrix .* these have one: .*'performer', .*'softmax'"
+    )
+    with pytest.raises(InputError, match=message) as caught:
+        spectra(model("encoder-tiny", attention=member), ids(1, 8))
+    assert str(caught.value).count(repr(member.kind)) == 1
+
+
+def test_too_few_tokens_and_no_texts():
+    with pytest.raises(InputError, match="length: expected 4 tokens or more, got 3"):
+        spectra(model("encoder-tiny"), ids(1, 3))
+    with pytest.raises(InputError, match="texts: expected 1 text or more"):
+        spectrum([])
+
+
+def test_table_csv_and_figure(tmp_path: Path):
+    line = shares(torch.eye(8))
+    found = Spectrum(torch.stack([torch.stack([line, line]), torch.ones(2, 8).double()]), 1)
+    table = [row.split() for row in spectrum_table(found).split("\n")]
+    assert table == [
+        ["layer", "head", "0", "head", "1", "mean"],
+        ["0", *["0.2500"] * 3],
+        ["1", *["1.0000"] * 3],
+    ]
+    rows = spectrum_csv({"encoder": found}).splitlines()
+    assert (len(rows), rows[:2]) == (1 + 2 * 2 * 8, ["stack,layer,head,index,share", "encoder,0,0,1,0.125"])
+    assert rows[-1] == "encoder,1,1,8,1"
+    pytest.importorskip("matplotlib")
+    draw_spectra({"encoder": found, "decoder": found}, "two stacks", tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
