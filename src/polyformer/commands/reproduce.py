@@ -16,6 +16,7 @@ EXAMPLES = """examples:
   polyformer reproduce linformer-theory     # the theorems' errors against k
   polyformer reproduce linformer-speed     # time and memory beside the paper's tables
   polyformer reproduce linformer-quality --data DIR     # perplexity against k, sharing and n
+  polyformer reproduce downstream --sst2 DIR --imdb DIR     # SST-2 and IMDB with each kind of attention
 """
 
 HOME = "polyformer.bench.reproduce"  # a module for each claim, with `run(config)`
