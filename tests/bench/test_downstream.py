@@ -7,7 +7,15 @@ import random
 import pytest
 
 from polyformer.bench.labelled_texts import bag_of_words, greater_class, prepare
-from polyformer.bench.reproduce.downstream import SCALE, Found, Outcome, verdict
+from polyformer.bench.reproduce.downstream import (
+    ALONE,
+    SCALE,
+    DownstreamClaim,
+    Found,
+    Outcome,
+    recipe,
+    verdict,
+)
 from polyformer.cli import main
 
 MEMBERS = ("dense", "Linformer", "Performer", "Reformer", "Routing")
@@ -75,6 +83,15 @@ def test_run_trains_every_member_on_both_sets_and_goes_on_with_them(tmp_path, ca
     assert main(words) == 0, "goes on with what is there"
     assert main([*words, "--lr", "1e-4"]) == 2
     assert "holds a run of other settings" in capsys.readouterr().err
+
+
+def test_runs_differ_in_their_attention_alone(tmp_path):
+    texts = prepare("sst2", write(tmp_path / "sst2"), 64, 60, 20, vocabulary=60, out=tmp_path / "out")
+    config = DownstreamClaim(sst2="sst2")
+    recipes = {member: recipe(config, "sst2", member, texts) for member in (*MEMBERS, ALONE)}
+    taken = {member: one["model"].pop("encoder")["attention"] for member, one in recipes.items()}
+    assert len({str(one) for one in taken.values()}) == 6
+    assert all(one == recipes["dense"] for one in recipes.values())
 
 
 def test_default_text_is_refused_by_name(tmp_path, capsys):
