@@ -80,7 +80,7 @@ class _Attention(torch.autograd.Function):
 
         def work(group: Sequence[Part]) -> None:
             for part in sharing(group):
-                inputs = part.by_query(q), part.by_key(k), part.by_key(v)
+                inputs = part.by_query(q), part.gathered(k), part.gathered(v)
                 outs, sums = part.by_query(out), part.by_query(lse)
                 mine = None if bands is None else PartBands(part, bands)
                 gathered, rest = bundles(part)
@@ -129,7 +129,7 @@ class _Attention(torch.autograd.Function):
             totals = tuple(torch.zeros_like(table) for table in call.tables)
             for part in sharing(group):
                 mine = None if bands is None else PartBands(part, bands, of_bands, lock)
-                inputs = _Inputs(part.by_query(q), part.by_key(k), part.by_key(v), mine, call.tables)
+                inputs = _Inputs(part.by_query(q), part.gathered(k), part.gathered(v), mine, call.tables)
                 grads = _Gradients(part.by_query(dq), part.by_key(dk), part.by_key(dv), totals)
                 outs = tuple(part.by_query(x) for x in rows)
                 gathered, rest = bundles(part)

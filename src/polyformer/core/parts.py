@@ -18,6 +18,9 @@ LN2 = math.log(2)
 LOG2E = 1 / LN2
 
 
+NEAR = 2
+"""Intervals of keys that a tile may have and still be called a run of neighbours."""
+
 WORTH_A_THREAD = 1 << 18
 """Scores from which a part of its own, and so a thread of its own, pays."""
 
@@ -98,6 +101,12 @@ class Part:
     def by_key(self, x: Tensor) -> Tensor:
         """[B, Hkv, ...] as [N, ...]."""
         return x[self.batch, self.kv_heads].flatten(0, 1)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """`by_key`, each head's rows side by side where tiles pick them here and there: far apart they are
+        read from memory again and again."""
+        scattered = any(len(tile.keys) > NEAR for row in self.rows for tile in row)
+        return self.by_key(x).contiguous() if scattered else self.by_key(x)
 
     def by_query(self, x: Tensor) -> Tensor:
         """[B, H, Tq, D] as [N, G, Tq, D]."""
