@@ -160,13 +160,20 @@ def recipe(config: DownstreamClaim, name: str, member: str, texts: Texts) -> dic
 
 def verdict(found: Found, points: float) -> str:
     """What the accuracies say of the claim."""
-    above = {name: 100 * (one["Linformer"].accuracy - one["dense"].accuracy) for name, one in found.items()}
-    gained = [100 * (one["dense"].accuracy - one[SCALE[0]].accuracy) for one in found.values()]
+    above = _over(found, "Linformer", "dense")
     words = "reproduced" if min(above.values()) >= -points else "not reproduced"
-    if min(gained) <= points:  # a model that has learnt nothing is easily matched
+    if min(_over(found, "dense", SCALE[0]).values()) <= points:  # what has learnt nothing is easily matched
         words = "not shown, for dense is no better than the greater class"
-    told = ", ".join(f"{SETS[name].title} {one:+.1f}" for name, one in above.items())
-    return f"Linformer within {points:g} points of dense: {words} ({told})"
+    told, worth = (
+        ", ".join(f"{SETS[name].title} {one:+.1f}" for name, one in gains.items())
+        for gains in (above, _over(found, "dense", ALONE))
+    )
+    return f"Linformer within {points:g} points of dense: {words} ({told}; dense over {ALONE}: {worth})"
+
+
+def _over(found: Found, one: str, other: str) -> dict[str, float]:
+    """Points of accuracy that a row lies above another, by set."""
+    return {name: 100 * (rows[one].accuracy - rows[other].accuracy) for name, rows in found.items()}
 
 
 def table(found: Found, tests: dict[str, int]) -> str:
