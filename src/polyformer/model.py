@@ -268,7 +268,7 @@ class Transformer(nn.Module):
         assert isinstance(embedding, Embedding)
         if marks is not None and not reads_marks(stack.mechanism):
             raise InputError(
-                f"global_attention_mask: no pattern of this {side} reads it; add `| Marked()` to its attention"
+                f"global_attention_mask: no pattern of the {side} reads it; add `| Marked()` to its attention"
             )
         tokens = (past.tokens if past else NO_TOKENS).extended(
             ids, mask, position_ids, document_ids, segment_ids, marks

@@ -122,5 +122,5 @@ def test_wrong_marks_are_refused():
     message = r"global_attention_mask: expected the shape of the ids \(2, 5\), got \(2, 4\)"
     with pytest.raises(InputError, match=message):
         model()(ids, global_attention_mask=torch.ones(2, 4))
-    with pytest.raises(InputError, match="global_attention_mask: no pattern of this encoder reads it"):
+    with pytest.raises(InputError, match="global_attention_mask: no pattern of the encoder reads it"):
         create_model("encoder-tiny")(ids, global_attention_mask=torch.ones(2, 5))

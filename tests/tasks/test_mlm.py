@@ -64,7 +64,7 @@ def test_share_is_checked(share: float):
 
 
 def test_documents_can_have_rows_of_their_own():
-    """For attention that cannot keep packed documents apart: nothing is lost, and no row has two documents."""
+    """For attention that cannot keep packed documents apart: no row has two, and nothing is lost."""
     tokenizer = Tokenizer.train(TokenizerConfig(algorithm="bytes"), [])
     config = MaskedModellingConfig(row_length=8, batch_tokens=96, packed=False)
     own = config.build(tokenizer)
