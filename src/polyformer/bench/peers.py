@@ -71,8 +71,10 @@ def x_transformers(contest: Contest) -> Attention:
     if not isinstance(pattern, Full | Causal) or not isinstance(position, AlibiConfig | None):
         raise contest.no_counterpart()
     try:
-        from x_transformers.attend import Attend
-        from x_transformers.x_transformers import AlibiPositionalBias
+        from x_transformers.attend import Attend  # pyright: ignore[reportMissingImports]
+        from x_transformers.x_transformers import (  # pyright: ignore[reportMissingImports]
+            AlibiPositionalBias,
+        )
     except ImportError:
         raise MISSING from None
     causal = contest.causal or isinstance(pattern, Causal)
@@ -99,7 +101,7 @@ def performer_pytorch(contest: Contest) -> Attention:
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            from performer_pytorch import FastAttention
+            from performer_pytorch import FastAttention  # pyright: ignore[reportMissingImports]
 
             attention = FastAttention(contest.width, config.features, causal=contest.causal)
     except ImportError:
