@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.attention import LinformerConfig, LSHConfig, PerformerConfig, RoutingConfig, Window
+from polyformer.bench.claims import taken_up
 from polyformer.bench.labelled_texts import SETS, Texts, bag_of_words, greater_class, prepare
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
-from polyformer.recipes import Recipe, Run, fit
-from polyformer.recipes.run import RECIPE
+from polyformer.recipes import Recipe
 from polyformer.training.config import at_least
 from polyformer.training.metrics import read_metrics
 
@@ -204,10 +204,7 @@ def _outcome(config: DownstreamClaim, name: str, member: str, texts: Texts) -> O
     """The run in OUT, made or gone on with."""
     wanted = Recipe.from_dict(recipe(config, name, member, texts))
     folder = Path(config.out) / f"{name}-{member.replace(' ', '-').lower()}"
-    begun = (folder / RECIPE).is_file()
-    if begun and Run.open(folder).recipe != wanted:
-        raise InputError(f"{folder} holds a run of other settings; choose another place with --out")
-    fitted = fit(wanted, folder, resume=begun)
+    fitted = taken_up(wanted, folder)
     parameters = sum(one.numel() for one in fitted.model.parameters())
     return Outcome(fitted.scores["test"]["accuracy"], _seconds(folder), parameters)
 

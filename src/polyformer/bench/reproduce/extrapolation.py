@@ -18,16 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyformer.bench.claims import taken_up, wikitext
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write
 from polyformer.model import Transformer
 from polyformer.position import PositionConfig
-from polyformer.recipes import Recipe, Run, fit
-from polyformer.recipes.find import absolute, with_data
+from polyformer.recipes import Recipe
 from polyformer.recipes.fit import Fitted
-from polyformer.recipes.run import RECIPE
 from polyformer.tasks import LanguageModelling
 from polyformer.tasks.base import exp
 from polyformer.training.config import at_least
@@ -79,7 +78,7 @@ def run(config: ExtrapolationClaim) -> Found:
     """Train and measure every scheme; write OUT/extrapolation.csv and .png, print a table and the verdict."""
     found: dict[tuple[str, int], float | None] = {}
     for scheme in config.schemes:
-        fitted = _trained(Recipe.from_dict(recipe(config, scheme)), Path(config.out) / scheme)
+        fitted = taken_up(Recipe.from_dict(recipe(config, scheme)), Path(config.out) / scheme)
         ids = held_out(fitted, config.held_out)
         for length in config.lengths:
             found[scheme, length] = perplexity(fitted.model, ids, length)
@@ -99,10 +98,6 @@ def run(config: ExtrapolationClaim) -> Found:
 
 def recipe(config: ExtrapolationClaim, scheme: str) -> dict[str, Any]:
     """The run of one scheme."""
-    data: dict[str, Any] = {}
-    if config.data is not None:
-        files = {"path": "train.txt.gz", "validation": "valid.txt.gz", "format": "articles"}
-        data = absolute(with_data(files, config.data))
     return {
         "task": {"kind": "lm", "row_length": config.length, "batch_tokens": config.batch_tokens},
         "model": {
@@ -111,7 +106,7 @@ def recipe(config: ExtrapolationClaim, scheme: str) -> dict[str, Any]:
             "intermediate_size": 4 * config.width, "dropout": 0.0, "embedding": {"scaled": True},
             "initializer_range": None,
         },
-        "data": data,
+        "data": wikitext(config.data),
         "tokenizer": {"algorithm": "bpe", "vocab_size": config.vocabulary},
         "optimizer": {"kind": "adamw", "lr": config.lr},
         "schedule": {"kind": "cosine", "warmup": min(100, config.steps)},
@@ -189,14 +184,6 @@ def verdict(found: Found, trained: int) -> str:
     grown = ", ".join(f"{scheme} x{value:.2f}" for scheme, value in ratio.items())
     outcome = f"differs from the paper: {'; '.join(differs)}" if differs else "reproduced"
     return f"train short, test long: {outcome} (perplexity from {trained} to {last} tokens: {grown})"
-
-
-def _trained(recipe: Recipe, folder: Path) -> Fitted:
-    """The run in `folder`, made or gone on with; what is finished is only read and scored."""
-    begun = (folder / RECIPE).is_file()
-    if begun and Run.open(folder).recipe != recipe:
-        raise InputError(f"{folder} holds a run of other settings; choose another place with --out")
-    return fit(recipe, folder, resume=begun)
 
 
 def _cell(value: float | None) -> str:

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.attention import LinformerConfig
+from polyformer.bench.claims import taken_up, wikitext
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
-from polyformer.recipes import Recipe, Run, fit
-from polyformer.recipes.find import absolute, with_data
-from polyformer.recipes.run import RECIPE
+from polyformer.recipes import Recipe
 from polyformer.training.config import at_least
 from polyformer.training.curves import series
 from polyformer.training.metrics import read_metrics
@@ -114,10 +113,6 @@ def run(config: QualityClaim) -> dict[Trial, Curve]:
 
 def recipe(config: QualityClaim, trial: Trial) -> dict[str, Any]:
     """One of the runs."""
-    data: dict[str, Any] = {}
-    if config.data is not None:
-        files = {"path": "train.txt.gz", "validation": "valid.txt.gz", "format": "articles"}
-        data = absolute(with_data(files, config.data))
     mechanism: dict[str, Any] = {"kind": "softmax"}
     if trial.k is not None:
         mechanism = LinformerConfig(max_length=trial.length, k=trial.k, sharing=trial.sharing).to_dict()
@@ -129,7 +124,7 @@ def recipe(config: QualityClaim, trial: Trial) -> dict[str, Any]:
             "num_attention_heads": config.heads, "intermediate_size": 4 * config.width, "dropout": 0.0,
             "encoder": {"attention": {"mechanism": mechanism}},
         },
-        "data": data,
+        "data": wikitext(config.data),
         "tokenizer": {"algorithm": "bpe", "vocab_size": config.vocabulary},
         "optimizer": {"kind": "adamw", "lr": config.lr},
         "schedule": {"kind": "cosine", "warmup": min(100, config.steps)},
@@ -168,10 +163,7 @@ def _told(claim: str, holds: bool, figures: str) -> str:
 
 def _curve(recipe: Recipe, folder: Path) -> Curve:
     """The run in `folder`, made or gone on with, as validation perplexity by step."""
-    begun = (folder / RECIPE).is_file()
-    if begun and Run.open(folder).recipe != recipe:
-        raise InputError(f"{folder} holds a run of other settings; choose another place with --out")
-    fitted = fit(recipe, folder, resume=begun)
+    fitted = taken_up(recipe, folder)
     last = recipe.training.steps, fitted.scores["validation"]["perplexity"]
     points = zip(*series(read_metrics(folder), "valid_perplexity"))
     return [(step, value) for step, value in points if step < last[0]] + [last]
