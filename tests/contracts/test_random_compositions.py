@@ -23,9 +23,7 @@ from polyformer.attention import (
     Window,
 )  # fmt: skip
 from polyformer.core.context import Context
-from polyformer.core.pattern import ScoreMod
-from polyformer.core.relative import Relative
-from polyformer.position import Position, PositionConfig, Shape, Site
+from polyformer.position import PositionConfig, Shape, Site, Terms
 
 HEADS, WIDTH = 2, 4
 
@@ -49,20 +47,6 @@ PATTERN = st.recursive(
     max_leaves=4,
 )
 SCHEMES = [example for kind in PositionConfig.kinds.values() for example in kind.examples()]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Terms:
-    """A scheme as a mechanism meets it."""
-
-    position: Position
-    site: Site
-
-    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
-        return self.position.score_mod(q, k, context, self.site)
-
-    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
-        return self.position.relative(q, k, context, self.site)
 
 
 @st.composite

@@ -1,7 +1,6 @@
 """Every scheme in every place: patterns, left padding, packed documents, caches, grouped heads."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from naive import (
 from torch import Tensor
 
 from polyformer.attention import Global, Pattern, SoftmaxConfig, Window
-from polyformer.core.context import Context
 from polyformer.core.tokens import NO_TOKENS, Tokens
 from polyformer.position import (
     AlibiConfig,
@@ -29,6 +27,7 @@ from polyformer.position import (
     Shape,
     ShawConfig,
     T5BiasConfig,
+    Terms,
     TransformerXLConfig,
 )
 
@@ -71,19 +70,6 @@ PLACES: dict[str, dict[str, Tensor | None]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Terms:
-    """A scheme as a mechanism meets it."""
-
-    position: Position
-
-    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> Any:
-        return self.position.score_mod(q, k, context, SITE[LAYER])
-
-    def relative(self, q: Tensor, k: Tensor, context: Context) -> Any:
-        return self.position.relative(q, k, context, SITE[LAYER])
-
-
 def inputs(kv_heads: int) -> list[Tensor]:
     torch.manual_seed(0)
     heads = HEADS, kv_heads, kv_heads
@@ -101,7 +87,7 @@ def run(position: Position, tensors: list[Tensor], pattern: Pattern | None, spli
         context = tokens.context(new, causal=causal)
         q, k, v = (x[:, :, part] for x in tensors)
         q, k = position.rotate(q, k, context, SITE[LAYER])
-        y, state = mechanism(q, k, v, context, state, Terms(position))
+        y, state = mechanism(q, k, v, context, state, Terms(position, SITE[LAYER]))
         outputs.append(y)
         start += new
     return torch.cat(outputs, 2)

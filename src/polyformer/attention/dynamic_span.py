@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from polyformer.core.attend import attend
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.pattern import Pattern, ScoreMod
 from polyformer.core.penalty import penalize
@@ -87,9 +87,7 @@ class DynamicSpan(Mechanism):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
                 position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
-        if state is not None:
-            assert isinstance(state, KeyValueCache)
-            k, v, state = state.append(k, v)
+        k, v, state = appended(state, k, v)
         spans = self.spans(q)
         penalize("span", self.config.penalty * _mean(spans, context))
         other = None if position is None else position.score_mod(q, k, context)

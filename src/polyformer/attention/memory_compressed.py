@@ -25,7 +25,7 @@ from polyformer.core.attend import attend
 from polyformer.core.compress import Sight, Slots, new_slots
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.softmax import softmax
 from polyformer.core.state import State
@@ -174,9 +174,7 @@ class PlainMemoryCompressed(MemoryCompressed):
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, context: Context,
              state: State | None) -> tuple[Tensor, State | None]:  # fmt: skip
-        if state is not None:
-            assert isinstance(state, KeyValueCache)
-            k, v, state = state.append(k, v)
+        k, v, state = appended(state, k, v)
         mixed = []
         for b in range(len(q)):
             windows = [one for tokens in _documents(context, b) for one in self._windows(tokens, context)]

@@ -22,7 +22,7 @@ from torch import Tensor
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.features import MAPS, Kernel, RandomDirections, check_features
-from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.linear_attention import LinearState, definition, exact, linear_attention
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.state import State
@@ -104,7 +104,5 @@ class PlainPerformer(Performer):
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, context: Context,
              state: State | None) -> tuple[Tensor, State | None]:  # fmt: skip
-        if state is not None:
-            assert isinstance(state, KeyValueCache)
-            k, v, state = state.append(k, v)
+        k, v, state = appended(state, k, v)
         return definition(q, k, v, self.kernel(q), context), state

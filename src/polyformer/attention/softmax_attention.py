@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyformer.core.attend import attend
 from polyformer.core.context import Context
-from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.pattern import Pattern
 from polyformer.core.state import State
@@ -60,9 +60,7 @@ class SoftmaxAttention(Mechanism):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
                 position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
-        if state is not None:
-            assert isinstance(state, KeyValueCache)
-            k, v, state = state.append(k, v)
+        k, v, state = appended(state, k, v)
         pattern = self.config.pattern
         context = context.reaching(None if pattern is None else pattern.reach())
         y = attend(

@@ -18,9 +18,8 @@ from polyformer.attention import SoftmaxConfig
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.mechanism import MechanismConfig
-from polyformer.core.pattern import Pattern, ScoreMod
-from polyformer.core.relative import Relative
-from polyformer.position import Position, PositionConfig, Shape, Site, changes_scores
+from polyformer.core.pattern import Pattern
+from polyformer.position import Position, PositionConfig, Shape, Site, Terms, changes_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,20 +54,6 @@ class Member:
         return self.mechanism.pattern if isinstance(self.mechanism, SoftmaxConfig) else None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Terms:
-    """What a scheme adds to the scores of the one layer there is."""
-
-    position: Position
-    site: Site
-
-    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
-        return self.position.score_mod(q, k, context, self.site)
-
-    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
-        return self.position.relative(q, k, context, self.site)
-
-
 class Alone(nn.Module):
     """The attention of a member without its projections: q, k, v [B, H, T, D] -> [B, H, T, D]."""
 
@@ -89,7 +74,7 @@ class Alone(nn.Module):
         if self.position is None:
             return self.mechanism(q, k, v, context, None, None)[0]
         q, k = self.position.rotate(q, k, context, self.site)
-        return self.mechanism(q, k, v, context, None, _Terms(self.position, self.site))[0]
+        return self.mechanism(q, k, v, context, None, Terms(self.position, self.site))[0]
 
 
 def density(pattern: Pattern, length: int, heads: int, causal: bool) -> float:

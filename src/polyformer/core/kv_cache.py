@@ -85,3 +85,11 @@ class KeyValueCache(State):
         copy = buffer.new_empty(len(index), *buffer.shape[1:])
         copy[:, :, : self.length] = filled[index]
         return copy
+
+
+def appended(state: State | None, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, State | None]:
+    """The keys and values of a mechanism whose state is a cache, the new ones last; the next state."""
+    if state is None:
+        return keys, values, None
+    assert isinstance(state, KeyValueCache)
+    return state.append(keys, values)

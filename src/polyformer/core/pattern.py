@@ -166,13 +166,17 @@ class _Pair(Pattern):
         return self.left.causal() and self.right.causal()
 
     def every(self, context: Context, stride: int) -> Pattern:
-        return type(self)(self.left.every(context, stride), self.right.every(context, stride))
+        return self._of(self.left.every(context, stride), self.right.every(context, stride))
 
     def at(self, layer: int) -> Pattern:
-        return type(self)(self.left.at(layer), self.right.at(layer))
+        return self._of(self.left.at(layer), self.right.at(layer))
 
     def of_head(self, head: int) -> Pattern:
-        return type(self)(self.left.of_head(head), self.right.of_head(head))
+        return self._of(self.left.of_head(head), self.right.of_head(head))
+
+    def _of(self, left: Pattern, right: Pattern) -> Pattern:
+        """Other parts joined alike; itself where they are its own, so that plain patterns cost nothing."""
+        return self if left is self.left and right is self.right else type(self)(left, right)
 
     def to_text(self) -> str:
         return f"({self.left.to_text()} {self.sign} {self.right.to_text()})"

@@ -90,16 +90,13 @@ class Relative:
 
         q: [B, H, Tq, D]; k: [B, H, Tk, D], as many heads as q has.
         """
-        heads, tables = q.shape[1], []
-        if self.bias is not None:
-            tables.append(self.bias.expand(heads, -1))
+        bias = None if self.bias is None else self.bias.expand(q.shape[1], -1)
         by_query = by_key = None
         if self.position_keys is not None:
             content = q if self.content is None else self.content
             by_query = content * scale @ self.position_keys.mT  # scaled first, for the range of float16
         if self.position_queries is not None:
             by_key = k * scale @ self.position_queries.mT
-        bias = tables[0] if tables else None
 
         def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             entry = self.entry(context.distance(q_idx, kv_idx))

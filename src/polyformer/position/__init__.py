@@ -1,7 +1,16 @@
 """Position schemes, one file each."""
 
 from polyformer.position.alibi import AlibiConfig
-from polyformer.position.base import Position, PositionConfig, Shape, Site, changes_scores, related, sinusoids
+from polyformer.position.base import (
+    Position,
+    PositionConfig,
+    Shape,
+    Site,
+    Terms,
+    changes_scores,
+    related,
+    sinusoids,
+)
 from polyformer.position.da import DistanceAwareConfig
 from polyformer.position.deberta import DebertaConfig
 from polyformer.position.etc_labels import EtcLabelsConfig
@@ -38,6 +47,7 @@ __all__ = [
     "Site",
     "StepSinusoidConfig",
     "T5BiasConfig",
+    "Terms",
     "TransformerXLConfig",
     "changes_scores",
     "related",

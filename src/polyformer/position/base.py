@@ -71,6 +71,20 @@ class Position(nn.Module):
         return None
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Terms:
+    """A scheme as one layer's mechanism meets it (`core.mechanism.ScoreTerms`)."""
+
+    position: Position
+    site: Site
+
+    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
+        return self.position.score_mod(q, k, context, self.site)
+
+    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
+        return self.position.relative(q, k, context, self.site)
+
+
 def changes_scores(position: Position) -> bool:
     """Whether the scheme needs a mechanism that has scores."""
     kind = type(position)

@@ -18,10 +18,8 @@ from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.linear import Linear
 from polyformer.core.mechanism import MechanismConfig
-from polyformer.core.pattern import ScoreMod
-from polyformer.core.relative import Relative
 from polyformer.core.state import State
-from polyformer.position import Position, Site
+from polyformer.position import Position, Site, Terms
 from polyformer.stack.global_projections import GlobalAttention, GlobalState, check_global, split
 
 
@@ -86,20 +84,6 @@ class ProjectedSource(State):
     values: Tensor
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Terms:
-    """A position scheme as one layer's mechanism meets it."""
-
-    position: Position
-    site: Site
-
-    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
-        return self.position.score_mod(q, k, context, self.site)
-
-    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
-        return self.position.relative(q, k, context, self.site)
-
-
 class MultiHeadAttention(nn.Module):
     """x [B, T, E] -> [B, T, E]."""
 
@@ -147,7 +131,7 @@ class MultiHeadAttention(nn.Module):
             lambda one: self._vectors(self.key or self.query, one),
         )
         q, k = position.rotate(q, k, context, site)
-        terms = _Terms(position, site)
+        terms = Terms(position, site)
         if self.global_attention is None:
             y, state = self.mechanism(q, k, v, context, state, terms)
             return self._join(y), state
