@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polyformer import InputError
-from polyformer.data import Splits, Tokenizer, TokenizerConfig
+from polyformer.data import MaskingConfig, Splits, Tokenizer, TokenizerConfig
 from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.tasks import Fitting, MaskedModelling, MaskedModellingConfig
@@ -16,7 +16,9 @@ ROWS = [{"text": "some text to hide a part of"}, {"text": "and a second one, lon
 @pytest.fixture(scope="module")
 def task() -> MaskedModelling:
     tokenizer = Tokenizer.train(TokenizerConfig(algorithm="bytes"), [])
-    return MaskedModellingConfig(row_length=32, batch_tokens=96, mask_share=0.25).build(tokenizer)
+    return MaskedModellingConfig(row_length=32, batch_tokens=96, masking=MaskingConfig(share=0.25)).build(
+        tokenizer
+    )
 
 
 def test_labels_are_what_was_hidden(task: MaskedModelling):
@@ -57,10 +59,20 @@ def test_a_tokenizer_without_mask_is_refused(tmp_path):
         MaskedModellingConfig().build(Tokenizer.load(tmp_path))
 
 
-@pytest.mark.parametrize("share", [0, 1.5])
-def test_share_is_checked(share: float):
-    with pytest.raises(InputError, match=r"mask_share: expected a share in \(0, 1\], got"):
-        MaskedModellingConfig(mask_share=share)
+def test_static_masks_are_copies_in_training_alone(task: MaskedModelling):
+    config = MaskedModellingConfig(row_length=32, batch_tokens=96, masking=MaskingConfig(static_copies=10))
+    static = config.build(task.tokenizer)
+    fitting = Fitting(static, Splits(ROWS, ROWS, None), seed=3)  # type: ignore[arg-type]
+    plain = len(task.prepare(ROWS))
+    seen = [
+        [row.tobytes() for batch in fitting.batches(epoch, 0, 0, 1) for row in batch["labels"].numpy()]
+        for epoch in (0, 1)
+    ]
+    assert len(seen[0]) == 10 * plain
+    assert sorted(seen[0]) == sorted(seen[1])
+    assert len(set(seen[0])) > 5 * plain
+    assert fitting.valid is not None
+    assert len(fitting.valid.batches.rows) == plain
 
 
 def test_documents_can_have_rows_of_their_own():

@@ -9,8 +9,9 @@ for position, batch in batches.epoch(0): ...                                  # 
 """
 
 from polyformer.data.batching import Batches, Collate, Position, Stream, by_rows, by_tokens, padding_share
-from polyformer.data.corruption import mask_tokens
 from polyformer.data.default_text import default_documents
+from polyformer.data.masked_rows import Masking, MaskingConfig
+from polyformer.data.masking import mask_tokens
 from polyformer.data.packing import pack
 from polyformer.data.sources import DataConfig, Splits, load, read
 from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
@@ -19,6 +20,8 @@ __all__ = [
     "Batches",
     "Collate",
     "DataConfig",
+    "Masking",
+    "MaskingConfig",
     "Position",
     "Splits",
     "Stream",

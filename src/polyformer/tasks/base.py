@@ -23,6 +23,7 @@ from polyformer.data import Batches, Collate, Splits, Stream, Tokenizer, Tokeniz
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
 from polyformer.heads import HeadConfig
 from polyformer.model import ModelConfig, SpecialTokens
+from polyformer.outputs import ModelOutput
 from polyformer.training import share
 from polyformer.training.config import at_least
 
@@ -244,6 +245,20 @@ class Fitting:
         if self.valid is None:
             return {}
         return self.task.measure(model, self.valid, Workers.of(accelerator))
+
+
+def guesses(output: ModelOutput, labels: Tensor) -> Tensor:
+    """What `of_guesses` reads: the nats that the labels cost, those guessed right, and how many they are."""
+    assert output.loss is not None
+    tokens = (labels != -100).sum().double()
+    right = (output.logits.argmax(-1) == labels).sum().double()  # never at -100, which is no token
+    return torch.stack([output.loss.double() * tokens, right, tokens])
+
+
+def of_guesses(nats: float, right: float, tokens: float) -> dict[str, float]:
+    """loss (nats a token), perplexity exp(loss) and accuracy of hidden tokens that were guessed."""
+    loss = nats / max(tokens, 1)
+    return {"loss": loss, "perplexity": exp(loss), "accuracy": right / max(tokens, 1)}
 
 
 def check_room(batch_tokens: int, name: str, longest: int) -> None:

@@ -1,0 +1,105 @@
+"""Masked language modelling: which tokens are hidden, and what stands in their place.
+
+What is hidden together is a unit: a token, a whole word, or a run of up to `longest` of these. Pure functions
+of the ids and a generator.
+"""
+
+import numpy as np
+
+from polyformer.core.errors import InputError
+
+IGNORED = -100
+
+
+def mask_tokens(
+    ids: np.ndarray,
+    generator: np.random.Generator,
+    *,
+    mask_id: int,
+    ordinary_ids: np.ndarray,
+    share: float = 0.15,
+    random_share: float = 0.1,
+    kept_share: float = 0.1,
+    starts: np.ndarray | None = None,
+    longest: int = 1,
+) -> tuple[np.ndarray, np.ndarray]:
+    """`(input_ids, labels)`, both shaped as `ids` [T].
+
+    Chosen are `share` of the tokens among `ordinary_ids` (rounded, at least one if there is any); special
+    tokens, which are not among them, never. Of the chosen, each by itself, `random_share` become a random
+    ordinary token, `kept_share` stay, the others become `mask_id`. `labels` are the original ids where chosen
+    and -100 elsewhere. A generator seeded by the row alone gives static masking, by row and epoch dynamic.
+
+    With `starts` [V], which says of every id whether it begins a word, whole words are chosen. With `longest`
+    above 1, runs of n neighbouring words (or tokens, without `starts`), n <= longest with probability
+    (1/n) / (1/1 + ... + 1/longest); a run that would meet another one, or pass the share, is tried shorter.
+    A word longer than what is left of the share stays, so that there may be fewer tokens, or none.
+
+    Source: BERT (Devlin et al. 2019), section 3.1 and appendix A.1, for whole words its repository's notes of
+    May 2019; dynamic: RoBERTa (Liu et al. 2019), section 4.1; runs: ALBERT (Lan et al. 2020), section 4.1.
+    """
+    check_masking(share, random_share, kept_share, longest)
+    ids = np.asarray(ids)
+    candidates = np.flatnonzero(np.isin(ids, ordinary_ids))
+    count = min(len(candidates), max(1, round(share * len(candidates))))
+    if starts is None and longest == 1:
+        chosen = generator.permutation(candidates)[:count]
+    else:
+        edges = word_edges(ids, candidates, starts)
+        runs = draw_runs(candidates, edges, count, longest, generator)
+        chosen = np.concatenate([candidates[:0], *(candidates[edges[i] : edges[i + n]] for i, n in runs)])
+    fate = generator.random(len(chosen))
+    randomised = fate < random_share
+    masked = fate >= random_share + kept_share
+    corrupted = ids.copy()
+    corrupted[chosen[masked]] = mask_id
+    corrupted[chosen[randomised]] = generator.choice(ordinary_ids, int(randomised.sum()))
+    labels = np.full_like(ids, IGNORED)
+    labels[chosen] = ids[chosen]
+    return corrupted, labels
+
+
+def check_masking(share: float, random_share: float, kept_share: float, longest: int) -> None:
+    """Raises `InputError` for shares that are none, and for runs of no unit."""
+    if not 0 < share <= 1:
+        raise InputError(f"share: expected a share of the tokens in (0, 1], got {share}")
+    if random_share < 0 or kept_share < 0 or random_share + kept_share > 1:
+        raise InputError(
+            f"random_share, kept_share: expected a sum of at most 1, got {random_share} and {kept_share}"
+        )
+    if longest < 1:
+        raise InputError(f"longest: expected 1 unit or more, got {longest}")
+
+
+def word_edges(ids: np.ndarray, candidates: np.ndarray, starts: np.ndarray | None) -> np.ndarray:
+    """Word i of the text is `candidates[edges[i] : edges[i + 1]]`; without `starts` every token is a word.
+
+    A word also begins at the first token and behind what is no candidate.
+    """
+    begins = np.ones(len(candidates), dtype=bool)
+    if starts is not None:
+        begins[1:] = starts[ids[candidates[1:]]] | (np.diff(candidates) > 1)
+    return np.append(np.flatnonzero(begins), len(candidates))
+
+
+def draw_runs(
+    candidates: np.ndarray, edges: np.ndarray, count: int, longest: int, generator: np.random.Generator
+) -> list[tuple[int, int]]:
+    """Runs `(first word, words)` in the order drawn, of `count` tokens together or fewer."""
+    words = len(edges) - 1
+    weights = 1 / np.arange(1, longest + 1)
+    lengths = generator.choice(np.arange(1, longest + 1), words, p=weights / weights.sum())
+    taken = np.zeros(words, dtype=bool)
+    runs: list[tuple[int, int]] = []
+    for first, wanted in zip(generator.permutation(words).tolist(), lengths.tolist()):
+        if not count:
+            break
+        for n in range(min(wanted, words - first), 0, -1):
+            start, stop = edges[first], edges[first + n]
+            unbroken = candidates[stop - 1] - candidates[start] == stop - 1 - start
+            if stop - start <= count and unbroken and not taken[first : first + n].any():
+                taken[first : first + n] = True
+                count -= int(stop - start)
+                runs.append((first, n))
+                break
+    return runs

@@ -1,0 +1,49 @@
+"""What the pieces of a tokenizer say about the text: where words begin, and where sentences end.
+
+Three marks are in use: WordPiece writes ## before what goes on inside a word, Unigram a lower block before
+what begins one, byte-level BPE its own sign for the space that comes before a word.
+"""
+
+import numpy as np
+
+from polyformer.core.errors import InputError
+from polyformer.data.tokenizer import Tokenizer
+
+_BLOCK, _SPACES = "\u2581", "\u0120\u010a\u010d\u0109"  # space, newline, return and tab as bytes are written
+_ENDS = (".", "!", "?")
+
+
+def word_starts(tokenizer: Tokenizer) -> np.ndarray:
+    """[V] bool: whether a token of this id begins a word, as far as the token shows it.
+
+    In byte-level BPE and Unigram a mark such as a comma belongs to the word before it, as in fairseq; in
+    WordPiece it is a word. A special token is always one. Where no piece has any mark every token is a word.
+    """
+    pieces, model = _pieces(tokenizer), tokenizer.backend.model
+    special = np.zeros(len(pieces), dtype=bool)
+    special[list(tokenizer.special_ids)] = True
+    if type(model).__name__ == "WordPiece":
+        prefix = model.continuing_subword_prefix
+        return special | np.array([not piece.startswith(prefix) for piece in pieces])
+    for marks in (_BLOCK, _SPACES):
+        begins = np.array([piece.startswith(tuple(marks)) for piece in pieces])
+        if begins.any():
+            return special | begins
+    return np.ones(len(pieces), dtype=bool)
+
+
+def sentence_ends(tokenizer: Tokenizer) -> np.ndarray:
+    """The ids of the tokens that end a sentence: their last character is . ! or ?"""
+    ends = [number for number, piece in enumerate(_pieces(tokenizer)) if piece.endswith(_ENDS)]
+    found = np.setdiff1d(np.array(ends, dtype=np.int64), list(tokenizer.special_ids))
+    if not len(found):
+        raise InputError(f"tokenizer: none of its tokens ends in {' '.join(_ENDS)}, which end sentences")
+    return found
+
+
+def _pieces(tokenizer: Tokenizer) -> list[str]:
+    """The written form of every id."""
+    pieces = [""] * len(tokenizer)
+    for piece, number in tokenizer.backend.get_vocab(with_added_tokens=True).items():
+        pieces[number] = piece
+    return pieces
