@@ -1,0 +1,137 @@
+"""Pairs of text segments from documents: does the second follow the first, do the two stand in their order.
+
+A document is a list of sentences, a sentence a list of token ids. Sentences are gathered until they have
+`length` tokens, cut in two behind one of them, and are a pair:
+
+    label  next_sentence_pairs              sentence_order_pairs
+    0      A, and B that follows it         A, and B that follows it
+    1      A, and a piece of another text   B, and A that precedes it
+
+In `short_share` of the documents fewer tokens are gathered, 2 to `length` with equal chance. Pure functions
+of the documents and the generator.
+
+Source: Devlin et al. 2019 (BERT), section 3.1, task 2, and appendix A.2, with the choices of the released
+create_pretraining_data.py; Lan et al. 2020 (ALBERT), section 3.1, and section 4.1 for the share of 10 %.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from polyformer.core.errors import InputError
+
+Ids = Sequence[int]
+Document = Sequence[Ids]
+
+
+class Pair(NamedTuple):
+    first: Ids
+    second: Ids
+    label: int
+
+
+def next_sentence_pairs(
+    documents: Sequence[Document], generator: np.random.Generator, *, length: int, short_share: float = 0.1
+) -> Iterator[Pair]:
+    """Half of the second segments are what follows; the others start at any sentence of another document.
+
+    What would have followed is put back and begins the next pair. Where only one sentence is left, its second
+    segment is always of another document. Pairs longer than `length` tokens are cut: see `cut_pair`.
+    """
+    documents = _filled(documents, length, short_share)
+    if len(documents) < 2:
+        raise InputError(
+            f"documents: expected two or more with text in them, got {len(documents)}; a file is one document "
+            "unless data.format says what ends one (paragraphs, articles, lines)"
+        )
+    for number, document in enumerate(documents):
+        target = _target(length, short_share, generator)
+        start = 0
+        while start < len(document):
+            stop = _gather(document, start, target)
+            alone = stop - start == 1
+            middle = stop if alone else start + int(generator.integers(1, stop - start))
+            first = _joined(document[start:middle])
+            if alone or generator.random() < 0.5:
+                second, label = _elsewhere(documents, number, target - len(first), generator), 1
+                start = middle
+            else:
+                second, label = _joined(document[middle:stop]), 0
+                start = stop
+            yield Pair(*cut_pair(first, second, length, generator), label)
+
+
+def sentence_order_pairs(
+    documents: Sequence[Document], generator: np.random.Generator, *, length: int, short_share: float = 0.1
+) -> Iterator[Pair]:
+    """Half of the pairs are swapped. A sentence that is gathered alone makes no pair."""
+    for document in _filled(documents, length, short_share):
+        target = _target(length, short_share, generator)
+        start = 0
+        while start < len(document):
+            stop = _gather(document, start, target)
+            if stop - start > 1:
+                middle = start + int(generator.integers(1, stop - start))
+                first, second = _joined(document[start:middle]), _joined(document[middle:stop])
+                first, second = cut_pair(first, second, length, generator)
+                swapped = bool(generator.random() < 0.5)
+                yield Pair(second, first, 1) if swapped else Pair(first, second, 0)
+            start = stop
+
+
+def cut_pair(first: Ids, second: Ids, length: int, generator: np.random.Generator) -> tuple[Ids, Ids]:
+    """Both together at most `length` tokens: the longer loses one at a time, from its front or its back."""
+    if len(first) + len(second) <= length:
+        return first, second
+    kept = min(len(first), max(length - len(second), (length + 1) // 2))
+    return _cut(first, kept, generator), _cut(second, length - kept, generator)
+
+
+def pair_row(pair: Pair, *, cls_id: int, sep_id: int) -> dict[str, list[int] | int]:
+    """<cls> first <sep> second <sep>; token types 0 up to the first <sep>, 1 behind it; sentence_labels."""
+    return {
+        "input_ids": [cls_id, *pair.first, sep_id, *pair.second, sep_id],
+        "token_type_ids": [0] * (len(pair.first) + 2) + [1] * (len(pair.second) + 1),
+        "sentence_labels": pair.label,
+    }
+
+
+def _filled(documents: Sequence[Document], length: int, short_share: float) -> list[list[Ids]]:
+    """The documents without what is empty."""
+    if length < 2:
+        raise InputError(f"length: expected 2 tokens or more for a pair, got {length}")
+    if not 0 <= short_share <= 1:
+        raise InputError(f"short_share: expected a share in [0, 1], got {short_share}")
+    filled = ([sentence for sentence in document if len(sentence)] for document in documents)
+    return [document for document in filled if document]
+
+
+def _target(length: int, short_share: float, generator: np.random.Generator) -> int:
+    return int(generator.integers(2, length + 1)) if generator.random() < short_share else length
+
+
+def _gather(document: Document, start: int, target: int) -> int:
+    """The sentence behind those from `start` on that have `target` tokens or end the document."""
+    tokens, stop = 0, start
+    while stop < len(document) and tokens < target:
+        tokens += len(document[stop])
+        stop += 1
+    return stop
+
+
+def _elsewhere(documents: list[list[Ids]], number: int, target: int, generator: np.random.Generator) -> Ids:
+    """At least one sentence, from any one on, of a document other than `number`."""
+    other = int(generator.integers(len(documents) - 1))
+    document = documents[other + (other >= number)]
+    start = int(generator.integers(len(document)))
+    return _joined(document[start : max(_gather(document, start, target), start + 1)])
+
+
+def _joined(sentences: Document) -> list[int]:
+    return [token for sentence in sentences for token in sentence]
+
+
+def _cut(ids: Ids, kept: int, generator: np.random.Generator) -> Ids:
+    front = int(generator.binomial(len(ids) - kept, 0.5))
+    return ids[front : front + kept]
