@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,21 +13,27 @@ from torch import Tensor, nn
 from polyformer.attention.marked import reads_marks
 from polyformer.core.config import Config
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write, read_json, read_tensors, write_tensors
 from polyformer.core.initialization import initialize
 from polyformer.core.labels import next_labels
 from polyformer.core.penalty import Penalties, joined, penalties
 from polyformer.core.softmax import recorded
-from polyformer.core.tokens import NO_TOKENS, Tokens
+from polyformer.core.tokens import NO_TOKENS, Given, Tokens
 from polyformer.core.weights import load_weights
 from polyformer.generation import Decode, Generated, GenerationConfig, generate
-from polyformer.heads import HeadConfig, HeadInput, LanguageModelConfig, LastLayer
+from polyformer.heads import HeadConfig, HeadInput, HeadShape, LanguageModelConfig, LastLayer
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.position import related
 from polyformer.stack import Embedding, EmbeddingConfig, LayerState, Source, Stack, StackConfig
 
+FORMATS = {"polyformer": "polyformer.model", "hub": "polyformer.checkpoints"}
+"""Formats of files, and the module whose `save` writes them, found when it is needed."""
+
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+Goals = tuple[Tensor | None, Tensor | None]
+"""Labels of the tokens, and of the text as a whole."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +43,17 @@ class SpecialTokens(Config):
     pad: int | None = None
     bos: int | None = None  # what an encoder-decoder's output starts from
     eos: int | None = None  # where generation stops
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OriginConfig(Config):
+    """Whose checkpoint a model was, so that it can be saved as one again."""
+
+    model_type: str
+    architecture: str  # transformers' class
+    fields: dict[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # of its configuration, that change no number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +73,7 @@ class ModelConfig(Config):
     head: HeadConfig = LanguageModelConfig()
     special: SpecialTokens = SpecialTokens()
     initializer_range: float | None = None
+    origin: OriginConfig | None = dataclasses.field(default=None, compare=False)
 
     row: ClassVar[str] = "A2"
 
@@ -97,17 +116,21 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         width, positions = config.hidden_size, config.max_position_embeddings
-        self.tokens = nn.Embedding(config.vocab_size, width)
+        size = config.embedding.width(width)
+        self.tokens = nn.Embedding(config.vocab_size, size)
         both = config.encoder is not None and config.decoder is not None
         self.decoder_tokens = (
-            nn.Embedding(config.vocab_size, width) if both and not config.embedding.shared else None
+            nn.Embedding(config.vocab_size, size) if both and not config.embedding.shared else None
         )
         for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
             cross = both and name == "decoder"
-            self.add_module(name, None if stack is None else Stack(stack, width, positions, cross))
+            self.add_module(name, None if stack is None else Stack(stack, width, positions, cross, size))
             self.add_module(f"{name}_embedding", None if stack is None else
                             Embedding(config.embedding, width, stack.norm, stack.dropout))  # fmt: skip
-        self.head = config.head.build(width, config.vocab_size, config.embedding.tied)
+        self.head = config.head.build(
+            HeadShape(hidden_size=width, vocab_size=config.vocab_size, tied=config.embedding.tied,
+                      table_size=size)
+        )  # fmt: skip
         initialize(self, config.initializer_range)
 
     encoder: Stack | None
@@ -122,6 +145,7 @@ class Transformer(nn.Module):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
+        langs: Tensor | None = None,
         segment_ids: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
         relation_ids: Tensor | None = None,
@@ -129,6 +153,7 @@ class Transformer(nn.Module):
         decoder_attention_mask: Tensor | None = None,
         decoder_relation_ids: Tensor | None = None,
         labels: Tensor | None = None,
+        sentence_labels: Tensor | None = None,
         state: ModelState | None = None,
         use_cache: bool = False,
         output_attentions: bool = False,
@@ -141,7 +166,7 @@ class Transformer(nn.Module):
             attention_mask: [B, T], 1 for real tokens and 0 for padding, on either side.
             position_ids: [B, T] or [T]; by default real tokens are counted from 0 in every document.
             document_ids: [B, T], not decreasing: documents packed in one row do not see one another.
-            token_type_ids: [B, T], where the model has token types.
+            token_type_ids, langs: [B, T], where the model has token types or languages.
             segment_ids: [B, T], the sentence (or other part) that each token belongs to, for patterns and
                 positions that read a structure; of an encoder-decoder in the source.
             relation_ids: [B, T, T], a label of what each token (axis 1) is to each (axis 2), -1 for nothing,
@@ -153,6 +178,7 @@ class Transformer(nn.Module):
             decoder_relation_ids: as relation_ids, for what an encoder-decoder writes.
             labels: what should be predicted, -100 where nothing should. For a decoder alone they are the
                 input_ids: the shift by one happens here, and nothing is predicted across documents.
+            sentence_labels: [B], of the whole text, where the head predicts something of it too.
             state: from an earlier output with `use_cache`; the ids are then the tokens that follow.
             use_cache: return the state.
             output_attentions: return the attention weights (and run attention densely).
@@ -166,55 +192,51 @@ class Transformer(nn.Module):
             InputError: shapes that do not fit, or a text longer than learned positions reach.
         """
         options = {"attentions": output_attentions, "hidden": output_hidden_states}
-        decoding = {"decoder_input_ids": decoder_input_ids, "decoder_attention_mask": decoder_attention_mask,
-                    "decoder_relation_ids": decoder_relation_ids}  # fmt: skip
+        given = Given(ids=input_ids, mask=attention_mask, positions=position_ids, documents=document_ids,
+                      types=token_type_ids, langs=langs, segments=segment_ids, marks=global_attention_mask,
+                      relations=relation_ids)  # fmt: skip
+        written = Given(ids=decoder_input_ids, mask=decoder_attention_mask, relations=decoder_relation_ids)
+        if sentence_labels is not None and not self.head.predicts_sentence:
+            raise InputError("sentence_labels: this model's head predicts nothing of the whole text; leave "
+                             "them out, or use the head 'pretraining'")  # fmt: skip
+        goals = labels, sentence_labels
+        if self.encoder is not None and self.decoder is not None:
+            return self._translate(given, written, goals, state, use_cache, options)
+        self._refuse(
+            "an encoder alone" if self.encoder else "a decoder alone", decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask, decoder_relation_ids=decoder_relation_ids,
+        )  # fmt: skip
         if self.decoder is None:
-            self._refuse("an encoder alone", state=state, use_cache=use_cache or None, **decoding)
-            ran = self._run("encoder", input_ids, attention_mask, position_ids, document_ids, token_type_ids,
-                            options, segment_ids=segment_ids, relation_ids=relation_ids,
-                            marks=global_attention_mask)  # fmt: skip
-            return self._finish(ran, input_ids, labels, options)
-        if self.encoder is None:
-            self._refuse("a decoder alone", **decoding)
-            past = state or (self.new_state() if use_cache else None)
-            ran = self._run(
-                "decoder",
-                input_ids,
-                attention_mask,
-                position_ids,
-                document_ids,
-                token_type_ids,
-                options,
-                past,
-                segment_ids=segment_ids,
-                relation_ids=relation_ids,
-                marks=global_attention_mask,
-            )
-            if labels is not None and self.head.predicts_next:
-                labels = next_labels(labels, document_ids, ran.tokens.new_valid(labels.shape[1]))
-            return self._finish(ran, input_ids, labels, options, past)
-        self._refuse("an encoder-decoder", document_ids=document_ids)
-        encoded, past = None, state
+            self._refuse("an encoder alone", state=state, use_cache=use_cache or None)
+            return self._finish(self._run("encoder", given, options), goals, options)
+        past = state or (self.new_state() if use_cache else None)
+        ran = self._run("decoder", given, options, past)
+        if labels is not None and self.head.predicts_next:
+            goals = next_labels(labels, document_ids, ran.tokens.new_valid(labels.shape[1])), sentence_labels
+        return self._finish(ran, goals, options, past)
+
+    def _translate(self, given: Given, written: Given, goals: Goals, past: ModelState | None, use_cache: bool,
+                   options: dict[str, bool]) -> ModelOutput:  # fmt: skip
+        """What an encoder-decoder makes of the source `given` and what was `written` so far."""
+        assert self.decoder is not None
+        self._refuse("an encoder-decoder", document_ids=given.documents)
+        encoded, cached = None, use_cache or past is not None
         if past is not None:
-            self._refuse("a source that was read already", global_attention_mask=global_attention_mask)
+            self._refuse("a source that was read already", global_attention_mask=given.marks)
         else:
-            encoded = self._run("encoder", input_ids, attention_mask, position_ids, None, token_type_ids,
-                                options, segment_ids=segment_ids, relation_ids=relation_ids,
-                                marks=global_attention_mask)  # fmt: skip
+            encoded = self._run("encoder", given, options)
             past = self._source_state(encoded, self.decoder.new_states(0) if use_cache else ())
-        if decoder_input_ids is None:
-            decoder_input_ids = self._shifted_right(labels)
-        ran = self._run("decoder", decoder_input_ids, decoder_attention_mask, None, None, None, options,
-                        past, cached=use_cache or state is not None,
-                        relation_ids=decoder_relation_ids)  # fmt: skip
-        return self._finish(ran, decoder_input_ids, labels, options, past, encoded)
+        if written.ids is None:
+            written = dataclasses.replace(written, ids=self._shifted_right(goals[0]))
+        ran = self._run("decoder", written, options, past, cached)
+        return self._finish(ran, goals, options, past, encoded)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None, reserve: int = 0) -> ModelState:
         """The state that an encoder-decoder's decoding starts from, the source [B, S] read once."""
         assert self.encoder is not None
         assert self.decoder is not None
         options = {"attentions": False, "hidden": False}
-        encoded = self._run("encoder", input_ids, attention_mask, None, None, None, options)
+        encoded = self._run("encoder", Given(ids=input_ids, mask=attention_mask), options)
         return self._source_state(encoded, self.decoder.new_states(reserve))
 
     def new_state(self, reserve: int = 0) -> ModelState:
@@ -233,12 +255,16 @@ class Transformer(nn.Module):
         """Continue or translate `input_ids`: see `polyformer.generation.generate`."""
         return generate(self, input_ids, attention_mask, config, streamer, decode)
 
-    def save_pretrained(self, directory: str | Path) -> None:
-        """Write config.json and model.safetensors into `directory`, each whole or not at all."""
-        folder = Path(directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(folder / WEIGHTS, dict(self.state_dict()))
-        atomic_write(folder / CONFIG, self.config.to_json().encode())
+    def save_pretrained(self, directory: str | Path, format: str = "polyformer") -> None:
+        """Write config.json and model.safetensors into `directory`, each whole or not at all.
+
+        `format`: "polyformer", which holds any model, or "hub", which transformers reads: for models that
+        are of one of its families (`polyformer.checkpoints`).
+        Raises `InputError` for a model that is of none.
+        """
+        if format not in FORMATS:
+            raise unknown("format", format, FORMATS)
+        importlib.import_module(FORMATS[format]).save(self, Path(directory))
 
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> "Transformer":
@@ -254,24 +280,20 @@ class Transformer(nn.Module):
     def _source_state(self, encoded: Encoded, layers: tuple[LayerState, ...]) -> ModelState:
         return ModelState(NO_TOKENS, layers, encoded.hidden, encoded.tokens.valid, encoded.tokens.length)
 
-    def _run(self, side: str, ids: Tensor | None, mask: Tensor | None, position_ids: Tensor | None,
-             document_ids: Tensor | None, types: Tensor | None, options: dict[str, bool],
-             past: ModelState | None = None, cached: bool = True,
-             segment_ids: Tensor | None = None, relation_ids: Tensor | None = None,
-             marks: Tensor | None = None) -> Encoded:  # fmt: skip
+    def _run(self, side: str, given: Given, options: dict[str, bool], past: ModelState | None = None,
+             cached: bool = True) -> Encoded:  # fmt: skip
         """One side's stack over its ids, after the tokens in `past`."""
-        ids = self._checked_ids(
-            ids, "decoder_input_ids" if side == "decoder" and self.encoder else "input_ids"
-        )
+        name = "decoder_input_ids" if side == "decoder" and self.encoder else "input_ids"
+        ids = self._checked_ids(given.ids, name)
         stack, embedding = self.get_submodule(side), self.get_submodule(f"{side}_embedding")
         assert isinstance(stack, Stack)
         assert isinstance(embedding, Embedding)
-        if marks is not None and not reads_marks(stack.mechanism):
+        if given.marks is not None and not reads_marks(stack.mechanism):
             raise InputError(
                 f"global_attention_mask: no pattern of the {side} reads it; add `| Marked()` to its attention"
             )
         tokens = (past.tokens if past else NO_TOKENS).extended(
-            ids, mask, position_ids, document_ids, segment_ids, marks
+            ids, given.mask, given.positions, given.documents, given.segments, given.marks
         )
         table = self.tokens if side == "encoder" or self.decoder_tokens is None else self.decoder_tokens
         pos = tokens.last(ids.shape[1], ids.device)
@@ -282,10 +304,10 @@ class Transformer(nn.Module):
             )
         collect: list[Tensor] | None = [] if options["hidden"] or self.config.head.again else None
         context = tokens.context(ids.shape[1], causal=side == "decoder")
-        if relation_ids is not None:
-            context = related(context, relation_ids, len(ids), stack.position)
+        if given.relations is not None:
+            context = related(context, given.relations, len(ids), stack.position)
         states = past.layers if past is not None and cached else None
-        x = embedding(table(ids), stack.position, pos, types)
+        x = embedding(table(ids), stack.position, pos, given)
         looking = recorded() if options["attentions"] else contextlib.nullcontext([])
         with looking as records, penalties() as found:
             hidden, layers = stack(x, pos, context, source, states, collect)
@@ -296,11 +318,12 @@ class Transformer(nn.Module):
         seen = tuple(collect) if collect is not None and options["hidden"] else None
         return Encoded(hidden, tokens, layers, seen, records, last, found)
 
-    def _finish(self, ran: Encoded, ids: Tensor | None, labels: Tensor | None, options: dict[str, bool],
-                past: ModelState | None = None, encoded: Encoded | None = None) -> ModelOutput:  # fmt: skip
+    def _finish(self, ran: Encoded, goals: Goals, options: dict[str, bool], past: ModelState | None = None,
+                encoded: Encoded | None = None) -> ModelOutput:  # fmt: skip
         """The head's word on what a stack made, and everything else that was asked for."""
         valid = ran.tokens.new_valid(ran.hidden.shape[1])
-        loss, predictions = self.head(self._head_input(ran.hidden, valid, ran.last), labels)
+        inputs = self._head_input(ran.hidden, valid, ran.last, goals[1])
+        loss, predictions = self.head(inputs, goals[0])
         losses = None
         if loss is not None:
             losses = {"prediction": loss.detach()}
@@ -324,9 +347,10 @@ class Transformer(nn.Module):
             losses=losses,
         )  # fmt: skip
 
-    def _head_input(self, hidden: Tensor, valid: Tensor | None, last: LastLayer | None = None) -> HeadInput:
+    def _head_input(self, hidden: Tensor, valid: Tensor | None, last: LastLayer | None = None,
+                    sentence_labels: Tensor | None = None) -> HeadInput:  # fmt: skip
         table = self.tokens if self.decoder_tokens is None else self.decoder_tokens
-        return HeadInput(hidden, valid, table.weight, last)
+        return HeadInput(hidden, valid, table.weight, last, sentence_labels)
 
     def _shifted_right(self, labels: Tensor | None) -> Tensor:
         if labels is None:
@@ -357,6 +381,13 @@ class Transformer(nn.Module):
         for name, value in given.items():
             if value is not None:
                 raise InputError(f"{name}: {what} does not take it; leave it out")
+
+
+def save(model: Transformer, folder: Path) -> None:
+    """Write `model` in the format of this library."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(folder / WEIGHTS, dict(model.state_dict()))
+    atomic_write(folder / CONFIG, model.config.to_json().encode())
 
 
 from_pretrained = Transformer.from_pretrained

@@ -38,7 +38,7 @@ class ModelOutput:
 
     loss: Tensor | None
     last_hidden_state: Tensor
-    predictions: Callable[[], Tensor]
+    predictions: Callable[[], Tensor | tuple[Tensor, Tensor]]
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
     cross_attentions: tuple[Tensor, ...] | None = None
@@ -51,4 +51,11 @@ class ModelOutput:
     @property
     def logits(self) -> Tensor:
         """The head's predictions, computed when read: with labels given, most callers need the loss alone."""
-        return self.predictions()
+        found = self.predictions()
+        return found[0] if isinstance(found, tuple) else found
+
+    @property
+    def sentence_logits(self) -> Tensor | None:
+        """What the head `pretraining` predicts of the whole text [B, labels]; None from other heads."""
+        found = self.predictions()
+        return found[1] if isinstance(found, tuple) else None

@@ -143,8 +143,9 @@ class Case:
                 new: torch.randint(-1, counts[0], (*batch[name].shape, batch[name].shape[1]))
                 for name, new in names.items()
             }
-        labels = self.config.head.example_labels(len(ids), ids.shape[1], VOCAB)
-        return batch if labels is None else {**batch, "labels": labels}
+        found = {"labels": self.config.head.example_labels(len(ids), ids.shape[1], VOCAB),
+                 "sentence_labels": self.config.head.example_sentence_labels(len(ids))}  # fmt: skip
+        return batch | {name: one for name, one in found.items() if one is not None}
 
 
 @functools.cache

@@ -6,7 +6,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.heads import ClassifyConfig, EmbedConfig, Head, HeadConfig, HeadInput, SpanConfig, TagConfig
+from polyformer.heads import (
+    ClassifyConfig,
+    EmbedConfig,
+    Head,
+    HeadConfig,
+    HeadInput,
+    HeadShape,
+    SpanConfig,
+    TagConfig,
+)
 
 WIDTH = 4
 MASK = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1]]).bool()
@@ -14,7 +23,7 @@ MASK = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1]]).bool()
 
 def made(config: HeadConfig) -> Head:
     torch.manual_seed(0)
-    return config.build(WIDTH, 7, True).double().eval()
+    return config.build(HeadShape(hidden_size=WIDTH, vocab_size=7)).double().eval()
 
 
 def inputs() -> HeadInput:

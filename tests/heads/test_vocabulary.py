@@ -6,14 +6,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.heads import Head, HeadConfig, HeadInput, LanguageModelConfig, MaskedConfig
+from polyformer.heads import Head, HeadConfig, HeadInput, HeadShape, LanguageModelConfig, MaskedConfig
 
 VOCAB, WIDTH = 7, 4
 
 
 def made(config: HeadConfig, tied: bool = True) -> Head:
     torch.manual_seed(0)
-    head = config.build(WIDTH, VOCAB, tied).double()
+    head = config.build(HeadShape(hidden_size=WIDTH, vocab_size=VOCAB, tied=tied)).double()
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.normal_()

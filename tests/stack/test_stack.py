@@ -11,6 +11,7 @@ from polyformer.block import ParallelConfig, PostNormConfig, PreNormConfig
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.norms import LayerNormConfig
+from polyformer.core.tokens import Given
 from polyformer.feedforward import DenseConfig
 from polyformer.position import LearnedConfig, LearnedPerLayerConfig, NoPositionConfig, Shape
 from polyformer.stack import AttentionConfig, Embedding, EmbeddingConfig, Stack, StackConfig
@@ -106,18 +107,19 @@ def test_the_embedding_sum():
     assert module.types is not None
     total = tokens * math.sqrt(6) + module.types(types) + next(position.parameters())[pos]
     torch.testing.assert_close(
-        module(tokens, position, pos, types), module.norm(total), rtol=1e-12, atol=1e-12
+        module(tokens, position, pos, Given(types=types)), module.norm(total), rtol=1e-12, atol=1e-12
     )
     assert torch.equal(
-        module(tokens, position, pos, None), module(tokens, position, pos, torch.zeros_like(types))
+        module(tokens, position, pos, Given()),
+        module(tokens, position, pos, Given(types=torch.zeros_like(types))),
     )
     plain = embedding()
-    assert torch.equal(plain(tokens, NoPositionConfig().build(Shape(hidden_size=6)), pos, None), tokens)
+    assert torch.equal(plain(tokens, NoPositionConfig().build(Shape(hidden_size=6)), pos, Given()), tokens)
 
 
 def test_the_embedding_sum_is_dropped_from_in_training():
     module, x = embedding().train(), torch.ones(4, 50, 6).double()
-    dropped = module(x, NoPositionConfig().build(Shape(hidden_size=6)), torch.arange(50), None)
+    dropped = module(x, NoPositionConfig().build(Shape(hidden_size=6)), torch.arange(50), Given())
     assert set(dropped.unique().tolist()) == {0.0, 2.0}
 
 
@@ -128,7 +130,7 @@ def test_token_types_that_a_model_does_not_have_are_refused():
             x,
             NoPositionConfig().build(Shape(hidden_size=6)),
             torch.arange(2),
-            torch.zeros(1, 2, dtype=torch.long),
+            Given(types=torch.zeros(1, 2, dtype=torch.long)),
         )
     assert str(caught.value) == (
         "token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out"

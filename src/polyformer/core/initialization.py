@@ -56,4 +56,4 @@ def _shrink_residual(model: nn.Module) -> None:
             continue
         for name, parameter in part.layers.named_parameters():
             if name.endswith(RESIDUAL):
-                parameter.div_(math.sqrt(2 * len(part.layers)))
+                parameter.div_(math.sqrt(2 * len(part.groups)))

@@ -10,6 +10,26 @@ from polyformer.core.errors import InputError
 from polyformer.core.state import State
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Given:
+    """What a caller says of new tokens, each [B, T] but where said otherwise; None where nothing is said.
+
+    mask: 1 for real tokens. positions: also [T]. documents, segments: numbers of what a token belongs to.
+    types, langs: rows of the tables of token types and languages. marks: 1 for global tokens. relations:
+    [B, T, all tokens so far].
+    """
+
+    ids: Tensor | None = None
+    mask: Tensor | None = None
+    positions: Tensor | None = None
+    documents: Tensor | None = None
+    segments: Tensor | None = None
+    types: Tensor | None = None
+    langs: Tensor | None = None
+    marks: Tensor | None = None
+    relations: Tensor | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Tokens(State):
     """A run of T tokens a row, and of those before them as far as they are known.

@@ -35,9 +35,12 @@ class SizedConfig(FeedForwardConfig):
     intermediate_size: int = 2048
     activation: str = "relu"
     bias: bool = True
+    inner_dropout: float = 0.0  # of the inner layer, activated
 
     def __post_init__(self) -> None:
         activation(self.activation)
+        if not 0.0 <= self.inner_dropout < 1.0:
+            raise InputError(f"inner_dropout: expected a probability in [0, 1), got {self.inner_dropout}")
         if self.intermediate_size < 1:
             raise InputError(f"intermediate_size: expected 1 or more, got {self.intermediate_size}")
 

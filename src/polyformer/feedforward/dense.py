@@ -6,7 +6,7 @@ Cost: 2 E F products a token, F the intermediate size. Vaswani et al. 2017, sect
 import dataclasses
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyformer.core.activations import activation
 from polyformer.core.context import Context
@@ -32,8 +32,9 @@ class Dense(FeedForward):
     def __init__(self, hidden_size: int, config: DenseConfig):
         super().__init__()
         self.activation = activation(config.activation)
+        self.dropout = nn.Dropout(config.inner_dropout)
         self.up = Linear(hidden_size, config.intermediate_size, bias=config.bias)
         self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
-        return self.down(self.activation(self.up(x)))
+        return self.down(self.dropout(self.activation(self.up(x))))

@@ -6,7 +6,7 @@ Cost: 3 E F products a token. Shazeer 2020, equations 5 and 6.
 import dataclasses
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyformer.core.activations import activation
 from polyformer.core.context import Context
@@ -35,9 +35,10 @@ class Gated(FeedForward):
     def __init__(self, hidden_size: int, config: GatedConfig):
         super().__init__()
         self.activation = activation(config.activation)
+        self.dropout = nn.Dropout(config.inner_dropout)
         self.gate = Linear(hidden_size, config.intermediate_size, bias=config.bias)
         self.up = Linear(hidden_size, config.intermediate_size, bias=config.bias)
         self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
-        return self.down(self.activation(self.gate(x)) * self.up(x))
+        return self.down(self.dropout(self.activation(self.gate(x)) * self.up(x)))

@@ -1,8 +1,9 @@
 """Heads: what is predicted from the hidden states."""
 
-from polyformer.heads.base import Head, HeadConfig, HeadInput, LastLayer
+from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, LastLayer
 from polyformer.heads.classification import ClassifyConfig, SpanConfig, TagConfig
 from polyformer.heads.embed import EmbedConfig
+from polyformer.heads.pretraining import PretrainingConfig
 from polyformer.heads.vocabulary import EnhancedMaskedConfig, LanguageModelConfig, MaskedConfig
 
 __all__ = [
@@ -12,9 +13,11 @@ __all__ = [
     "Head",
     "HeadConfig",
     "HeadInput",
+    "HeadShape",
     "LanguageModelConfig",
     "LastLayer",
     "MaskedConfig",
+    "PretrainingConfig",
     "SpanConfig",
     "TagConfig",
 ]

@@ -10,8 +10,23 @@ from polyformer.core.config import Config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadShape:
+    """The model that a head is built for: E, the table of V token vectors, and whether the head reads it."""
+
+    hidden_size: int
+    vocab_size: int
+    tied: bool = True
+    table_size: int | None = None  # width of a token vector, where that is not E
+
+    @property
+    def vector_size(self) -> int:
+        """The width of a token vector."""
+        return self.table_size or self.hidden_size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadConfig(Config):
-    """Family of heads: `build(hidden_size, vocab_size, tied)` makes the module.
+    """Family of heads: `build(shape)` makes the module.
 
     `causal` says whether a decoder can have the head, `again` whether it runs the last layer again.
     """
@@ -19,12 +34,20 @@ class HeadConfig(Config):
     causal: ClassVar[bool] = True
     again: ClassVar[bool] = False
 
-    def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "Head":
+    def build(self, shape: "HeadShape") -> "Head":
         raise NotImplementedError
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor | None:
         """Random labels for texts [rows, length], for tests and measurements; None if it takes none."""
         return None
+
+    def example_sentence_labels(self, rows: int) -> Tensor | None:
+        """The same of the texts as wholes."""
+        return None
+
+
+Predicted = tuple[Tensor | None, Callable[[], Tensor | tuple[Tensor, Tensor]]]
+"""The loss, None without labels, and what makes the predictions: one tensor, or tokens' and texts'."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,12 +56,14 @@ class HeadInput:
 
     hidden: [B, T, E], the last layer's output. mask: [B, T] bool, True for real tokens; None when all are.
     table: [V, E], the token vectors, for heads that share them. last: for heads that run that layer again.
+    sentence_labels: [B], for heads that predict something of the whole text beside its tokens.
     """
 
     hidden: Tensor
     mask: Tensor | None
     table: Tensor
     last: "LastLayer | None" = None
+    sentence_labels: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +83,8 @@ class Head(nn.Module):
     """Predictions, and the loss when there are labels."""
 
     predicts_next = False  # whether a decoder's labels are shifted by one before they reach this head
+    predicts_sentence = False  # whether it takes sentence_labels
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> tuple[Tensor | None, Callable[[], Tensor]]:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         """The mean loss over labelled items (None without labels) and what makes the predictions."""
         raise NotImplementedError

@@ -1,20 +1,18 @@
 """Heads with a fixed set of labels: one for a sequence, one for every token, or a span."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyformer.core.activations import activation
 from polyformer.core.errors import InputError
 from polyformer.core.labels import check_labels
 from polyformer.core.linear import Linear
 from polyformer.core.pooling import check_pooling, pool
-from polyformer.heads.base import Head, HeadConfig, HeadInput
-
-Prediction = tuple[Tensor | None, Callable[[], Tensor]]
+from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,6 +22,8 @@ class ClassifyConfig(HeadConfig):
     num_labels: int = 2
     pooling: str = "first"
     hidden: bool = True
+    activation: str = "tanh"  # of that layer
+    bias: bool = True  # of the last layer
     dropout: float = 0.1
 
     kind: ClassVar[str] = "classify"
@@ -32,14 +32,19 @@ class ClassifyConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         check_pooling(self.pooling)
+        activation(self.activation)
         _check_labels(self.num_labels)
 
     @classmethod
     def examples(cls) -> tuple["ClassifyConfig", ...]:
-        return cls(num_labels=3), cls(pooling="last", hidden=False), cls(pooling="mean")
+        return (
+            cls(num_labels=3),
+            cls(pooling="last", hidden=False),
+            cls(pooling="mean", activation="gelu", bias=False),
+        )
 
-    def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "Classify":
-        return Classify(hidden_size, self)
+    def build(self, shape: HeadShape) -> "Classify":
+        return Classify(shape.hidden_size, self)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
         return torch.randint(self.num_labels, (rows,))
@@ -52,13 +57,14 @@ class Classify(Head):
         super().__init__()
         self.pooling = config.pooling
         self.dense = Linear(hidden_size, hidden_size) if config.hidden else None
+        self.activation = activation(config.activation)
         self.dropout = nn.Dropout(config.dropout)
-        self.output = Linear(hidden_size, config.num_labels)
+        self.output = Linear(hidden_size, config.num_labels, bias=config.bias)
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Prediction:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         pooled = pool(inputs.hidden, inputs.mask, self.pooling)
         if self.dense is not None:
-            pooled = torch.tanh(self.dense(pooled))
+            pooled = self.activation(self.dense(pooled))
         logits = self.output(self.dropout(pooled))
         return None if labels is None else mean_cross_entropy(logits, labels), lambda: logits
 
@@ -77,8 +83,8 @@ class TagConfig(HeadConfig):
     def __post_init__(self) -> None:
         _check_labels(self.num_labels)
 
-    def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "Tag":
-        return Tag(hidden_size, self)
+    def build(self, shape: HeadShape) -> "Tag":
+        return Tag(shape.hidden_size, self)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
         return torch.randint(self.num_labels, (rows, length))
@@ -92,7 +98,7 @@ class Tag(Head):
         self.dropout = nn.Dropout(config.dropout)
         self.output = Linear(hidden_size, config.num_labels)
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Prediction:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         logits = self.output(self.dropout(inputs.hidden))
         return None if labels is None else mean_cross_entropy(logits, labels), lambda: logits
 
@@ -105,8 +111,8 @@ class SpanConfig(HeadConfig):
     row: ClassVar[str] = "A3"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.2"
 
-    def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "Span":
-        return Span(hidden_size)
+    def build(self, shape: HeadShape) -> "Span":
+        return Span(shape.hidden_size)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
         return torch.randint(length, (rows, 2))
@@ -119,7 +125,7 @@ class Span(Head):
         super().__init__()
         self.output = Linear(hidden_size, 2)
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Prediction:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         logits = self.output(inputs.hidden)
         if inputs.mask is not None:
             logits = logits.masked_fill(~inputs.mask.unsqueeze(-1), -torch.inf)

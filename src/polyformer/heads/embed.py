@@ -1,22 +1,26 @@
 """Sentence embedding: one vector for a text, compared by its angle. Reimers and Gurevych 2019, section 3."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.core.activations import activation
 from polyformer.core.errors import InputError
+from polyformer.core.linear import Linear
 from polyformer.core.pooling import check_pooling, pool
-from polyformer.heads.base import Head, HeadConfig, HeadInput
+from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbedConfig(HeadConfig):
-    """The pooled hidden states, scaled to length 1 when `normalize`."""
+    """The pooled hidden states, scaled to length 1 when `normalize`; `hidden` adds BERT's pooler, a layer
+    with an activation, before."""
 
     pooling: str = "mean"
+    hidden: bool = False
+    activation: str = "tanh"  # of that layer
     normalize: bool = True
 
     kind: ClassVar[str] = "embed"
@@ -25,24 +29,29 @@ class EmbedConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         check_pooling(self.pooling)
+        activation(self.activation)
 
     @classmethod
     def examples(cls) -> tuple["EmbedConfig", ...]:
-        return cls(), cls(pooling="first", normalize=False)
+        return cls(), cls(pooling="first", normalize=False, hidden=True)
 
-    def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "Embed":
-        return Embed(self)
+    def build(self, shape: HeadShape) -> "Embed":
+        return Embed(shape.hidden_size, self)
 
 
 class Embed(Head):
     """Predictions [B, E]; no labels."""
 
-    def __init__(self, config: EmbedConfig):
+    def __init__(self, hidden_size: int, config: EmbedConfig):
         super().__init__()
         self.config = config
+        self.dense = Linear(hidden_size, hidden_size) if config.hidden else None
+        self.activation = activation(config.activation)
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> tuple[Tensor | None, Callable[[], Tensor]]:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         if labels is not None:
             raise InputError("labels: an embedding head has no loss of its own; leave them out")
         vector = pool(inputs.hidden, inputs.mask, self.config.pooling)
+        if self.dense is not None:
+            vector = self.activation(self.dense(vector))
         return None, lambda: F.normalize(vector, dim=-1) if self.config.normalize else vector

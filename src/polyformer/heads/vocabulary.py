@@ -1,7 +1,6 @@
 """Heads that predict tokens: the next one (language model) or a hidden one (masked language model)."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -11,7 +10,7 @@ from polyformer.core.activations import activation
 from polyformer.core.cross_entropy import linear_cross_entropy
 from polyformer.core.errors import InputError
 from polyformer.core.linear import Linear, linear
-from polyformer.heads.base import Head, HeadConfig, HeadInput
+from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
 from polyformer.position import Learned
 
 
@@ -29,6 +28,7 @@ class LanguageModelConfig(VocabularyConfig):
 
     label_smoothing: float = 0.0
     bias: bool = False
+    scaled: bool = False  # hidden states divided by sqrt(hidden_size) first, as T5's where tied
 
     kind: ClassVar[str] = "language_model"
     row: ClassVar[str] = "A4"
@@ -40,20 +40,21 @@ class LanguageModelConfig(VocabularyConfig):
 
     @classmethod
     def examples(cls) -> tuple["LanguageModelConfig", ...]:
-        return cls(), cls(label_smoothing=0.1, bias=True)
+        return cls(), cls(label_smoothing=0.1, bias=True, scaled=True)
 
-    def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "LanguageModelHead":
-        return LanguageModelHead(hidden_size, vocab_size, tied, self)
+    def build(self, shape: HeadShape) -> "LanguageModelHead":
+        return LanguageModelHead(shape, self)
 
 
 class VocabularyHead(Head):
     """logits = transform(hidden) W^T + b, where W is the token table itself when `tied`."""
 
-    def __init__(self, hidden_size: int, vocab_size: int, tied: bool, bias: bool, smoothing: float):
+    def __init__(self, shape: HeadShape, bias: bool, smoothing: float = 0.0):
         super().__init__()
         self.smoothing = smoothing
-        self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, hidden_size))
-        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+        weight = torch.empty(shape.vocab_size, shape.vector_size)
+        self.weight = None if shape.tied else nn.Parameter(weight)
+        self.bias = nn.Parameter(torch.zeros(shape.vocab_size)) if bias else None
 
     def transform(self, hidden: Tensor) -> Tensor:
         """What is done to the hidden states before they meet the vocabulary."""
@@ -63,7 +64,7 @@ class VocabularyHead(Head):
         """The hidden states [B, T, E] that are decoded."""
         return inputs.hidden
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> tuple[Tensor | None, Callable[[], Tensor]]:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         weight = inputs.table if self.weight is None else self.weight
         hidden = self.transform(self.states(inputs))
         loss = None
@@ -78,8 +79,17 @@ class LanguageModelHead(VocabularyHead):
 
     predicts_next = True
 
-    def __init__(self, hidden_size: int, vocab_size: int, tied: bool, config: LanguageModelConfig):
-        super().__init__(hidden_size, vocab_size, tied, config.bias, config.label_smoothing)
+    def __init__(self, shape: HeadShape, config: LanguageModelConfig):
+        if shape.vector_size != shape.hidden_size:
+            raise InputError(
+                f"embedding.size: head 'language_model' needs token vectors of hidden_size "
+                f"{shape.hidden_size}, got {shape.vector_size}; use 'masked', which has a layer between them"
+            )
+        super().__init__(shape, config.bias, config.label_smoothing)
+        self.factor = shape.hidden_size**-0.5 if config.scaled else 1.0
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        return hidden * self.factor if self.factor != 1.0 else hidden
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,18 +106,18 @@ class MaskedConfig(VocabularyConfig):
     def __post_init__(self) -> None:
         activation(self.activation)
 
-    def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "MaskedHead":
-        return MaskedHead(hidden_size, vocab_size, tied, self)
+    def build(self, shape: HeadShape) -> "MaskedHead":
+        return MaskedHead(shape, self)
 
 
 class MaskedHead(VocabularyHead):
     """Predicts the tokens that were hidden."""
 
-    def __init__(self, hidden_size: int, vocab_size: int, tied: bool, config: MaskedConfig):
-        super().__init__(hidden_size, vocab_size, tied, bias=True, smoothing=0.0)
+    def __init__(self, shape: HeadShape, config: MaskedConfig):
+        super().__init__(shape, bias=True)
         self.activation = activation(config.activation)
-        self.dense = Linear(hidden_size, hidden_size)
-        self.norm = nn.LayerNorm(hidden_size, eps=config.eps)
+        self.dense = Linear(shape.hidden_size, shape.vector_size)
+        self.norm = nn.LayerNorm(shape.vector_size, eps=config.eps)
 
     def transform(self, hidden: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(hidden)))
@@ -139,17 +149,17 @@ class EnhancedMaskedConfig(MaskedConfig):
         if self.passes < 1:
             raise InputError(f"passes: expected 1 or more, got {self.passes}; without any use 'masked'")
 
-    def build(self, hidden_size: int, vocab_size: int, tied: bool) -> "EnhancedMaskedHead":
-        return EnhancedMaskedHead(hidden_size, vocab_size, tied, self)
+    def build(self, shape: HeadShape) -> "EnhancedMaskedHead":
+        return EnhancedMaskedHead(shape, self)
 
 
 class EnhancedMaskedHead(MaskedHead):
     """Predicts the tokens that were hidden, knowing where they stand."""
 
-    def __init__(self, hidden_size: int, vocab_size: int, tied: bool, config: EnhancedMaskedConfig):
-        super().__init__(hidden_size, vocab_size, tied, config)
+    def __init__(self, shape: HeadShape, config: EnhancedMaskedConfig):
+        super().__init__(shape, config)
         self.passes = config.passes
-        self.position = Learned(hidden_size, 1, config.max_position_embeddings)
+        self.position = Learned([shape.hidden_size], config.max_position_embeddings)
 
     def states(self, inputs: HeadInput) -> Tensor:
         last = inputs.last

@@ -16,13 +16,22 @@ from polyformer.core.relative import Relative
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The stack that a scheme is built for: E, layers, learned positions, and its heads H of width D."""
+    """The stack that a scheme is built for: E, layers, learned positions, and its heads H of width D.
+
+    `embedding_size`: the width of the embedding sum, where that is not E.
+    """
 
     hidden_size: int
+    embedding_size: int | None = None
     num_layers: int = 1
     max_positions: int = 512
     num_heads: int = 1
     head_size: int = 1
+
+    @property
+    def input_size(self) -> int:
+        """The width of the embedding sum."""
+        return self.embedding_size or self.hidden_size
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

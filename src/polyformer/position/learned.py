@@ -16,14 +16,24 @@ from polyformer.position.base import Position, PositionConfig, Shape
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnedConfig(PositionConfig):
-    """One table, at the input."""
+    """One table, at the input. The first `offset` rows, which RoBERTa and BART have, are no position's."""
+
+    offset: int = 0
 
     kind: ClassVar[str] = "learned"
     row: ClassVar[str] = "P2"
     paper: ClassVar[str] = "Vaswani et al. 2017, table 3, row E"
 
     def build(self, shape: Shape) -> "Learned":
-        return Learned(shape.hidden_size, 1, shape.max_positions)
+        return Learned([shape.input_size], shape.max_positions, self.offset)
+
+    def __post_init__(self) -> None:
+        if self.offset < 0:
+            raise InputError(f"offset: expected 0 rows or more, got {self.offset}")
+
+    @classmethod
+    def examples(cls) -> tuple["LearnedConfig", ...]:
+        return cls(), cls(offset=2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,26 +45,27 @@ class LearnedPerLayerConfig(PositionConfig):
     paper: ClassVar[str] = "Al-Rfou et al. 2018, section 3.3"
 
     def build(self, shape: Shape) -> "Learned":
-        return Learned(shape.hidden_size, shape.num_layers, shape.max_positions)
+        widths = [shape.input_size] + [shape.hidden_size] * (shape.num_layers - 1)
+        return Learned(widths, shape.max_positions)
 
 
 class Learned(Position):
-    """Tables [layers, max_positions, E]; layers beyond the tables pass unchanged."""
+    """A table [offset + max_positions, E] for each of `widths`; layers beyond the tables pass unchanged."""
 
-    def __init__(self, hidden_size: int, num_tables: int, max_positions: int):
+    def __init__(self, widths: list[int], max_positions: int, offset: int = 0):
         super().__init__()
         if max_positions < 1:
             raise InputError(
                 f"max_position_embeddings: learned positions need 1 or more, got {max_positions}"
             )
-        self.tables = nn.ModuleList(nn.Embedding(max_positions, hidden_size) for _ in range(num_tables))
-        self.max_positions = max_positions
+        self.tables = nn.ModuleList(nn.Embedding(offset + max_positions, width) for width in widths)
+        self.max_positions, self.offset = max_positions, offset
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
         if layer >= len(self.tables):
             return x
         self._check(x, pos)
-        return x + self.tables[layer](pos)
+        return x + self.tables[layer](pos + self.offset if self.offset else pos)
 
     def _check(self, x: Tensor, pos: Tensor) -> None:
         """Raises where looking is cheap: on the CPU, outside compiled code. Elsewhere the lookup raises."""

@@ -27,7 +27,7 @@ class SinusoidalConfig(PositionConfig):
             raise InputError(f"base: expected a wavelength factor above 1, got {self.base}")
 
     def build(self, shape: Shape) -> "Sinusoidal":
-        return Sinusoidal(shape.hidden_size, self)
+        return Sinusoidal(shape.input_size, self)
 
 
 class Sinusoidal(Position):

@@ -1,4 +1,8 @@
-"""The embedding sum below a stack: tokens, positions, token types, then a norm where the family has one."""
+"""The embedding sum below a stack: tokens, positions, token types, languages; then a norm where there is one.
+
+A sum narrower than the stack, with a matrix that widens it, keeps the token table small: Lan et al. 2020
+(ALBERT), section 3.1.
+"""
 
 import dataclasses
 import math
@@ -8,7 +12,9 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.linear import Linear
 from polyformer.core.norms import NormConfig
+from polyformer.core.tokens import Given
 from polyformer.position import Position
 
 
@@ -21,37 +27,60 @@ class EmbeddingConfig(Config):
     type_vocab_size: int = 0  # token types (BERT's segments); 0 for none
     shared: bool = True  # one token table for encoder and decoder
     tied: bool = True  # the output layer reads the token table too
+    size: int | None = None  # width of the sum; by default hidden_size
+    num_languages: int = 0  # languages with a vector of their own (XLM's `langs`); 0 for none
+    embedding_dropout: float | None = None  # of the sum; by default the stack's
+
+    def __post_init__(self) -> None:
+        for name in ("type_vocab_size", "num_languages"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name}: expected 0 or more, got {getattr(self, name)}")
+        if self.size is not None and self.size < 1:
+            raise InputError(f"size: expected 1 or more, or None for hidden_size, got {self.size}")
+        if self.embedding_dropout is not None and not 0.0 <= self.embedding_dropout < 1.0:
+            raise InputError(
+                f"embedding_dropout: expected a probability in [0, 1), got {self.embedding_dropout}"
+            )
+
+    def width(self, hidden_size: int) -> int:
+        """The width of the sum in a model of `hidden_size`."""
+        return hidden_size if self.size is None else self.size
 
 
 class Embedding(nn.Module):
-    """Token vectors [B, T, E] to the input of the first layer [B, T, E]."""
+    """Token vectors [B, T, size] to the input of the first layer [B, T, E]."""
 
     def __init__(self, config: EmbeddingConfig, hidden_size: int, norm: NormConfig, dropout: float):
         super().__init__()
-        self.factor = math.sqrt(hidden_size) if config.scaled else 1.0
-        self.types = nn.Embedding(config.type_vocab_size, hidden_size) if config.type_vocab_size else None
-        self.norm = norm.build(hidden_size) if config.normed else nn.Identity()
-        self.dropout = nn.Dropout(dropout)
+        width = config.width(hidden_size)
+        self.factor = math.sqrt(width) if config.scaled else 1.0
+        self.types = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
+        self.languages = nn.Embedding(config.num_languages, width) if config.num_languages else None
+        self.norm = norm.build(width) if config.normed else nn.Identity()
+        self.dropout = nn.Dropout(dropout if config.embedding_dropout is None else config.embedding_dropout)
+        self.widen = nn.Identity() if config.size is None else Linear(width, hidden_size)
 
-    def forward(
-        self, tokens: Tensor, position: Position, pos: Tensor, token_type_ids: Tensor | None
-    ) -> Tensor:
-        """The sum; token types default to 0. `InputError` where the model has none but some are given."""
+    def forward(self, tokens: Tensor, position: Position, pos: Tensor, given: Given) -> Tensor:
+        """The sum; types and languages default to 0. `InputError` for some given where the model has none."""
         x = tokens * self.factor if self.factor != 1.0 else tokens
-        if self.types is not None:
-            types = torch.zeros_like(pos) if token_type_ids is None else self._checked(token_type_ids)
-            x = x + self.types(types)
-        elif token_type_ids is not None:
-            raise InputError(
-                "token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out"
-            )
-        return self.dropout(self.norm(position.embed(x, pos, 0)))
+        x = _added(x, self.types, pos, given.types, "token_type_ids", "embedding.type_vocab_size")
+        x = _added(x, self.languages, pos, given.langs, "langs", "embedding.num_languages")
+        return self.widen(self.dropout(self.norm(position.embed(x, pos, 0))))
 
-    def _checked(self, types: Tensor) -> Tensor:
-        assert self.types is not None
-        if types.device.type == "cpu" and not torch.compiler.is_compiling() and types.numel():
-            low, high = (int(one) for one in types.aminmax())
-            if low < 0 or high >= self.types.num_embeddings:
-                most = self.types.num_embeddings - 1
-                raise InputError(f"token_type_ids: expected numbers from 0 to {most}, got {low} to {high}")
-        return types
+
+def _added(
+    x: Tensor, table: nn.Embedding | None, pos: Tensor, numbers: Tensor | None, name: str, option: str
+) -> Tensor:
+    """x [B, T, size] with the rows `numbers` [B, T] of a table, by default its first row."""
+    if table is None:
+        if numbers is not None:
+            raise InputError(f"{name}: this model has none ({option} is 0); leave them out")
+        return x
+    if numbers is None:
+        return x + table(torch.zeros_like(pos))
+    if numbers.device.type == "cpu" and not torch.compiler.is_compiling() and numbers.numel():
+        low, high = (int(one) for one in numbers.aminmax())
+        if low < 0 or high >= table.num_embeddings:
+            most = table.num_embeddings - 1
+            raise InputError(f"{name}: expected numbers from 0 to {most}, got {low} to {high}")
+    return x + table(numbers)

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.config import Config
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, unknown
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.linear import Linear
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.core.state import State
 from polyformer.position import Position, Site, Terms
 from polyformer.stack.global_projections import GlobalAttention, GlobalState, check_global, split
+
+PROJECTIONS = ("query", "key", "value", "output")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class AttentionConfig(Config):
     num_attention_heads: int = 8
     num_key_value_heads: int | None = None  # by default as many as query heads
     head_size: int | None = None  # by default hidden_size / num_attention_heads
-    bias: bool = True  # of all four projections
+    bias: bool | tuple[str, ...] = True  # of all four projections, or of those named
     mechanism: MechanismConfig = SoftmaxConfig()
     global_projections: bool = False  # global tokens have projections of their own (stack/global_projections)
 
@@ -51,6 +53,13 @@ class AttentionConfig(Config):
             )
         if self.global_projections:
             check_global(self.mechanism)
+        for name in () if isinstance(self.bias, bool) else self.bias:
+            if name not in PROJECTIONS:
+                raise unknown("bias", name, PROJECTIONS)
+
+    def biased(self, projection: str) -> bool:
+        """Whether one of `PROJECTIONS` adds a bias."""
+        return self.bias if isinstance(self.bias, bool) else projection in self.bias
 
     @property
     def kv_heads(self) -> int:
@@ -92,19 +101,19 @@ class MultiHeadAttention(nn.Module):
         self.config, self.layer = config, layer
         self.head_size = config.width(hidden_size)
         inner, inner_kv = config.num_attention_heads * self.head_size, config.kv_heads * self.head_size
-        self.query = Linear(hidden_size, inner, bias=config.bias)
+        self.query = Linear(hidden_size, inner, bias=config.biased("query"))
         shared = config.mechanism.at(layer).shares_queries
-        self.key = None if shared else Linear(hidden_size, inner_kv, bias=config.bias)
-        self.value = Linear(hidden_size, inner_kv, bias=config.bias)
-        self.output = Linear(inner, hidden_size, bias=config.bias)
+        self.key = None if shared else Linear(hidden_size, inner_kv, bias=config.biased("key"))
+        self.value = Linear(hidden_size, inner_kv, bias=config.biased("value"))
+        self.output = Linear(inner, hidden_size, bias=config.biased("output"))
         mechanism = config.mechanism.at(layer)
         self.global_attention: GlobalAttention | None = None
         if config.global_projections:
             check_global(mechanism)
             assert isinstance(mechanism, SoftmaxConfig)
             self.global_attention = GlobalAttention(
-                hidden_size, self.head_size, config.num_attention_heads, config.kv_heads, config.bias, layer,
-                mechanism,
+                hidden_size, self.head_size, config.num_attention_heads, config.kv_heads,
+                config.biased("query"), layer, mechanism,
             )  # fmt: skip
             mechanism = dataclasses.replace(mechanism, pattern=split(mechanism.pattern)[0])
         self.mechanism = mechanism.build(config.num_attention_heads, self.head_size)

@@ -80,7 +80,7 @@ Step = Change | Placing
 Back = tuple[Tensor, Tensor, Tensor, Tensor, Sequence[Tensor | None]]
 
 
-def run_reversible(layers: nn.ModuleList, x: Tensor, pos: Tensor, context: Context, position: Position,
+def run_reversible(layers: Sequence[nn.Module], x: Tensor, pos: Tensor, context: Context, position: Position,
                    source: Source | None) -> Tensor:  # fmt: skip
     """Both streams x [2, B, T, E] through all layers, without states."""
     hidden = None if source is None else source.hidden

@@ -23,6 +23,7 @@ class StackConfig(Config):
     """The parts of every layer of a stack, and how many layers."""
 
     num_hidden_layers: int = 6
+    num_hidden_groups: int | None = None  # runs of layers with the same weights (ALBERT); by default no two
     attention: AttentionConfig = AttentionConfig()
     feedforward: FeedForwardConfig = DenseConfig()
     position: PositionConfig = SinusoidalConfig()
@@ -33,8 +34,29 @@ class StackConfig(Config):
     def __post_init__(self) -> None:
         if self.num_hidden_layers < 1:
             raise InputError(f"num_hidden_layers: expected 1 or more, got {self.num_hidden_layers}")
+        if self.num_hidden_groups is not None:
+            self._check_groups(self.num_hidden_groups)
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"dropout: expected a probability in [0, 1), got {self.dropout}")
+
+    def group(self, layer: int) -> int:
+        """Which group the layer belongs to, and so whose weights it has."""
+        groups = self.num_hidden_groups or self.num_hidden_layers
+        return layer * groups // self.num_hidden_layers
+
+    def _check_groups(self, groups: int) -> None:
+        if not 1 <= groups <= self.num_hidden_layers:
+            raise InputError(
+                f"num_hidden_groups: expected 1 to {self.num_hidden_layers} layers, or None, got {groups}"
+            )
+        firsts = {self.group(i): i for i in reversed(range(self.num_hidden_layers))}
+        for i in range(self.num_hidden_layers):
+            for part in (self.attention.mechanism, self.feedforward):
+                if part.at(i) != part.at(firsts[self.group(i)]):
+                    raise InputError(
+                        f"num_hidden_groups: layers {firsts[self.group(i)]} and {i} share weights, and "
+                        f"{part.kind!r} differs by layer; use one for all"
+                    )
 
 
 class Stack(nn.Module):
@@ -45,14 +67,15 @@ class Stack(nn.Module):
     stack needs no switch: wherever gradients are wanted it keeps nothing (stack/reversible.py).
     """
 
-    def __init__(self, config: StackConfig, hidden_size: int, max_positions: int, cross: bool):
+    def __init__(self, config: StackConfig, hidden_size: int, max_positions: int, cross: bool,
+                 embedding_size: int | None = None):  # fmt: skip
         super().__init__()
         self.recompute = False
         self.reversible = config.block.reversible
         self.mechanism = config.attention.mechanism
         self.position = config.position.build(
-            Shape(hidden_size=hidden_size, num_layers=config.num_hidden_layers, max_positions=max_positions,
-                  num_heads=config.attention.num_attention_heads,
+            Shape(hidden_size=hidden_size, embedding_size=embedding_size, max_positions=max_positions,
+                  num_layers=config.num_hidden_layers, num_heads=config.attention.num_attention_heads,
                   head_size=config.attention.width(hidden_size))
         )  # fmt: skip
         if changes_scores(self.position):
@@ -68,12 +91,19 @@ class Stack(nn.Module):
                 cross,
                 index,
             )
-            for index in range(config.num_hidden_layers)
+            for index in range(config.num_hidden_groups or config.num_hidden_layers)
         )
+        self.groups = [config.group(index) for index in range(config.num_hidden_layers)]
         first = self.layers[0].get_submodule("attention.mechanism")
         for layer in self.layers[1:]:
             layer.get_submodule("attention.mechanism").tie(first)  # type: ignore[operator]
         self.final_norm = nn.Identity() if config.block.normalizes_output else config.norm.build(hidden_size)
+
+    @property
+    def sequence(self) -> list[Layer]:
+        """The layers in the order in which they run; those of one group are one module."""
+        layers = [layer for layer in self.layers if isinstance(layer, Layer)]
+        return [layers[group] for group in self.groups]
 
     def forward(self, x: Tensor, pos: Tensor, context: Context, source: Source | None = None,
                 states: tuple[LayerState, ...] | None = None,
@@ -92,10 +122,10 @@ class Stack(nn.Module):
             x = streams(x)
         traced = torch.compiler.is_compiling()
         if self.reversible and torch.is_grad_enabled() and states is None and collect is None and not traced:
-            y = run_reversible(self.layers, x, pos, context, self.position, source)
+            y = run_reversible(self.sequence, x, pos, context, self.position, source)
             return self.final_norm(joined(y, given)), None
         new_states = []
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.sequence):
             if index:
                 x = self.position.embed(x, pos, index)
             if collect is not None:
@@ -116,11 +146,9 @@ class Stack(nn.Module):
         input `read` [B, T, E] is read."""
         if self.reversible:
             raise InputError("block 'reversible' cannot run its last layer again; use 'pre' with this head")
-        layer = self.layers[-1]
-        assert isinstance(layer, Layer)
-        return self.final_norm(layer.again(x, read, context, self.position))
+        return self.final_norm(self.sequence[-1].again(x, read, context, self.position))
 
     def new_states(self, reserve: int) -> tuple[LayerState, ...]:
         """The states before the first token, with room for `reserve` tokens; `InputError` if it has none."""
         self.mechanism.require("caches")
-        return tuple(layer.new_state(reserve) for layer in self.layers if isinstance(layer, Layer))
+        return tuple(layer.new_state(reserve) for layer in self.sequence)

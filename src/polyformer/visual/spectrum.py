@@ -81,7 +81,7 @@ def spectra(model: Transformer, rows: Sequence[Mapping[str, Tensor]]) -> dict[st
 def check(model: Transformer) -> None:
     """Raises `InputError` for a layer whose attention has no matrix of tokens by tokens."""
     for stack in (model.encoder, model.decoder):
-        for layer in range(0 if stack is None else len(stack.layers)):
+        for layer in range(0 if stack is None else len(stack.groups)):
             assert stack is not None
             mechanism = stack.mechanism.at(layer)
             if not mechanism.pairs:

@@ -1,0 +1,60 @@
+"""Two heads side by side: one for the tokens, one for the text as a whole.
+
+    loss = tokens' loss + sentence's loss
+
+BERT's pre-training guesses hidden tokens and whether the second sentence follows the first (Devlin et al.
+2019, section 3.1); ALBERT's whether two sentences stand in their order (Lan et al. 2020, section 3.1).
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+
+
+def _masked() -> HeadConfig:
+    return HeadConfig.from_dict("masked")
+
+
+def _classify() -> HeadConfig:
+    return HeadConfig.from_dict("classify")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainingConfig(HeadConfig):
+    """`tokens` reads `labels`, `sentence` reads `sentence_labels`."""
+
+    tokens: HeadConfig = dataclasses.field(default_factory=_masked)
+    sentence: HeadConfig = dataclasses.field(default_factory=_classify)
+
+    kind: ClassVar[str] = "pretraining"
+    row: ClassVar[str] = "T1"
+    paper: ClassVar[str] = "Devlin et al. 2019, section 3.1"
+
+    def build(self, shape: HeadShape) -> "Pretraining":
+        return Pretraining(self, shape)
+
+    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor | None:
+        return self.tokens.example_labels(rows, length, vocab_size)
+
+    def example_sentence_labels(self, rows: int) -> Tensor | None:
+        return self.sentence.example_labels(rows, 1, 1)
+
+
+class Pretraining(Head):
+    """Predictions are a pair: of the tokens, and of the text."""
+
+    predicts_sentence = True
+
+    def __init__(self, config: PretrainingConfig, shape: HeadShape):
+        super().__init__()
+        self.tokens, self.sentence = config.tokens.build(shape), config.sentence.build(shape)
+
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+        loss, tokens = self.tokens(inputs, labels)
+        other, sentence = self.sentence(inputs, inputs.sentence_labels)
+        given = [one for one in (loss, other) if one is not None]
+        return torch.stack(given).sum() if given else None, lambda: (tokens(), sentence())
