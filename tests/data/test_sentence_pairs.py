@@ -1,4 +1,4 @@
-"""Sentence pairs as BERT and ALBERT make them: by hand, by count, and against a cut of one token at a time."""
+"""Sentence pairs as BERT and ALBERT make them: by hand, by count, and cut a token at a time."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,13 +9,8 @@ import pytest
 from chances import are_shares, is_share
 
 from polyformer.core.errors import InputError
-from polyformer.data.sentence_pairs import (
-    Pair,
-    cut_pair,
-    next_sentence_pairs,
-    pair_row,
-    sentence_order_pairs,
-)
+from polyformer.data.pairs import Pair, cut_pair, pair_row
+from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_pairs
 
 
 class Script:
@@ -23,6 +18,10 @@ class Script:
 
     def __init__(self, random: Sequence[float], integers: Sequence[int]):
         self.left = {"random": list(random), "integers": list(integers)}
+
+    def binomial(self, tokens: int, share: float) -> int:
+        assert (tokens, share) == (0, 0.5), "nothing is cut where it speaks"
+        return 0
 
     def random(self) -> float:
         return self.left["random"].pop(0)
@@ -166,7 +165,7 @@ def test_a_row():
 def test_refuses_what_makes_no_pairs():
     generator = np.random.default_rng(0)
     with pytest.raises(
-        InputError, match="documents: expected two or more with text in them, got 1; a file is"
+        InputError, match="documents: expected two or more with text in them, got 1; a plain text"
     ):
         list(next_sentence_pairs([[[1]], [[]]], generator, length=4))
     with pytest.raises(InputError, match="length: expected 2 tokens or more for a pair, got 1"):

@@ -15,20 +15,13 @@ create_pretraining_data.py; Lan et al. 2020 (ALBERT), section 3.1, and section 4
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from polyformer.core.errors import InputError
+from polyformer.data.pairs import Ids, Pair, cut_pair
 
-Ids = Sequence[int]
 Document = Sequence[Ids]
-
-
-class Pair(NamedTuple):
-    first: Ids
-    second: Ids
-    label: int
 
 
 def next_sentence_pairs(
@@ -42,8 +35,8 @@ def next_sentence_pairs(
     documents = _filled(documents, length, short_share)
     if len(documents) < 2:
         raise InputError(
-            f"documents: expected two or more with text in them, got {len(documents)}; a file is one document "
-            "unless data.format says what ends one (paragraphs, articles, lines)"
+            f"documents: expected two or more with text in them, got {len(documents)}; a plain text is one "
+            "document unless data.format says what ends one (paragraphs, articles, lines)"
         )
     for number, document in enumerate(documents):
         target = _target(length, short_share, generator)
@@ -80,23 +73,6 @@ def sentence_order_pairs(
             start = stop
 
 
-def cut_pair(first: Ids, second: Ids, length: int, generator: np.random.Generator) -> tuple[Ids, Ids]:
-    """Both together at most `length` tokens: the longer loses one at a time, from its front or its back."""
-    if len(first) + len(second) <= length:
-        return first, second
-    kept = min(len(first), max(length - len(second), (length + 1) // 2))
-    return _cut(first, kept, generator), _cut(second, length - kept, generator)
-
-
-def pair_row(pair: Pair, *, cls_id: int, sep_id: int) -> dict[str, list[int] | int]:
-    """<cls> first <sep> second <sep>; token types 0 up to the first <sep>, 1 behind it; sentence_labels."""
-    return {
-        "input_ids": [cls_id, *pair.first, sep_id, *pair.second, sep_id],
-        "token_type_ids": [0] * (len(pair.first) + 2) + [1] * (len(pair.second) + 1),
-        "sentence_labels": pair.label,
-    }
-
-
 def _filled(documents: Sequence[Document], length: int, short_share: float) -> list[list[Ids]]:
     """The documents without what is empty."""
     if length < 2:
@@ -130,8 +106,3 @@ def _elsewhere(documents: list[list[Ids]], number: int, target: int, generator: 
 
 def _joined(sentences: Document) -> list[int]:
     return [token for sentence in sentences for token in sentence]
-
-
-def _cut(ids: Ids, kept: int, generator: np.random.Generator) -> Ids:
-    front = int(generator.binomial(len(ids) - kept, 0.5))
-    return ids[front : front + kept]
