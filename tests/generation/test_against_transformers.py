@@ -1,75 +1,148 @@
-"""Token for token what transformers' GPT-2 writes with the same weights."""
+"""Token for token what transformers writes with the same weights: a decoder alone and an encoder-decoder."""
+
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from transformers_twins import EOS, LENGTH, PAD, VOCAB, bart_twins, gpt2_twins, prompts, texts
 
-from polyformer import GenerationConfig, create_model
-from polyformer.bench.generation import transformers_twin
-from polyformer.generation import BeamConfig
-from polyformer.model import SpecialTokens, Transformer
+from polyformer.generation import Generated
+from polyformer.generation.hub import from_hub
+from polyformer.model import Transformer
 
-VOCAB, EOS, STEPS = 31, 2, 9
+STEPS = 9
+EARLY = (True, False, "never")
 
 
-@pytest.fixture(scope="module")
-def twins() -> tuple[Transformer, torch.nn.Module]:
+@pytest.fixture(scope="module", params=["gpt2", "bart"])
+def twins(request) -> tuple[Transformer, nn.Module]:
     pytest.importorskip("transformers")
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        ours = create_model(
-            "gpt2", num_hidden_layers=2, hidden_size=24, num_attention_heads=3, intermediate_size=40,
-            vocab_size=VOCAB, max_position_embeddings=32, initializer_range=0.6,
-            special=SpecialTokens(pad=0, eos=EOS),
-        )  # fmt: skip
-    return ours.double().eval(), transformers_twin(ours).double().eval()
+    return {"gpt2": gpt2_twins, "bart": bart_twins}[request.param]()
 
 
-def prompts() -> tuple[torch.Tensor, torch.Tensor]:
-    ids = torch.randint(3, VOCAB, (6, 7), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    for row, padding in enumerate((0, 3, 0, 5, 1, 0)):
-        mask[row, :padding] = 0
-    return ids, mask
+def both(twins: tuple[Transformer, nn.Module], rows: slice = slice(None),
+         **options: Any) -> tuple[Generated, torch.Tensor]:  # fmt: skip
+    """What ours and theirs write for the same options, by the hub's names."""
+    ours, theirs = twins
+    ids, mask = (x[rows] for x in prompts(left=ours.encoder is None))
+    options = {"max_new_tokens": STEPS, "pad_token_id": PAD, "eos_token_id": EOS, **options}
+    got = ours.generate(ids, mask, from_hub(options))
+    expected = theirs.generate(ids, attention_mask=mask, **options)  # type: ignore[operator]
+    return got, expected[:, LENGTH if ours.encoder is None else 1 :]
 
 
-def texts(tokens: torch.Tensor) -> list[list[int]]:
-    """What was written up to its end, whatever fills the row after it."""
-    rows = tokens[:, 7:].tolist()
-    return [row[: row.index(EOS) + 1] if EOS in row else row for row in rows]
+def assert_same(twins: tuple[Transformer, nn.Module], rows: slice = slice(None), **options: Any) -> Generated:
+    got, expected = both(twins, rows, **options)
+    eos = options.get("eos_token_id", EOS)
+    eos = tuple(eos) if isinstance(eos, list) else (eos,)
+    assert texts(got.sequences[:, got.prompt_length :], eos) == texts(expected, eos)
+    return got
 
 
 @torch.no_grad()
 def test_logits_are_the_same(twins):
     ours, theirs = twins
-    ids = prompts()[0]
-    torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=1e-10, atol=1e-10)
+    ids = prompts()[0][:1]
+    more = {} if ours.encoder is None else {"decoder_input_ids": ids.flip(1)}
+    torch.testing.assert_close(ours(ids, **more).logits, theirs(ids, **more).logits, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("penalty", [1.0, 1.5])
-def test_greedy_texts_are_the_same(twins, penalty):
+CONSTRAINTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "repetition": {"repetition_penalty": 1.5},
+    "one n-gram": {"no_repeat_ngram_size": 1},
+    "n-grams": {"no_repeat_ngram_size": 2},
+    "bad words": {"bad_words_ids": [[7], [EOS], [3, 4], [11, 5], [9, 9, 9], [20, 24]]},
+    "suppressed": {"suppress_tokens": [5, 9, 12], "begin_suppress_tokens": [EOS, 20, 21]},
+    "several ends": {"eos_token_id": [EOS, 5, 6, 17]},
+    "least new": {"min_new_tokens": 6},
+    "least": {"max_new_tokens": None, "max_length": LENGTH + 5, "min_length": LENGTH + 3},
+    "forced end": {"forced_eos_token_id": EOS},
+    "forced ends": {"forced_eos_token_id": [EOS, 8]},
+    "forced": {"forced_bos_token_id": 4, "begin_suppress_tokens": [EOS, 20, 21], "forced_eos_token_id": EOS},
+    "all": {
+        "forced_bos_token_id": 4, "forced_eos_token_id": EOS, "repetition_penalty": 1.2, "min_length": 5,
+        "no_repeat_ngram_size": 2, "bad_words_ids": [[7], [3, 4]], "suppress_tokens": [9],
+        "max_new_tokens": None, "max_length": LENGTH + 6,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_greedy_texts_are_the_same(twins, name):
+    assert_same(twins, **CONSTRAINTS[name])
+
+
+@pytest.mark.parametrize("early", EARLY)
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0, -1.0])
+def test_beams_are_the_same(twins, early, alpha):
+    got = assert_same(twins, num_beams=4, num_return_sequences=2, early_stopping=early, length_penalty=alpha)
+    assert alpha > 1 or int(got.lengths.min()) < STEPS, "some texts should end early"
+
+
+@pytest.mark.parametrize("name", [name for name in CONSTRAINTS if name != "forced ends"])  # whose beams tie
+def test_constrained_beams_are_the_same(twins, name):
+    early = EARLY[list(CONSTRAINTS).index(name) % len(EARLY)]
+    assert_same(twins, num_beams=3, num_return_sequences=3, early_stopping=early, **CONSTRAINTS[name])
+
+
+@pytest.mark.parametrize("row", range(6))
+def test_beams_of_one_text_are_the_same(twins, row):
+    assert_same(twins, slice(row, row + 1), num_beams=5, num_return_sequences=5, max_new_tokens=14)
+
+
+def test_the_scores_of_beams_are_the_same(twins):
     ours, theirs = twins
-    ids, mask = prompts()
-    ids[mask == 0] = ids[:, -1:].expand_as(ids)[mask == 0]  # theirs would also penalise the padding
-    config = GenerationConfig(max_new_tokens=STEPS, repetition_penalty=penalty)
-    got = ours.generate(ids, mask, config).sequences
+    ids, mask = prompts(left=ours.encoder is None)
+    options = {"max_new_tokens": STEPS, "pad_token_id": PAD, "eos_token_id": EOS, "num_beams": 4,
+               "length_penalty": 1.3, "num_return_sequences": 4}  # fmt: skip
+    got = ours.generate(ids, mask, from_hub(options))
     expected = theirs.generate(
-        ids, attention_mask=mask, do_sample=False, max_new_tokens=STEPS, repetition_penalty=penalty,
-        pad_token_id=0, eos_token_id=EOS,
-    )  # fmt: skip
+        ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **options
+    )
+    torch.testing.assert_close(got.scores.float(), expected.sequences_scores, rtol=1e-5, atol=1e-5)
+
+
+def test_a_prompt_of_one_token_is_continued_by_the_forced_one():
+    pytest.importorskip("transformers")
+    ours, theirs = gpt2_twins()
+    ids = torch.tensor([[5], [9]])
+    options = {"max_new_tokens": 4, "forced_bos_token_id": 8, "begin_suppress_tokens": [EOS, 20],
+               "pad_token_id": PAD, "eos_token_id": EOS}  # fmt: skip
+    got = ours.generate(ids, config=from_hub(options)).sequences
+    assert got[:, 1].tolist() == [8, 8]
+    expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), **options)  # type: ignore[operator]
     assert texts(got) == texts(expected)
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_beams_are_the_same(twins, early):
-    ours, theirs = twins
-    ids, mask = prompts()
-    beam = BeamConfig(
-        num_beams=4, length_penalty=0.0, early_stopping=early
-    )  # theirs divides by a power of |Y|
-    got = ours.generate(ids, mask, GenerationConfig(max_new_tokens=STEPS, num_return_sequences=2, beam=beam))
-    expected = theirs.generate(
-        ids, attention_mask=mask, do_sample=False, max_new_tokens=STEPS, num_beams=4, num_return_sequences=2,
-        length_penalty=0.0, early_stopping=early, pad_token_id=0, eos_token_id=EOS,
-    )  # fmt: skip
-    assert texts(got.sequences) == texts(expected)
-    assert int(got.lengths.min()) < STEPS, "some texts should end early"
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.7, "top_k": 0},
+        {},
+        {"top_k": 5, "top_p": 0.8},
+        {"top_k": 0, "top_p": 0.3},
+        {"top_k": 0, "min_p": 0.2},
+        {"top_k": 0, "typical_p": 0.6},
+        {"top_k": 9, "top_p": 0.9, "min_p": 0.05, "typical_p": 0.8, "temperature": 1.7},
+    ],
+    ids=str,
+)
+def test_tokens_are_drawn_from_the_same_distribution(options):
+    """The logits that are left, by both, for the same logits and text."""
+    transformers = pytest.importorskip("transformers")
+    from polyformer.generation.processors import process, processors
+
+    theirs = gpt2_twins()[1]
+    hub = {"do_sample": True, "max_new_tokens": 5, "repetition_penalty": 1.3, "eos_token_id": EOS, **options}
+    config = transformers.GenerationConfig(**{"top_k": 50, "max_length": 12, **hub})
+    theirs._prepare_special_tokens(config)
+    logits = 2 * torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(0))
+    history = torch.randint(3, VOCAB, (64, 8), generator=torch.Generator().manual_seed(1))
+    expected = theirs._get_logits_processor(config, input_ids_seq_length=8)(history, logits)
+    mine = processors(from_hub(hub), (EOS,), 8, torch.device("cpu"))
+    torch.testing.assert_close(process(mine, logits, history).softmax(-1), expected.softmax(-1))
+    assert (expected == -torch.inf).any() == (
+        len(options) > 0 and options != {"temperature": 0.7, "top_k": 0}
+    )

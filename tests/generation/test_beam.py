@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tiny_models import EOS, FAMILIES, VOCAB, decoder, left_padded, next_log_probabilities, pair, prompts
+from tiny_models import BOS, EOS, FAMILIES, VOCAB, decoder, left_padded, next_log_probabilities, pair, prompts
 
 from polyformer import GenerationConfig, InputError
 from polyformer.generation import BeamConfig
-from polyformer.generation.beam import length_penalty
 from polyformer.model import Transformer
 
 
@@ -17,7 +16,9 @@ def reference(
     model: Transformer, prompt: torch.Tensor, config: GenerationConfig
 ) -> list[tuple[float, list[int]]]:
     """The best texts with their scores, best first."""
-    width, alpha, last = config.beam.num_beams, config.beam.length_penalty, config.max_new_tokens
+    width, last = config.beam.num_beams, config.max_new_tokens
+    assert last is not None
+    begun = prompt.tolist() if model.encoder is None else [BOS]
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[tuple[float, list[int]]] = []
     for length in range(1, last + 1):
@@ -26,17 +27,27 @@ def reference(
             steps = next_log_probabilities(model, prompt, text)
             if length <= config.min_new_tokens:
                 steps[EOS] = -torch.inf
-            for token in {*prompt.tolist(), *text} if model.encoder is None else set(text):
+            for token in {*begun, *text}:
                 steps[token] *= config.repetition_penalty
             extended += [(log_p + float(step), [*text, token]) for token, step in enumerate(steps)]
         extended.sort(reverse=True)
         for log_p, text in extended[:width]:
             if text[-1] == EOS or length == last:
-                finished.append((log_p / ((5 + length) / 6) ** alpha, text))
+                finished.append((log_p / divisor(config.beam, length), text))
+        finished = sorted(finished, reverse=True)[:width]
         beams = [one for one in extended if one[1][-1] != EOS][:width]
-        if config.beam.early_stopping and len(finished) >= width:
+        full, early = len(finished) == width, config.beam.early_stopping
+        if full and early is True:
             break
-    return sorted(finished, reverse=True)[: config.num_return_sequences]
+        if full and early is False and beams[0][0] / divisor(config.beam, length) <= finished[-1][0]:
+            break
+    return finished[: config.num_return_sequences]
+
+
+def divisor(config: BeamConfig, length: int) -> float:
+    """What log P is divided by."""
+    base = {"gnmt": (5 + length) / 6, "length": length}[config.normalization]
+    return base**config.length_penalty
 
 
 def assert_is_reference(model: Transformer, texts: list[torch.Tensor], config: GenerationConfig) -> None:
@@ -67,10 +78,31 @@ def test_beams_are_the_reference(family, seed):
         ),
         GenerationConfig(max_new_tokens=7, beam=BeamConfig(num_beams=6), num_return_sequences=6),
         GenerationConfig(max_new_tokens=1, beam=BeamConfig(num_beams=4), num_return_sequences=4),
+        GenerationConfig(
+            max_new_tokens=7,
+            beam=BeamConfig(num_beams=3, length_penalty=2.0, early_stopping=False),
+            num_return_sequences=3,
+        ),
+        GenerationConfig(
+            max_new_tokens=7,
+            beam=BeamConfig(num_beams=3, normalization="length", length_penalty=1.5),
+            num_return_sequences=2,
+        ),
         GenerationConfig(max_new_tokens=7, min_new_tokens=4, beam=BeamConfig(num_beams=4)),
         GenerationConfig(max_new_tokens=7, repetition_penalty=1.4, beam=BeamConfig(num_beams=4)),
     ],
-    ids=["sum", "long", "short", "early", "wide", "one token", "minimum", "repetition"],
+    ids=[
+        "sum",
+        "long",
+        "short",
+        "early",
+        "heuristic",
+        "by length",
+        "wide",
+        "one token",
+        "minimum",
+        "repetition",
+    ],
 )
 def test_every_option_is_the_reference(family, config):
     for seed in range(2):
@@ -102,11 +134,13 @@ def test_beams_as_wide_as_the_vocabulary_find_the_best_of_all_short_texts():
         )
 
 
-def test_the_length_penalty_is_that_of_2017():
-    assert length_penalty(1, 0.6) == 1.0
-    assert length_penalty(7, 1.0) == 2.0
-    assert length_penalty(7, 0.6) == pytest.approx(2**0.6)
-    assert length_penalty(100, 0.0) == 1.0
+def test_the_length_penalties_are_those_of_the_papers():
+    gnmt = BeamConfig(num_beams=2, length_penalty=0.6)
+    assert gnmt.divisor(1) == 1.0
+    assert gnmt.divisor(7) == pytest.approx(2**0.6)
+    by_length = BeamConfig(num_beams=2, normalization="length", length_penalty=2.0)
+    assert by_length.divisor(7) == 49.0
+    assert BeamConfig(num_beams=2, normalization="length", length_penalty=0.0).divisor(100) == 1.0
 
 
 def test_a_stop_string_ends_a_beam():

@@ -3,7 +3,7 @@
 import pytest
 
 from polyformer import GenerationConfig, InputError
-from polyformer.generation import BeamConfig, SamplingConfig
+from polyformer.generation import BeamConfig, ConstraintConfig, SamplingConfig, WholeLengthConfig
 
 TWO_BEAMS, SAMPLE = BeamConfig(num_beams=2), SamplingConfig(do_sample=True)
 
@@ -62,6 +62,32 @@ TWO_BEAMS, SAMPLE = BeamConfig(num_beams=2), SamplingConfig(do_sample=True)
             "length_penalty: only beam search uses it; set num_beams to 2 or more",
         ),
         (lambda: BeamConfig(early_stopping=True), "early_stopping: only beam search uses it"),
+        (
+            lambda: BeamConfig(num_beams=2, early_stopping="soon"),
+            "expected true, false or 'never', got 'soon'",
+        ),
+        (lambda: BeamConfig(num_beams=2, normalization="sum"), "expected 'gnmt' or 'length', got 'sum'"),
+        (
+            lambda: GenerationConfig(max_new_tokens=None),
+            "max_new_tokens: expected a number, or None together",
+        ),
+        (
+            lambda: WholeLengthConfig(max_length=0),
+            "max_length: expected 1 or more, or None for no limit, got 0",
+        ),
+        (lambda: WholeLengthConfig(min_length=-1), "min_length: expected 0 or more, got -1"),
+        (
+            lambda: SamplingConfig(do_sample=True, typical_p=0.0),
+            r"typical_p: expected a probability in \(0, 1\]",
+        ),
+        (
+            lambda: ConstraintConfig(no_repeat_ngram_size=-1),
+            "no_repeat_ngram_size: expected 0 or more, got -1",
+        ),
+        (
+            lambda: ConstraintConfig(suppress_tokens=(-1,)),
+            r"suppress_tokens: expected token ids .*, got \[-1\]",
+        ),
     ],
 )
 def test_contradictions_are_refused_by_name(make, message):
@@ -71,8 +97,9 @@ def test_contradictions_are_refused_by_name(make, message):
 
 def test_a_configuration_survives_files():
     config = GenerationConfig(
-        max_new_tokens=7, stop=("\n", "END"), sampling=SamplingConfig(do_sample=True, top_p=0.9, seed=3)
-    )
+        max_new_tokens=7, stop=("\n", "END"), sampling=SamplingConfig(do_sample=True, top_p=0.9, seed=3),
+        whole=WholeLengthConfig(max_length=9), constraints=ConstraintConfig(bad_words_ids=((1, 2), (3,))),
+    )  # fmt: skip
     assert GenerationConfig.from_json(config.to_json()) == config
     assert GenerationConfig.from_yaml(config.to_yaml()) == config
 
@@ -81,3 +108,10 @@ def test_the_method_follows_from_the_options():
     assert GenerationConfig().method == "greedy"
     assert GenerationConfig(sampling=SAMPLE).method == "sample"
     assert GenerationConfig(beam=TWO_BEAMS).method == "beam"
+
+
+def test_lengths_count_the_beginning_where_the_whole_text_is_limited():
+    limits = WholeLengthConfig(max_length=9, min_length=6)
+    assert GenerationConfig(max_new_tokens=None, whole=limits).lengths(4) == (2, 5)
+    assert GenerationConfig(max_new_tokens=3, min_new_tokens=3, whole=limits).lengths(4) == (3, 3)
+    assert GenerationConfig(max_new_tokens=8).lengths(100) == (0, 8)

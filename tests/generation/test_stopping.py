@@ -33,7 +33,7 @@ def test_a_row_ends_where_its_text_contains_a_stop_string():
 
 def test_a_stop_string_may_begin_inside_a_token_and_end_in_another():
     words = ["one ", "two ", "the end", "ing ", ". "]
-    stopping = Stopping(None, ("ending",), lambda ids: "".join(words[i] for i in ids))
+    stopping = Stopping((), ("ending",), lambda ids: "".join(words[i] for i in ids))
     assert stopping.ended(torch.tensor([[0, 2], [2, 3], [2, 4]])).tolist() == [False, True, False]
 
 

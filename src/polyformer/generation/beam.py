@@ -1,10 +1,10 @@
 """Beam search: the likeliest whole text, looked for along `num_beams` beginnings at once.
 
-    score(Y) = log P(Y | X) / ((5 + |Y|) / 6)^alpha
+    score(Y) = log P(Y | X) / divisor(|Y|)          (`BeamConfig.divisor`; |Y| counts the end token)
 
-Each step extends every beam by every token and keeps the best. Of the 2 num_beams best extensions those that
-end are set aside, provided they are among the first num_beams; the best num_beams that do not end go on. |Y|
-counts the end token. Wu et al. 2016, section 7 (length penalty); Vaswani et al. 2017, section 6.1.
+Each step extends every beam by every token and keeps the best. Of the 2 num_beams best extensions (more where
+several tokens end a text) those that end are set aside, provided they are among the first num_beams; the best
+num_beams that do not end go on. Wu et al. 2016, section 7; Vaswani et al. 2017, section 6.1.
 """
 
 import dataclasses
@@ -20,11 +20,6 @@ from polyformer.generation.search import Rules
 from polyformer.outputs import ModelState
 
 
-def length_penalty(length: int, alpha: float) -> float:
-    """What log P is divided by."""
-    return ((5 + length) / 6) ** alpha
-
-
 class Finished:
     """The best ended texts of one input; `wanted` of them will be returned."""
 
@@ -34,24 +29,26 @@ class Finished:
 
     def add(self, log_probability: float, tokens: Tensor) -> None:
         """One more text [L]."""
-        score = log_probability / length_penalty(len(tokens), self.config.length_penalty)
-        self.best.append((score, tokens))
+        self.best.append((log_probability / self.config.divisor(len(tokens)), tokens))
         self.best.sort(key=lambda one: -one[0])
         del self.best[self.config.num_beams :]
 
     def settled(self, log_probability: float, length: int) -> bool:
-        """Whether to stop, when the best beam of `length` tokens has this log P.
+        """Whether to stop, when the best beam of `length` tokens has this log P; see `BeamConfig`.
 
         A beam's log P can only fall, so its score is at most what that log P would give at the kinder end
-        of the lengths to come. Stopping when this cannot beat the texts at hand changes no result.
+        of the lengths to come. "never" stops when this cannot beat the texts at hand, which changes no
+        result.
         """
-        if self.config.early_stopping:
-            return len(self.best) >= self.config.num_beams
-        if len(self.best) < self.wanted:
+        config = self.config
+        if config.early_stopping == "never":
+            needed = self.wanted
+            divisor = max(config.divisor(length + 1), config.divisor(self.max_length))
+        else:
+            needed, divisor = config.num_beams, config.divisor(length)
+        if len(self.best) < needed:
             return False
-        alpha = self.config.length_penalty
-        kindest = max(length_penalty(length + 1, alpha), length_penalty(self.max_length, alpha))
-        return log_probability / kindest <= self.best[self.wanted - 1][0]
+        return config.early_stopping is True or log_probability / divisor <= self.best[needed - 1][0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,6 +78,7 @@ class Beams:
 def beam_search(decoder: Decoder, start: Start, rules: Rules, config: BeamConfig, wanted: int) -> Written:
     """The `wanted` best texts of every input. An input that is settled leaves the batch."""
     inputs, device = len(start.logits), start.logits.device
+    many = (1 + max(1, len(rules.stopping.eos))) * config.num_beams
     finished = [Finished(config, wanted, rules.max_new_tokens) for _ in range(inputs)]
     dtype = torch.promote_types(start.logits.dtype, torch.float32)
     beams = Beams(torch.zeros(inputs, 1, dtype=dtype, device=device), start.history.new_empty(inputs, 1, 0))
@@ -89,11 +87,11 @@ def beam_search(decoder: Decoder, start: Start, rules: Rules, config: BeamConfig
         width = beams.scores.shape[1]
         texts = torch.cat([history.repeat_interleave(width, 0), beams.tokens.flatten(0, 1)], 1)
         log_probabilities = process(rules.processors, logits.log_softmax(-1, dtype=dtype), texts)
-        candidates, parents = beams.extended(log_probabilities, 2 * config.num_beams)
+        candidates, parents = beams.extended(log_probabilities, many)
         ended = rules.stopping.ended(candidates.tokens.flatten(0, 1)).view_as(parents)
         if length == rules.max_new_tokens:
             ended = torch.ones_like(ended)
-        _set_aside(owners, candidates, ended, config.num_beams)
+        _set_aside(owners, candidates, ended, config.num_beams, last=length == rules.max_new_tokens)
         beams, chosen = candidates.without(ended, config.num_beams)
         best = beams.scores[:, 0].tolist()
         stay = [row for row, owner in enumerate(owners) if not owner.settled(best[row], length)]
@@ -122,10 +120,12 @@ def _pick(tokens: Tensor, index: Tensor) -> Tensor:
     return tokens.gather(1, index.unsqueeze(2).expand(-1, -1, tokens.shape[2]))
 
 
-def _set_aside(finished: list[Finished], candidates: Beams, ended: Tensor, num_beams: int) -> None:
-    """Give every ended candidate among the first `num_beams` to its input."""
+def _set_aside(
+    finished: list[Finished], candidates: Beams, ended: Tensor, num_beams: int, last: bool
+) -> None:
+    """Give every ended candidate among the first `num_beams` to its input; at the `last` step forbidden ones too."""
     scores = candidates.scores[:, :num_beams]
-    counts = (ended[:, :num_beams] & scores.isfinite()).nonzero()
+    counts = (ended[:, :num_beams] & (scores.isfinite() | last)).nonzero()
     for (row, rank), score in zip(counts.tolist(), scores[counts[:, 0], counts[:, 1]].tolist()):
         finished[row].add(score, candidates.tokens[row, rank])
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.generation.constraints import ConstraintConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,8 @@ class SamplingConfig(Config):
     temperature: float = 1.0  # logits are divided by it
     top_k: int | None = None  # keep so many of the likeliest tokens
     top_p: float | None = None  # keep the fewest likeliest tokens that together have this probability
+    min_p: float | None = None  # keep tokens with at least this share of the likeliest one's probability
+    typical_p: float | None = None  # keep the fewest of the least surprising that together have this much
     seed: int | None = None  # of this call's own generator; None draws one
 
     def __post_init__(self) -> None:
@@ -26,10 +29,12 @@ class SamplingConfig(Config):
             )
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k: expected 1 or more, or None for no limit, got {self.top_k}")
-        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise InputError(
-                f"top_p: expected a probability in (0, 1], or None for no limit, got {self.top_p}"
-            )
+        for name in ("top_p", "min_p", "typical_p"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value <= 1.0:
+                raise InputError(
+                    f"{name}: expected a probability in (0, 1], or None for no limit, got {value}"
+                )
         for field in dataclasses.fields(self):
             if not self.do_sample and getattr(self, field.name) != field.default:
                 raise InputError(f"{field.name}: only sampling uses it; set do_sample, or leave it out")
@@ -37,46 +42,86 @@ class SamplingConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BeamConfig(Config):
-    """Beam search, with 2 beams or more. The paper of 2017 uses 4 and 0.6 (section 6.1)."""
+    """Beam search, with 2 beams or more. The paper of 2017 uses 4 and 0.6 (section 6.1).
+
+    A text Y of |Y| tokens, its end among them and the prompt not, scores log P(Y | X) divided by
+
+        "gnmt"      ((5 + |Y|) / 6)^length_penalty      Wu et al. 2016, section 7
+        "length"    |Y|^length_penalty                  transformers
+
+    `early_stopping`, asked once num_beams texts have ended. True: stop. False: stop if the best beam would
+    not join them if it ended as long as it is; a longer text could still win where length is rewarded.
+    "never": stop when no text to come can win.
+    """
 
     num_beams: int = 1
-    length_penalty: float = 0.6  # alpha in ((5 + |Y|) / 6)^alpha, which divides log P(Y | X)
-    early_stopping: bool = False  # stop once num_beams texts have ended, even if a longer one could win
+    normalization: Literal["gnmt", "length"] = "gnmt"
+    length_penalty: float = 0.6
+    early_stopping: bool | Literal["never"] = "never"
 
     def __post_init__(self) -> None:
         if self.num_beams < 1:
             raise InputError(f"num_beams: expected 1 or more, got {self.num_beams}")
+        if self.normalization not in ("gnmt", "length"):
+            raise InputError(f"normalization: expected 'gnmt' or 'length', got {self.normalization!r}")
         if not math.isfinite(self.length_penalty):
             raise InputError(f"length_penalty: expected a finite number, got {self.length_penalty}")
+        if self.early_stopping not in (True, False, "never"):
+            raise InputError(f"early_stopping: expected true, false or 'never', got {self.early_stopping!r}")
         for field in dataclasses.fields(self):
             if self.num_beams == 1 and getattr(self, field.name) != field.default:
                 raise InputError(
                     f"{field.name}: only beam search uses it; set num_beams to 2 or more, or leave it out"
                 )
 
+    def divisor(self, length: int) -> float:
+        """What log P of a text of `length` tokens is divided by."""
+        base = (5 + length) / 6 if self.normalization == "gnmt" else float(length)
+        return base**self.length_penalty
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WholeLengthConfig(Config):
+    """Limits on the whole text: the prompt with its padding, or the start token, and what is written."""
+
+    max_length: int | None = None
+    min_length: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_length is not None and self.max_length < 1:
+            raise InputError(f"max_length: expected 1 or more, or None for no limit, got {self.max_length}")
+        if self.min_length < 0:
+            raise InputError(f"min_length: expected 0 or more, got {self.min_length}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpecialIds(Config):
+    """Special tokens for generation alone; None for the model's own."""
+
+    start: int | None = None  # what an encoder-decoder's output starts from
+    eos: tuple[int, ...] | None = None  # each of them ends a text; () for no end
+    pad: int | None = None  # fills up texts that have ended
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationConfig(Config):
     """The likeliest token every time, unless `sampling.do_sample` or `beam.num_beams` say otherwise."""
 
-    max_new_tokens: int = 64
+    max_new_tokens: int | None = 64  # None where `whole.max_length` alone limits the text
     min_new_tokens: int = 0  # the text does not end before it has so many; a stop string still ends it
+    whole: WholeLengthConfig = WholeLengthConfig()
     num_return_sequences: int = 1  # of every input: so many samples, or the so many best beams
     repetition_penalty: float = 1.0  # above 1 makes every token of the text so far less likely
+    constraints: ConstraintConfig = ConstraintConfig()
     stop: tuple[str, ...] = ()  # the text ends once it contains one of these
+    special: SpecialIds = SpecialIds()
     sampling: SamplingConfig = SamplingConfig()
     beam: BeamConfig = BeamConfig()
 
     row: ClassVar[str] = "A6"
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise InputError(f"max_new_tokens: expected 1 or more, got {self.max_new_tokens}")
-        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
-            raise InputError(
-                f"min_new_tokens: expected 0 to max_new_tokens ({self.max_new_tokens}), "
-                f"got {self.min_new_tokens}"
-            )
+        self._check_lengths()
         if self.num_return_sequences < 1:
             raise InputError(f"num_return_sequences: expected 1 or more, got {self.num_return_sequences}")
         if not (self.repetition_penalty > 0 and math.isfinite(self.repetition_penalty)):
@@ -93,6 +138,31 @@ class GenerationConfig(Config):
         if self.beam.num_beams > 1:
             return "beam"
         return "sample" if self.sampling.do_sample else "greedy"
+
+    def lengths(self, width: int) -> tuple[int, int]:
+        """The least and the greatest number of new tokens after a beginning of `width` tokens.
+
+        Raises `InputError` where no token may be written.
+        """
+        longest = self.whole.max_length
+        if longest is not None and longest <= width:
+            raise InputError(
+                f"max_length: the text begins with {width} tokens (prompt and padding) and may have "
+                f"{longest}; raise it, shorten the prompt, or give max_new_tokens instead"
+            )
+        limits = [self.max_new_tokens, None if longest is None else longest - width]
+        most = min(limit for limit in limits if limit is not None)
+        return max(self.min_new_tokens, self.whole.min_length - width), most
+
+    def _check_lengths(self) -> None:
+        most = self.max_new_tokens
+        if most is None and self.whole.max_length is None:
+            raise InputError("max_new_tokens: expected a number, or None together with whole.max_length")
+        if most is not None and most < 1:
+            raise InputError(f"max_new_tokens: expected 1 or more, got {most}")
+        if self.min_new_tokens < 0 or (most is not None and self.min_new_tokens > most):
+            limit = "" if most is None else f" to max_new_tokens ({most})"
+            raise InputError(f"min_new_tokens: expected 0{limit or ' or more'}, got {self.min_new_tokens}")
 
     def _check_count(self) -> None:
         count = self.num_return_sequences

@@ -5,7 +5,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
@@ -40,7 +39,7 @@ class Start:
     """Everything read, nothing written.
 
     logits: [B, V], of the first new token. history: [B, T], the text that the new tokens continue, padding
-    replaced by the row's last token; T = 0 for an encoder-decoder, whose source is another text.
+    as -1; of an encoder-decoder, whose source is another text, the token that its output starts from.
     """
 
     logits: Tensor
@@ -56,19 +55,20 @@ class Decoder:
         self.packed = PackedWeights()
         self.steps = 0
 
-    def start(self, input_ids: Tensor, attention_mask: Tensor | None) -> Start:
-        """Read the prompt, or the source and the token that every output starts from."""
+    def start(self, input_ids: Tensor, attention_mask: Tensor | None, first: int | None) -> Start:
+        """Read the prompt, or the source and the token `first` that every output starts from."""
         if self.model.encoder is None:
             state = self.model.new_state(input_ids.shape[1] + self.room)
             output = self.model(input_ids, attention_mask=attention_mask, state=state)
             history = input_ids
             if attention_mask is not None:
-                history = torch.where(attention_mask.bool(), input_ids, input_ids[:, -1:])
+                history = input_ids.masked_fill(attention_mask == 0, -1)
             return Start(*self._next(output), history)
+        assert first is not None, "check_inputs asks for it"
         state = self.model.encode(input_ids, attention_mask, self.room)
-        first = input_ids.new_full((len(input_ids), 1), self.model.config.special.bos)
-        output = self.model(decoder_input_ids=first, state=state)
-        return Start(*self._next(output), input_ids[:, :0])
+        history = input_ids.new_full((len(input_ids), 1), first)
+        output = self.model(decoder_input_ids=history, state=state)
+        return Start(*self._next(output), history)
 
     def step(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Read tokens [N] after `state`: the logits [N, V] of the next, and the next state."""
@@ -83,10 +83,8 @@ class Decoder:
         return self.model.next_logits(output), output.state
 
 
-def check_inputs(
-    model: Writer, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int
-) -> None:
-    """Raises `InputError` for a model that does not write and for inputs that it cannot continue."""
+def check_shape(model: Writer, input_ids: Tensor) -> None:
+    """Raises `InputError` for a model that does not write and for ids that are no batch."""
     if model.decoder is None or not model.head.predicts_next:
         raise InputError(
             "generate: needs a decoder with a language-model head; this model predicts no next token"
@@ -95,6 +93,16 @@ def check_inputs(
         raise InputError(
             f"input_ids: expected [batch, length] with a token or more, got {tuple(input_ids.shape)}"
         )
+
+
+def check_inputs(
+    model: Writer, input_ids: Tensor, attention_mask: Tensor | None, first: int | None, max_new_tokens: int
+) -> None:
+    """Raises `InputError` for inputs that the model cannot continue.
+
+    first: the token that an encoder-decoder's output starts from.
+    """
+    assert model.decoder is not None
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         expected, given = tuple(input_ids.shape), tuple(attention_mask.shape)
         raise InputError(f"attention_mask: expected the shape of input_ids {expected}, got {given}")
@@ -105,9 +113,10 @@ def check_inputs(
             raise InputError(
                 "attention_mask: a row ends in padding; pad on the left, so that its text can go on"
             )
-    elif model.config.special.bos is None:
+    elif first is None:
         raise InputError(
-            "special.bos: this model does not know what its output starts from; set it in the config"
+            "special.bos: this model does not know what its output starts from; set it in the config, or "
+            "special.start of the generation"
         )
     limit = model.decoder.position.max_positions
     if limit is not None and prompt + max_new_tokens > limit:

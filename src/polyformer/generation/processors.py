@@ -1,14 +1,12 @@
 """What may be done to the logits of the next token before one is chosen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from polyformer.generation.config import SamplingConfig
-
-Processor = Callable[[Tensor, Tensor], Tensor]
-"""(logits [N, V], the text so far [N, T]) -> logits [N, V]; the input is left as it was."""
+from polyformer.generation.config import GenerationConfig, SamplingConfig
+from polyformer.generation.constraints import Processor, forbidden, forced, no_bad_words, no_repeat
 
 
 def process(processors: Sequence[Processor], logits: Tensor, history: Tensor) -> Tensor:
@@ -25,19 +23,9 @@ def repetition_penalty(penalty: float) -> Processor:
     """
 
     def apply(logits: Tensor, history: Tensor) -> Tensor:
-        seen = logits.gather(1, history)
-        return logits.scatter(1, history, torch.where(seen > 0, seen / penalty, seen * penalty))
-
-    return apply
-
-
-def no_end_before(length: int, eos: int) -> Processor:
-    """The token `eos` is out of the question until the history has `length` tokens."""
-
-    def apply(logits: Tensor, history: Tensor) -> Tensor:
-        if history.shape[1] >= length:
-            return logits
-        return logits.index_fill(1, torch.tensor([eos], device=logits.device), -torch.inf)
+        tokens = torch.where(history < 0, history[:, -1:], history)  # in place of padding
+        seen = logits.gather(1, tokens)
+        return logits.scatter(1, tokens, torch.where(seen > 0, seen / penalty, seen * penalty))
 
     return apply
 
@@ -70,9 +58,62 @@ def top_p(mass: float) -> Processor:
     return apply
 
 
+def min_p(share: float) -> Processor:
+    """Only tokens with at least `share` of the likeliest one's probability. Nguyen et al. 2024, section 3."""
+
+    def apply(logits: Tensor, history: Tensor) -> Tensor:
+        probabilities = logits.softmax(-1)
+        least = share * probabilities.amax(-1, keepdim=True)
+        return logits.masked_fill(probabilities < least, -torch.inf)
+
+    return apply
+
+
+def typical_p(mass: float) -> Processor:
+    """Only the fewest tokens whose probabilities reach `mass`, taken by how near -log p is to its mean.
+
+    Meister et al. 2023 (locally typical sampling), equation 9; tokens as near as the last one stay too.
+    """
+
+    def apply(logits: Tensor, history: Tensor) -> Tensor:
+        log_p = logits.log_softmax(-1)
+        entropy = -(log_p * log_p.exp()).nansum(-1, keepdim=True)  # a forbidden token's 0 log 0 is nothing
+        distance = (-log_p - entropy).abs()
+        ranked, order = distance.sort()
+        reached = log_p.exp().gather(1, order).cumsum(1)
+        last = (reached < mass).sum(1, keepdim=True).clamp_max(logits.shape[1] - 1)
+        return logits.masked_fill(distance > ranked.gather(1, last), -torch.inf)
+
+    return apply
+
+
 def sampling_processors(config: SamplingConfig) -> list[Processor]:
-    """Temperature, then top-k, then top-p, as far as they are asked for."""
+    """What shapes the distribution, in the order of the fields, as far as it is asked for."""
     chosen = [temperature(config.temperature)] if config.temperature != 1.0 else []
     chosen += [top_k(config.top_k)] if config.top_k is not None else []
     chosen += [top_p(config.top_p)] if config.top_p is not None and config.top_p < 1.0 else []
+    chosen += [min_p(config.min_p)] if config.min_p is not None else []
+    chosen += [typical_p(config.typical_p)] if config.typical_p is not None and config.typical_p < 1.0 else []
     return chosen
+
+
+def processors(
+    config: GenerationConfig, eos: tuple[int, ...], width: int, device: torch.device
+) -> list[Processor]:
+    """Everything that `config` asks for, in transformers' order, for texts that begin with `width` tokens."""
+    asked = config.constraints
+    least, most = config.lengths(width)
+    words = tuple(word for word in asked.bad_words_ids if not (len(word) == 1 and word[0] in eos))
+    first = asked.forced_bos_token_id
+    begin = width + (width == 1 and first is not None)
+    chosen = [repetition_penalty(config.repetition_penalty)] if config.repetition_penalty != 1.0 else []
+    chosen += [no_repeat(asked.no_repeat_ngram_size)] if asked.no_repeat_ngram_size else []
+    chosen += [no_bad_words(words, device)] if words else []
+    chosen += [forbidden(eos, device, stop=width + least)] if eos and least > 0 else []
+    chosen += [forced((first,), 1, device)] if first is not None and width == 1 else []
+    if asked.forced_eos_token_id:
+        chosen.append(forced(asked.forced_eos_token_id, width + most - 1, device))
+    chosen += [forbidden(asked.suppress_tokens, device)] if asked.suppress_tokens else []
+    if asked.begin_suppress_tokens:
+        chosen.append(forbidden(asked.begin_suppress_tokens, device, begin, begin + 1))
+    return chosen + sampling_processors(config.sampling)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from polyformer.generation.constraints import Processor
 from polyformer.generation.decoder import Decoder, Start
 from polyformer.generation.generated import Written
-from polyformer.generation.processors import Processor, process
+from polyformer.generation.processors import process
 from polyformer.generation.stopping import Stopping
 
 Choose = Callable[[Tensor], Tensor]

@@ -1,4 +1,4 @@
-"""When a text has ended: at the end token, or once it contains a stop string."""
+"""When a text has ended: at an end token, or once it contains a stop string."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -12,17 +12,17 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclasses.dataclass(frozen=True)
 class Stopping:
-    """`eos`: the end token, None where there is none. `strings`: need `decode` to be looked for."""
+    """`eos`: the tokens that end a text. `strings`: need `decode` to be looked for."""
 
-    eos: int | None
+    eos: tuple[int, ...] = ()
     strings: tuple[str, ...] = ()
     decode: Decode | None = None
 
     def ended(self, written: Tensor) -> Tensor:
         """Which of the texts [N, T] ended with their last token: [N] bool."""
         ended = torch.zeros(len(written), dtype=torch.bool, device=written.device)
-        if self.eos is not None:
-            ended = written[:, -1] == self.eos
+        for one in self.eos:
+            ended = ended | (written[:, -1] == one)
         if self.strings and self.decode is not None:
             # The whole text, since a token's text depends on its neighbours (bytes of one character, spaces).
             texts = [self.decode(row) for row in written.tolist()]

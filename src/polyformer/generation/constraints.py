@@ -1,0 +1,121 @@
+"""Tokens that a text must have, must not have, or must not have here: transformers' options by its names."""
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+"""(logits [N, V], the text so far [N, T]) -> logits [N, V]; the input is left as it was. The text begins with
+the prompt, padding as -1, or with the token that an encoder-decoder's output starts from."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConstraintConfig(Config):
+    """What is forced and what is forbidden."""
+
+    forced_bos_token_id: int | None = None  # after a beginning of one token: a language, for M2M and mBART
+    forced_eos_token_id: tuple[int, ...] = ()  # one of them is the last token that there is room for
+    no_repeat_ngram_size: int = 0  # no run of so many tokens occurs twice, those of the prompt included
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # runs of tokens that never occur
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()  # not as the first token that is not forced
+
+    def __post_init__(self) -> None:
+        for name, ids in self.ids().items():
+            if any(one < 0 for one in ids):
+                raise InputError(f"{name}: expected token ids of 0 or more, got {list(ids)}")
+        if self.no_repeat_ngram_size < 0:
+            raise InputError(f"no_repeat_ngram_size: expected 0 or more, got {self.no_repeat_ngram_size}")
+        if not all(self.bad_words_ids):
+            raise InputError("bad_words_ids: expected words of one token or more, got an empty one")
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+            forced = self.ids()[name]
+            if forced and set(forced) <= set(self.suppress_tokens):
+                raise InputError(
+                    f"{name} and suppress_tokens: {list(forced)} is both forced and forbidden; "
+                    f"take it out of one of them"
+                )
+
+    def ids(self) -> dict[str, tuple[int, ...]]:
+        """Every token id, by the field that names it."""
+        first = self.forced_bos_token_id
+        return {
+            "forced_bos_token_id": () if first is None else (first,),
+            "forced_eos_token_id": self.forced_eos_token_id,
+            "bad_words_ids": tuple(one for word in self.bad_words_ids for one in word),
+            "suppress_tokens": self.suppress_tokens,
+            "begin_suppress_tokens": self.begin_suppress_tokens,
+        }
+
+
+def no_repeat(size: int) -> Processor:
+    """No token that would complete a run of `size` tokens which the text has already."""
+
+    def apply(logits: Tensor, history: Tensor) -> Tensor:
+        length = history.shape[1]
+        if length < size:
+            return logits
+        windows = history.unfold(1, size, 1)  # [N, length - size + 1, size]
+        same = (windows[..., :-1] == history[:, None, length + 1 - size :]).all(-1)
+        rows, places = (same & (windows[..., -1] >= 0)).nonzero(as_tuple=True)
+        return forbidden_at(logits, rows, windows[rows, places, -1])
+
+    return apply
+
+
+def no_bad_words(words: tuple[tuple[int, ...], ...], device: torch.device) -> Processor:
+    """No token that would complete one of the `words`."""
+    groups = []
+    for size in sorted({len(word) for word in words}):
+        tokens = torch.tensor([word for word in words if len(word) == size], device=device)
+        groups.append((size - 1, tokens[:, :-1], tokens[:, -1]))
+
+    def apply(logits: Tensor, history: Tensor) -> Tensor:
+        length = history.shape[1]
+        for before, beginnings, last in groups:
+            if before <= length:
+                begun = (history[:, None, length - before :] == beginnings).all(-1)  # [N, words]
+                rows, which = begun.nonzero(as_tuple=True)
+                logits = forbidden_at(logits, rows, last[which])
+        return logits
+
+    return apply
+
+
+def forbidden(
+    ids: tuple[int, ...], device: torch.device, first: int = 0, stop: int | None = None
+) -> Processor:
+    """None of the tokens `ids`, while the text has from `first` to before `stop` tokens."""
+    index = torch.tensor(ids, dtype=torch.long, device=device)
+
+    def apply(logits: Tensor, history: Tensor) -> Tensor:
+        length = history.shape[1]
+        if length < first or (stop is not None and length >= stop):
+            return logits
+        return logits.index_fill(1, index, -torch.inf)
+
+    return apply
+
+
+def forced(ids: tuple[int, ...], length: int, device: torch.device) -> Processor:
+    """One of the tokens `ids`, all alike, once the text has `length` tokens."""
+    index = torch.tensor(ids, dtype=torch.long, device=device)
+
+    def apply(logits: Tensor, history: Tensor) -> Tensor:
+        if history.shape[1] != length:
+            return logits
+        return torch.full_like(logits, -torch.inf).index_fill_(1, index, 0.0)
+
+    return apply
+
+
+def forbidden_at(logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+    """`logits` without the tokens [M] of the rows [M]."""
+    if not len(rows):
+        return logits
+    return logits.index_put((rows, tokens), logits.new_tensor(-torch.inf))

@@ -1,0 +1,174 @@
+"""Generation settings as the Hugging Face hub keeps them: generation_config.json, or fields of config.json.
+
+`from_hub` honours every field that changes what is written, or refuses it by name. What cannot change it
+(caches, what else is returned, speculation that is exact) is passed over. Defaults are those of transformers
+5.23: 20 new tokens, and 50 for `top_k` when sampling.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from polyformer.core.errors import InputError, unknown
+from polyformer.generation.config import BeamConfig, GenerationConfig
+
+LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
+SPECIAL = {"decoder_start_token_id": "start", "eos_token_id": "eos", "pad_token_id": "pad"}
+CONSTRAINTS = ("forced_bos_token_id", "forced_eos_token_id", "no_repeat_ngram_size", "bad_words_ids",
+               "suppress_tokens", "begin_suppress_tokens")  # fmt: skip
+NO_LIMIT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+"""Options of sampling, and the hub's way to say that there is none."""
+
+HONOURED = {
+    *LENGTHS, *SPECIAL, *CONSTRAINTS, *NO_LIMIT, "do_sample", "temperature", "num_beams", "early_stopping",
+    "length_penalty", "num_return_sequences", "repetition_penalty", "stop_strings",
+}  # fmt: skip
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "constraints": (), "diversity_penalty": (0,), "dola_layers": (), "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
+    "exponential_decay_length_penalty": (), "force_words_ids": (), "guidance_scale": (1,), "max_time": (),
+    "num_beam_groups": (1,), "penalty_alpha": (0,), "prefill_chunk_size": (),
+    "remove_invalid_values": (False,), "renormalize_logits": (False,), "sequence_bias": (),
+    "token_healing": (False,), "top_h": (), "watermarking_config": (),
+}  # fmt: skip
+"""Fields that would change what is written, with the values (beside null) that do not."""
+
+PASSED_OVER = {
+    "_commit_hash", "_from_model_config", "_original_object_hash", "assistant_confidence_threshold",
+    "assistant_early_exit", "assistant_ensemble_weight", "assistant_lookbehind", "bos_token_id",
+    "cache_config", "cache_implementation", "compile_config", "continuous_batching_config", "disable_compile",
+    "is_assistant", "low_memory", "max_cache_len", "max_matching_ngram_size", "num_assistant_tokens",
+    "num_assistant_tokens_schedule", "output_attentions", "output_hidden_states", "output_logits",
+    "output_scores", "prompt_lookup_num_tokens", "return_dict_in_generate", "speculation_type",
+    "target_lookbehind", "transformers_version", "use_cache", "use_mtp",
+}  # fmt: skip
+
+
+def from_hub(data: Mapping[str, Any], task: str | None = None) -> GenerationConfig:
+    """The settings that `data` describes.
+
+    Args:
+        data: what stands in generation_config.json, or in a config.json, whose other fields are the model's.
+        task: a name among config.json's `task_specific_params`, whose settings come first. Their `prefix`
+            belongs before the text and is the caller's to put there.
+
+    Raises:
+        InputError: a field that would change the result and is not there in ours; an unknown field or task;
+            values that do not fit.
+    """
+    given = _fields(data, task)
+    for name, harmless in REFUSED.items():
+        value = given.get(name)
+        if value is not None and value not in harmless:
+            raise InputError(f"{name}: generation here has no counterpart for {value!r}; set it to null")
+    if given.get("cache_implementation") == "quantized":
+        raise InputError("cache_implementation: 'quantized' changes the numbers; set it to null")
+    beams = given.get("num_beams", 1)
+    return GenerationConfig.from_dict(
+        {
+            **_lengths(given),
+            "num_return_sequences": given.get("num_return_sequences", 1),
+            "repetition_penalty": given.get("repetition_penalty", 1.0),
+            "constraints": {name: _plural(name, given[name]) for name in CONSTRAINTS if name in given},
+            "stop": _plural("stop_strings", given.get("stop_strings", ())),
+            "special": {
+                our: _plural(their, given[their]) for their, our in SPECIAL.items() if their in given
+            },
+            "sampling": _sampling(given) if given.get("do_sample") else {},
+            "beam": {} if beams == 1 else {
+                "num_beams": beams,
+                "normalization": "length",
+                "length_penalty": given.get("length_penalty", 1.0),
+                "early_stopping": given.get("early_stopping", False),
+            },
+        }
+    )  # fmt: skip
+
+
+def to_hub(config: GenerationConfig) -> dict[str, Any]:
+    """`config` as generation_config.json has it; `from_hub` gives it back.
+
+    Raises `InputError` for what the hub cannot say.
+    """
+    whole, sampling, beam = config.whole, config.sampling, config.beam
+    if config.max_new_tokens is not None and whole.max_length is not None:
+        raise InputError("max_new_tokens and max_length: on the hub the first alone counts; leave one out")
+    if config.min_new_tokens and whole.min_length:
+        raise InputError("min_new_tokens and min_length: on the hub the first alone counts; leave one out")
+    if sampling.seed is not None:
+        raise InputError("seed: the hub keeps none; leave it out")
+    found: dict[str, Any] = {
+        "max_new_tokens": config.max_new_tokens, "max_length": whole.max_length,
+        "min_new_tokens": config.min_new_tokens or None, "min_length": whole.min_length or None,
+        "num_return_sequences": config.num_return_sequences, "repetition_penalty": config.repetition_penalty,
+        "stop_strings": list(config.stop) or None,
+        **{their: getattr(config.special, our) for their, our in SPECIAL.items()},
+        **{name: getattr(config.constraints, name) or None for name in CONSTRAINTS},
+        "forced_bos_token_id": config.constraints.forced_bos_token_id,
+    }  # fmt: skip
+    if sampling.do_sample:
+        limits = {name: getattr(sampling, name) for name in NO_LIMIT}
+        found |= {"do_sample": True, "temperature": sampling.temperature}
+        found |= {name: NO_LIMIT[name] if value is None else value for name, value in limits.items()}
+    if beam.num_beams > 1:
+        found |= _beam_to_hub(beam)
+    return {name: _listed(value) for name, value in found.items() if value is not None}
+
+
+def _beam_to_hub(beam: BeamConfig) -> dict[str, Any]:
+    if beam.normalization != "length":
+        raise InputError(
+            f"normalization: the hub divides by a power of the length, not by {beam.normalization!r}; "
+            "set it to 'length'"
+        )
+    names = "num_beams", "length_penalty", "early_stopping"
+    return {name: getattr(beam, name) for name in names}
+
+
+def _fields(data: Mapping[str, Any], task: str | None) -> dict[str, Any]:
+    """The fields of generation that are there and not null."""
+    of_model = "model_type" in data or "architectures" in data
+    given = dict(data)
+    if task is not None:
+        tasks = data.get("task_specific_params") or {}
+        if task not in tasks:
+            raise unknown("task", task, tasks)
+        given |= {name: value for name, value in tasks[task].items() if name != "prefix"}
+    known = HONOURED | REFUSED.keys() | PASSED_OVER
+    for name in given:
+        if name not in known and not of_model:
+            raise unknown("field of generation_config.json", name, known)
+    if of_model and given.get("force_bos_token_to_be_generated"):
+        given.setdefault("forced_bos_token_id", given.get("bos_token_id"))
+    return {name: value for name, value in given.items() if name in known and value is not None}
+
+
+def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
+    """New tokens come before whole lengths, and one that is not given is no limit."""
+    most, whole = given.get("max_new_tokens"), given.get("max_length")
+    if most is not None:
+        whole = None
+    elif whole is None:
+        most = 20
+    least_new, least = given.get("min_new_tokens", 0), given.get("min_length", 0)
+    return {
+        "max_new_tokens": most,
+        "min_new_tokens": least_new,
+        "whole": {"max_length": whole, "min_length": 0 if least_new else least},
+    }
+
+
+def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    values = {"top_k": 50, **given}
+    limits = {name: values[name] for name, none in NO_LIMIT.items() if values.get(name, none) != none}
+    return {"do_sample": True, "temperature": given.get("temperature", 1.0), **limits}
+
+
+def _plural(name: str, value: Any) -> Any:
+    """A single id or text where there may be several."""
+    several = name in ("eos_token_id", "forced_eos_token_id", "stop_strings")
+    return [value] if several and isinstance(value, int | str) else value
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(one) for one in value] if isinstance(value, tuple) else value
