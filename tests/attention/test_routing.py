@@ -81,9 +81,12 @@ def test_query_by_query(causal: bool, share: bool):
             torch.testing.assert_close(y[0, head, i], expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("kept", [0, 99])
 @pytest.mark.parametrize("held", [1, 1 << 18])
-def test_backward_in_parts_is_the_definition(held: int, monkeypatch: pytest.MonkeyPatch):
+def test_backward_in_parts_is_the_definition(held: int, kept: int, monkeypatch: pytest.MonkeyPatch):
+    """Tiles one by one or many at once; weights computed again or kept."""
     monkeypatch.setattr(interval_attention, "HELD", held)
+    monkeypatch.setattr(interval_attention, "KEPT", kept)
     config = RoutingConfig(clusters=3, window=70, local_heads=0)
     results = []
     for one in (config, config.definition()):

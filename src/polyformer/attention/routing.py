@@ -26,7 +26,8 @@ from torch import Tensor
 from polyformer.core.centroids import Centroids, normed
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.interval_attention import cluster_intervals, interval_attention
+from polyformer.core.interval_attention import interval_attention
+from polyformer.core.intervals import cluster_intervals
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.patterns import implied

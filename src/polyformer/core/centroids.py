@@ -87,4 +87,6 @@ class Centroids(nn.Module):
         if real is not None:
             x = x * real[:, None, :, None]
         place = clusters + count * torch.arange(heads, device=x.device).view(-1, 1)
-        sums.flatten(0, 1).index_add_(0, place.flatten(), x.flatten(0, 2).to(sums.dtype))
+        # In the order in which x lies in memory.
+        place, x = place.transpose(1, 2).flatten(), x.transpose(1, 2).flatten(0, 2)
+        sums.flatten(0, 1).index_add_(0, place, x.to(sums.dtype))

@@ -1,92 +1,33 @@
-"""Attention in sorted order: each query sees an interval of the keys, and intervals only move on.
+"""Attention in sorted order, forward and backward: each query sees an interval of the keys.
 
-Queries and keys are sorted apart, by (row, document, cluster, slot). The last w keys of a query's cluster at
-or before it are then consecutive, and neighbouring queries see nearly the same: a block of queries needs one
-run of keys, and all runs together are no longer than the keys and w for each block. Blocks with runs of like
-length are multiplied out together; backward computes weights again.
+    y_i = sum_j p_ij v_j        p_ij = softmax over the interval of i, of q_i . k_j * scale
+
+Tiles of neighbouring queries and the runs of keys that they see are gathered, multiplied out and put back
+together. Backward takes the weights as they are where these take about as much memory as queries and keys,
+and computes them again where they take more. All tiles share the memory that they are computed in: memory
+that is new costs as much as the computing. All runs together are no longer than the keys and an interval for
+each tile.
 
 Scores must be small enough for exp to take them as they are, as those of normed vectors are.
 """
 
-import dataclasses
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polyformer.core.context import Context
+from polyformer.core.interval_tiles import Tiles, tiles
+from polyformer.core.intervals import Intervals
 
-BLOCK = 64
-"""Queries that share a run of keys."""
+_softmax_backward = torch.ops.aten._softmax_backward_data.out  # weights * (slope - sum of weights * slope)
 
 HELD = 1 << 18
 """Scores held at once on a CPU, about what its cache takes."""
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Intervals:
-    """Who sees whom, once sorted.
-
-    Args:
-        queries: [Nq], the sorted queries as indices into [B Tq H]; padding is left out.
-        keys: [Nk], likewise into [B Tk H].
-        first, last: [Nq], the places first <= place < last of `keys` that each sorted query sees.
-        hidden: [Nq], a place inside that a query does not see, or -1; None where there is none.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    first: Tensor
-    last: Tensor
-    hidden: Tensor | None = None
-
-
-@torch.no_grad()
-def cluster_intervals(of_queries: Tensor, of_keys: Tensor, count: int, window: int, context: Context,
-                      alone: bool = False) -> Intervals:  # fmt: skip
-    """The last `window` keys of a query's cluster at or before it; if not causal also the next `window`.
-
-    of_queries [B, H, Tq], of_keys [B, H, Tk]: clusters below `count`. alone: a query sees the key of its own
-    slot only where it sees no other.
-    """
-    length = of_keys.shape[2]
-    queries, of_query = _sorted(of_queries, count, context, context.offset)
-    keys, of_key = _sorted(of_keys, count, context, 0)
-    cluster = of_query // length * length  # the code of a first slot
-    upto = torch.searchsorted(of_key, of_query, right=True)
-    first = torch.maximum(torch.searchsorted(of_key, cluster), upto - window)
-    last = upto
-    if not context.causal:
-        last = torch.minimum(torch.searchsorted(of_key, cluster + length), upto + window)
-    hidden = None
-    if alone and len(keys):
-        own = (upto - 1).clamp_min(0)
-        hidden = torch.where((of_key[own] == of_query) & (last - first > 1), own, -1)
-    return Intervals(queries, keys, first, last, hidden)
-
-
-def _sorted(clusters: Tensor, count: int, context: Context, offset: int) -> tuple[Tensor, Tensor]:
-    """The order of real tokens and their codes: (row, document, cluster, slot) as one number, ascending."""
-    rows, heads, length = clusters.shape
-    slots = torch.arange(offset, offset + length, device=clusters.device)
-    group = torch.arange(rows * heads, device=clusters.device).view(rows, heads, 1)
-    if context.kv_doc is not None:  # numbered by their first slots
-        doc = context.kv_doc[:, slots].contiguous()
-        starts = torch.searchsorted(context.kv_doc.contiguous(), doc)
-        group = group * context.kv_len + starts.unsqueeze(1)
-    group = group * count + clusters
-    real = len(group.view(-1))
-    if context.kv_valid is not None:
-        valid = context.kv_valid[:, slots].bool()
-        group = group.masked_fill(~valid.unsqueeze(1), int(group.max()) + 1)
-        real = heads * int(valid.sum())
-    # torch sorts one long row of whole numbers by radix, the faster the smaller they are.
-    small = group.to(torch.int32) if int(group.max()) < 2**31 else group
-    order = small.flatten().sort(stable=True).indices[:real]
-    place = torch.arange(rows * length * heads, device=clusters.device).view(rows, length, heads)
-    return place.transpose(1, 2).flatten()[order], (group * context.kv_len + slots).flatten()[order]
+KEPT = 2
+"""Weights are kept for backward if they take at most so many times the memory of queries and keys."""
 
 
 def interval_attention(q: Tensor, k: Tensor, v: Tensor, intervals: Intervals, scale: float) -> Tensor:
@@ -96,116 +37,102 @@ def interval_attention(q: Tensor, k: Tensor, v: Tensor, intervals: Intervals, sc
     """
     # As projections leave them in memory, [B, T, H, D].
     rows = (x.transpose(1, 2).flatten(0, 2) for x in (q, k, v))
-    out = _Attention.apply(intervals, scale, *rows)
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    out = _Attention.apply(intervals, scale, keep, *rows)
     return out.view(q.shape[0], q.shape[2], q.shape[1], -1).transpose(1, 2)
-
-
-class _Blocks(NamedTuple):
-    """n blocks of queries whose runs of keys are of one length L.
-
-    queries [n, BLOCK], keys [n, L], not sorted; begin [n], the first place of each run; seen [n, BLOCK, L].
-    Beyond the first `count` queries there are none, but what makes the last block whole.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    begin: Tensor
-    seen: Tensor
-    count: int
 
 
 class _Attention(torch.autograd.Function):
     """q [Nq, D], k [Nk, D], v [Nk, Dv] -> [Nq, Dv], none of them sorted."""
 
     @staticmethod
-    def forward(ctx: Any, intervals: Intervals, scale: float, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out, inverse = _like(q, v.shape[1], intervals.queries), q.new_empty(len(q), 1)
-        for some in _blocks(intervals):
-            queries = _rows(q, some.queries).mul_(scale)
-            weights = torch.bmm(queries, _rows(k, some.keys).mT).exp_().mul_(some.seen)
-            total = weights.sum(-1, keepdim=True)
-            shares = torch.where(total > 0, total.reciprocal(), 0)
-            _put(inverse, some, shares)
-            _put(out, some, torch.bmm(weights, _rows(v, some.keys)).mul_(shares))
-        ctx.intervals, ctx.scale = intervals, scale
-        ctx.save_for_backward(q, k, v, out, inverse)
-        return out
+    def forward(ctx: Any, intervals: Intervals, scale: float, keep: bool, *rows: Tensor) -> Tensor:
+        q, k, v = rows
+        some, room, out = tiles(intervals, _held(q), q, k), _Room(q), _room_for(q, v.shape[1])
+        sizes = [math.prod(one.shape) for one in some]
+        keep = keep and sum(sizes) <= KEPT * (q.numel() + k.numel())
+        kept = q.new_empty(sum(sizes) if keep else max(sizes, default=0))
+        parts = kept.split(sizes) if keep else [kept[:size] for size in sizes]
+        for one, part in zip(some, parts):
+            weights = _weights(room, one, q, k, scale, part)
+            _put(out, one.to_queries, room.product("q", weights, room.keys(v, one)))
+        ctx.some, ctx.sizes, ctx.scale = some, sizes, scale
+        ctx.save_for_backward(q, k, v, kept if keep else None)
+        return out[:-1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, inverse = ctx.saved_tensors
-        intervals: Intervals = ctx.intervals
-        dq = _like(q, q.shape[1], intervals.queries)
-        dk, dv = (x.new_zeros(len(intervals.keys), x.shape[1]) for x in (k, v))  # sorted
-        for some in _blocks(intervals):
-            queries, told, keys = _rows(q, some.queries), _rows(grad, some.queries), _rows(k, some.keys)
-            queries = queries.mul_(ctx.scale)
-            mean = (told * _rows(out, some.queries)).sum(-1, keepdim=True)
-            weights = torch.bmm(queries, keys.mT).exp_().mul_(some.seen).mul_(_rows(inverse, some.queries))
-            _add(dv, torch.bmm(weights.mT, told), some)
-            slope = torch.bmm(told, _rows(v, some.keys).mT).sub_(mean).mul_(weights)
-            _put(dq, some, torch.bmm(slope, keys).mul_(ctx.scale))
-            _add(dk, torch.bmm(slope.mT, queries), some)
-        whole = (_like(x, x.shape[1], intervals.keys).index_copy_(0, intervals.keys, one)
-                 for x, one in ((k, dk), (v, dv)))  # fmt: skip
-        return None, None, dq, *whole
+        q, k, v, kept = ctx.saved_tensors
+        scale, room, grad = ctx.scale, _Room(q), grad.contiguous()
+        dq, dk, dv = (_room_for(x, x.shape[1]) for x in (q, k, v))
+        parts = [None] * len(ctx.some) if kept is None else kept.split(ctx.sizes)
+        for one, part in zip(ctx.some, parts):
+            if part is None:
+                weights = _weights(room, one, q, k, scale, room.take("weights", *one.shape))
+            else:
+                weights = part.view(one.shape)
+            give = _put if one.sole else _add
+            told = room.queries(grad, one)
+            give(dv, one.to_keys, room.product("k", weights.mT, told))
+            slope = room.product("scores", told, room.keys(v, one).mT)
+            slope = _softmax_backward(slope, weights, -1, slope.dtype, grad_input=slope)
+            _put(dq, one.to_queries, room.product("q", slope, room.keys(k, one), scale))
+            give(dk, one.to_keys, room.product("k", slope.mT, room.queries(q, one), scale))
+        return None, None, None, dq[:-1], dk[:-1], dv[:-1]
 
 
-def _blocks(intervals: Intervals) -> Iterator[_Blocks]:
-    """All blocks, as many at once as may be held."""
-    first, last, hidden = intervals.first, intervals.last, intervals.hidden
-    if not len(first):
-        return
-    blocks = -(-len(first) // BLOCK)
-    missing = blocks * BLOCK - len(first)  # queries that see nothing make the last block whole
-    places = torch.arange(blocks * BLOCK, device=first.device).clamp_max(len(first) - 1).view(-1, BLOCK)
-    first, last = first[places], last[places]
-    first[-1, BLOCK - missing :] = last[-1, -1]
-    begin = first[:, 0]
-    first, last = ((x - begin.unsqueeze(1)).to(torch.int32).unsqueeze(2) for x in (first, last))
-    if hidden is not None:
-        hidden = (hidden[places] - begin.unsqueeze(1)).to(torch.int32).unsqueeze(2)
-    lengths = _rounded(last[:, -1, 0].clamp_min(1))
-    queries, end = intervals.queries[places], len(intervals.keys) - 1
-    held = HELD if first.device.type == "cpu" else 64 * HELD
-    for length in lengths.unique().tolist():
-        place = torch.arange(length, device=begin.device, dtype=torch.int32)
-        for own in (lengths == length).nonzero().flatten().split(max(1, held // (BLOCK * length))):
-            seen = (place >= first[own]) & (place < last[own])
-            if hidden is not None:
-                seen &= place != hidden[own]
-            keys = intervals.keys[(begin[own].unsqueeze(1) + place).clamp_max(end)]
-            count = len(own) * BLOCK - missing * int(own[-1] == blocks - 1)
-            yield _Blocks(queries[own], keys, begin[own], seen, count)
+def _weights(room: "_Room", one: Tiles, q: Tensor, k: Tensor, scale: float, out: Tensor) -> Tensor:
+    """p_ij [n, Q, L], zero where a query does not see a key, or is there only to fill its tile."""
+    queries, keys = room.queries(q, one), room.keys(k, one)
+    weights = out.view(one.shape).baddbmm_(queries, keys.mT, beta=0, alpha=scale).exp_()
+    for limit, edge in one.limits:
+        # 0 or 1 as numbers, as multiplying by booleans would first make them.
+        seen = room.take("scores", len(edge), edge.shape[1], len(one.place))
+        weights.mul_(limit(one.place, edge, out=seen))
+    total = weights.sum(-1, keepdim=True)
+    return weights.mul_(torch.where(total > 0, one.real / total, 0))
 
 
-def _rounded(lengths: Tensor) -> Tensor:
-    """A few different lengths, at least as long: multiples of 16, or of an eighth of a power of two."""
-    step = (2.0 ** (lengths.double().log2().floor() - 3)).clamp_min(16).long()
-    return (lengths + step - 1) // step * step
+class _Room:
+    """Memory used again for every tile, by name."""
+
+    def __init__(self, like: Tensor):
+        self.like, self.held = like, dict[str, Tensor]()
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        count = math.prod(shape)
+        if name not in self.held or len(self.held[name]) < count:
+            self.held[name] = self.like.new_empty(count)
+        return self.held[name][:count].view(shape)
+
+    def queries(self, x: Tensor, one: Tiles) -> Tensor:
+        """The rows of x [N, D] that belong to the queries of tiles, [n, Q, D]."""
+        out = self.take("q", len(one.queries), x.shape[1])
+        return torch.index_select(x, 0, one.queries, out=out).view(len(one.real), -1, x.shape[1])
+
+    def keys(self, x: Tensor, one: Tiles) -> Tensor:
+        """Those that belong to their keys, [n, L, D]."""
+        out = self.take("k", len(one.keys), x.shape[1])
+        return torch.index_select(x, 0, one.keys, out=out).view(len(one.real), -1, x.shape[1])
+
+    def product(self, name: str, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """scale * a @ b."""
+        return self.take(name, len(a), a.shape[1], b.shape[2]).baddbmm_(a, b, beta=0, alpha=scale)
 
 
-def _like(x: Tensor, width: int, order: Tensor) -> Tensor:
-    """A row for each of x [N, D], zeros unless all are in `order` and will be written."""
-    return x.new_empty(len(x), width) if len(order) == len(x) else x.new_zeros(len(x), width)
+def _held(x: Tensor) -> int:
+    return 64 * HELD if x.is_cuda else HELD
 
 
-def _rows(x: Tensor, index: Tensor) -> Tensor:
-    """Rows of x [N, D]: [*index, D]."""
-    return x.index_select(0, index.flatten()).view(*index.shape, -1)
+def _room_for(x: Tensor, width: int) -> Tensor:
+    """A row for each of x [N, D] and one more, for what only fills a tile."""
+    return x.new_zeros(len(x) + 1, width)
 
 
-def _put(total: Tensor, some: _Blocks, values: Tensor) -> None:
-    total.index_copy_(0, some.queries.flatten()[: some.count], values.flatten(0, 1)[: some.count])
+def _put(total: Tensor, rows: Tensor, values: Tensor) -> None:
+    total.index_copy_(0, rows, values.flatten(0, 1))
 
 
-def _add(total: Tensor, runs: Tensor, some: _Blocks) -> None:
-    """Adds runs [n, L, D] to total [Nk, D], sorted; what a run has beyond the end is zero."""
-    if total.is_cuda:
-        places = some.begin.unsqueeze(1) + torch.arange(runs.shape[1], device=total.device)
-        total.index_add_(0, places.clamp_max(len(total) - 1).flatten(), runs.flatten(0, 1))
-        return
-    for begin, run in zip(some.begin.tolist(), runs):
-        inside = total[begin : begin + len(run)]
-        inside += run[: len(inside)]
+def _add(total: Tensor, rows: Tensor, values: Tensor) -> None:
+    total.index_add_(0, rows, values.flatten(0, 1))
