@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyformer.attention import RoutingConfig
 from polyformer.attention.routing import Routing
-from polyformer.core import interval_attention
+from polyformer.core import interval_attention, interval_tiles
 from polyformer.core.centroids import Centroids
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
@@ -84,10 +84,11 @@ def test_query_by_query(causal: bool, share: bool):
 @pytest.mark.parametrize("kept", [0, 99])
 @pytest.mark.parametrize("held", [1, 1 << 18])
 def test_backward_in_parts_is_the_definition(held: int, kept: int, monkeypatch: pytest.MonkeyPatch):
-    """Tiles one by one or many at once; weights computed again or kept."""
+    """Tiles that share keys, one by one or many at once; weights computed again or kept."""
+    monkeypatch.setattr(interval_tiles, "BLOCK", 20)
     monkeypatch.setattr(interval_attention, "HELD", held)
     monkeypatch.setattr(interval_attention, "KEPT", kept)
-    config = RoutingConfig(clusters=3, window=70, local_heads=0)
+    config = RoutingConfig(clusters=3, window=40, local_heads=0)
     results = []
     for one in (config, config.definition()):
         torch.manual_seed(2)

@@ -1,7 +1,7 @@
 """Intervals of sorted keys as tiles: neighbouring queries, and the run of keys that they see together.
 
-A tile is the queries of a cluster or an even part of them; where clusters are small, so many neighbours. Tiles
-of like size are padded to one size and computed together, as many at once as a cache holds.
+A tile is the queries of a cluster or an even part of them; where clusters are small, so many neighbours.
+Tiles of like size are padded to one size and computed together, as many at once as a cache holds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
