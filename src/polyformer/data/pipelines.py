@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from polyformer.core.errors import InputError
+from polyformer.core.files import read_json
 from polyformer.data.special_tokens import BYTES, NAMES, SPECIAL_OF
 
 
@@ -44,8 +47,12 @@ def _bpe(lowercase: bool) -> tokenizers.Tokenizer:
     return _bytelevel(models.BPE(), lowercase, split=True)
 
 
-def _wordpiece(lowercase: bool, model: Any = None) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(model or models.WordPiece(unk_token="[UNK]"))
+def wordpiece(
+    lowercase: bool, vocab: dict[str, int] | None = None, unknown: str = "[UNK]"
+) -> tokenizers.Tokenizer:
+    """The pipeline of WordPiece (BERT)."""
+    model = models.WordPiece(vocab, unk_token=unknown)
+    backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
@@ -64,7 +71,7 @@ def _unigram(lowercase: bool) -> tokenizers.Tokenizer:
 _PIPELINES: dict[str, Callable[[bool], tokenizers.Tokenizer]] = {
     "bytes": _bytes,
     "bpe": _bpe,
-    "wordpiece": _wordpiece,
+    "wordpiece": wordpiece,
     "unigram": _unigram,
 }
 
@@ -81,30 +88,90 @@ def of_words(words: Iterable[str]) -> tokenizers.Tokenizer:
     return _with_special(backend, _known_special(vocab))
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns whatever comes of a file that cannot be read into an `InputError` that names it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # the library's own errors are bare
+        what = "not a tokenizer" if path.is_dir() else "not a tokenizer file"
+        raise InputError(f"{path}: {what}, or a damaged one ({error})") from error
+
+
 def load_json(path: Path) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    with reading(path):
+        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+
+
+def without_special(backend: tokenizers.Tokenizer, ids: Iterable[int | None]) -> None:
+    """Let no text have the tokens of `ids`, which Unigram finds as it finds any piece of its vocabulary.
+
+    Where one is written in a text, its first character stands apart from the rest.
+    """
+    if not isinstance(backend.model, models.Unigram):
+        return
+    rests: dict[str, list[str]] = {}
+    for number in ids:
+        name = "" if number is None else backend.id_to_token(number) or ""
+        if len(name) > 1 and number in backend.encode(name, add_special_tokens=False).ids:
+            rests.setdefault(re.escape(name[0]), []).append(re.escape(name[1:]))
+    if rests:
+        split = "|".join(f"{first}(?={'|'.join(sorted(rests[first]))})" for first in sorted(rests))
+        apart = pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated")
+        before = backend.pre_tokenizer
+        backend.pre_tokenizer = apart if before is None else pre_tokenizers.Sequence([before, apart])
+
+
+def read_wordpiece(path: Path, unknown: str = "[UNK]") -> dict[str, int]:
+    """The ids of a vocab.txt, which has a token on each line."""
+    with reading(path):
+        tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    vocab = {token.rstrip("\r"): number for number, token in enumerate(tokens)}
+    if unknown not in vocab:
+        raise InputError(f"{path}: not a WordPiece vocabulary: it has no line {unknown}")
+    return vocab
+
+
+def without_capitals(vocab: Iterable[str]) -> bool:
+    """Whether no ordinary token has a capital letter: then texts are lowered."""
+    return not any(token != token.lower() for token in vocab if not token.startswith("["))
 
 
 def load_wordpiece(path: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
-    tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    vocab = {token.rstrip("\r"): number for number, token in enumerate(tokens)}
-    if "[UNK]" not in vocab:
-        raise InputError(f"{path}: not a WordPiece vocabulary: it has no line [UNK]")
-    special = _known_special(vocab)
-    if lowercase is None:
-        lowercase = not any(token != token.lower() for token in vocab if not token.startswith("["))
-    model = models.WordPiece(vocab=vocab, unk_token="[UNK]")
-    return _with_special(_wordpiece(lowercase, model), special)
+    vocab = read_wordpiece(path)
+    lowercase = without_capitals(vocab) if lowercase is None else lowercase
+    return _with_special(wordpiece(lowercase, vocab), _known_special(vocab))
+
+
+def read_vocab(path: Path) -> dict[str, int]:
+    """The tokens of a vocab.json in the order of their ids, which must be 0, 1, ..."""
+    vocab = read_json(path)
+    if not isinstance(vocab, dict) or {*map(repr, vocab.values())} != {*map(repr, range(len(vocab)))}:
+        raise InputError(f"{path}: expected tokens with the ids 0, 1, ..., each once")
+    return dict(sorted(vocab.items(), key=lambda item: item[1]))
+
+
+def read_bpe(vocab: Path, merges: Path, **options: str) -> models.BPE:
+    """The BPE of a vocab.json and a merges.txt; `options` are the library's."""
+    if not merges.is_file():
+        raise InputError(f"{merges}: no such file; a vocab.json needs the merges of its BPE beside it")
+    with reading(vocab):
+        tokens, pairs = models.BPE.read_file(str(vocab), str(merges))
+        return models.BPE(tokens, pairs, **options)
 
 
 def load_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
-    if not merges.is_file():
-        raise InputError(f"{merges}: no such file; a vocab.json needs the merges of its BPE beside it")
-    model = models.BPE
-    tokens, pairs = model.read_file(str(vocab), str(merges))
-    return _with_special(
-        _bytelevel(model(tokens, pairs), lowercase=False, split=True), _known_special(tokens)
-    )
+    backend = _bytelevel(read_bpe(vocab, merges), lowercase=False, split=True)
+    lines = merges.read_text(encoding="utf-8").splitlines()
+    if 10 * sum(line.endswith("</w>") for line in lines) > len(lines):
+        raise InputError(
+            f"{merges}: the merges of words that end by </w>, as in GPT, CTRL and XLM; which of them it is "
+            "must be said by tokenizer_class in a tokenizer_config.json beside it, or by the model_type of a "
+            "config.json"
+        )
+    return _with_special(backend, _known_special(backend.get_vocab()))
 
 
 def train(algorithm: str, lowercase: bool, vocab_size: int, texts: Iterable[str]) -> tokenizers.Tokenizer:

@@ -10,6 +10,8 @@ NAMES = {
     "sep": ("[SEP]", "<sep>", "</s>"),
     "mask": ("<mask>", "[MASK]"),
 }
+# The order in which transformers gives ids to those that a vocabulary lacks.
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _SPECIAL = ("<pad>", "<s>", "</s>", "<mask>")
 # What tokenizers trained here get, with the ids 0, 1, ... (bytes: 256, 257, ...).
 SPECIAL_OF = {

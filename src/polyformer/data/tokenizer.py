@@ -2,17 +2,20 @@
 
 A thin layer over the `tokenizers` library: one place for the special tokens' names, for the pipelines of each
 algorithm, and for errors. Text is text: what looks like a special token in it is encoded as plain characters.
+Only `encode_for_model` adds special tokens, and finds them in the text, as transformers' tokenizers do.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, unknown
+from polyformer.core.files import atomic_write, write_json
 from polyformer.data.special_tokens import BYTES, NAMES, SPECIAL_OF
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ class TokenizerConfig(Config):
     algorithm: Literal["bytes", "bpe", "wordpiece", "unigram"] = "bpe"  # bytes and bpe keep every character
     vocab_size: int = 8192  # special tokens included; bytes always have 260
     lowercase: bool = False
-    path: str | None = None  # tokenizer.json, vocab.txt or a directory with one; then nothing is trained
+    path: str | None = None  # a tokenizer's file, or a directory with one; then nothing is trained
 
     def __post_init__(self) -> None:
         if self.algorithm not in SPECIAL_OF:
@@ -43,23 +46,30 @@ class Tokenizer:
 
     `pad_id`, `unk_id`, `bos_id`, `eos_id`, `cls_id`, `sep_id`, `mask_id` are None when absent; `special_ids`
     are all of those that exist and any other special token; `ordinary_ids` [V'] the rest. Encoding adds
-    no special token: who wants `bos` or `eos` puts it there.
+    no special token, but for `encode_for_model`: who wants `bos` or `eos` puts it there.
+    `roles` names the tokens of roles, or None where there is none; other roles go by the usual names.
     """
 
-    def __init__(self, backend: "tokenizers.Tokenizer") -> None:
+    def __init__(
+        self, backend: "tokenizers.Tokenizer", roles: Mapping[str, str | None] | None = None
+    ) -> None:
+        from polyformer.data.pipelines import without_special
+
         backend.encode_special_tokens = True  # "</s>" in a text is four characters, not the end of it
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
-        ids = {role: _first(backend, names) for role, names in NAMES.items()}
+        self.roles = {role: _first(backend, names) for role, names in NAMES.items()} | dict(roles or {})
+        ids = {role: None if name is None else backend.token_to_id(name) for role, name in self.roles.items()}
         self.pad_id, self.unk_id, self.mask_id = ids["pad"], ids["unk"], ids["mask"]
         self.bos_id, self.eos_id, self.cls_id, self.sep_id = ids["bos"], ids["eos"], ids["cls"], ids["sep"]
         added = {number for number, token in backend.get_added_tokens_decoder().items() if token.special}
         self.special_ids = frozenset(added | {number for number in ids.values() if number is not None})
+        without_special(backend, self.special_ids - {self.unk_id})
         self.ordinary_ids = np.setdiff1d(np.arange(len(self)), list(self.special_ids))
 
     @classmethod
-    def build(cls, config: TokenizerConfig, texts: Iterable[str]) -> Self:
+    def build(cls, config: TokenizerConfig, texts: Iterable[str]) -> "Tokenizer":
         """The tokenizer that `config` describes: loaded from its path, or trained on `texts`."""
         return cls.load(config.path) if config.path else cls.train(config, texts)
 
@@ -91,34 +101,41 @@ class Tokenizer:
     @classmethod
     def load(
         cls, path: str | Path, *, merges: str | Path | None = None, lowercase: bool | None = None
-    ) -> Self:
-        """The tokenizer in `path`: a directory, `tokenizer.json`, `vocab.txt` (WordPiece) or `vocab.json`.
+    ) -> "Tokenizer":
+        """The tokenizer in `path`: a directory in the hub's layout, or one of the files that tokenizers have.
 
-        A `vocab.json` (byte-level BPE) needs its `merges`, by default the `merges.txt` beside it. `lowercase`
-        is for `vocab.txt`, which does not say it: by default true when no ordinary token has a capital
-        letter. In a directory, `tokenizer.json` is preferred, then `vocab.txt`, then `vocab.json`.
+        In a directory `tokenizer.json` is preferred; without it the family that tokenizer_config.json or
+        config.json names reads its own files (vocab.txt, vocab.json and merges.txt, a SentencePiece model).
+        A file stands for itself: `vocab.txt` is WordPiece, whose `lowercase` is by default true when no
+        ordinary token has a capital letter; a `vocab.json` (byte-level BPE) needs its `merges`, by default
+        the `merges.txt` beside it; a `.model` is SentencePiece's.
         """
-        from polyformer.data import pipelines
+        from polyformer.data.hub_tokenizer import load
 
-        path = _find(Path(path))
-        try:
-            if path.suffix == ".txt":
-                return cls(pipelines.load_wordpiece(path, lowercase))
-            if merges is not None or path.name == "vocab.json":
-                pairs = Path(merges) if merges else path.with_name("merges.txt")
-                return cls(pipelines.load_bpe(path, pairs))
-            return cls(pipelines.load_json(path))
-        except InputError:
-            raise
-        except Exception as error:  # the library raises bare Exception for whatever it cannot read
-            raise InputError(f"{path}: not a tokenizer file, or a damaged one ({error})") from error
+        return load(Path(path), merges=Path(merges) if merges else None, lowercase=lowercase)
 
     def save(self, directory: str | Path) -> Path:
-        """Write `tokenizer.json` into `directory` (made if absent), and say where."""
-        Path(directory).mkdir(parents=True, exist_ok=True)
+        """Write `tokenizer.json` into `directory` (made if absent), and say where.
+
+        Beside it goes a tokenizer_config.json with the special tokens' roles, by which transformers'
+        `AutoTokenizer` loads the same tokenizer.
+        """
         target = Path(directory) / "tokenizer.json"
-        target.write_text(self.backend.to_str(pretty=True), encoding="utf-8")
+        atomic_write(target, self.backend.to_str(pretty=True).encode())
+        self._write_config(Path(directory), tokenizer_class="PreTrainedTokenizerFast")
         return target
+
+    def _write_config(self, directory: Path, **settings: object) -> None:
+        ids, types = self.encode_for_model("a", "a")
+        typed = len(ids) > len(self.encode("a")) * 2 and 1 in types
+        names = ["input_ids", *(["token_type_ids"] if typed else []), "attention_mask"]
+        roles = {f"{role}_token": name for role, name in self.roles.items()}
+        extra = [self.token(number) for number in sorted(self.special_ids)]
+        others = [name for name in extra if name not in self.roles.values()]
+        listed = {"additional_special_tokens": others} if others else {}
+        write_json(
+            directory / "tokenizer_config.json", {**settings, **roles, **listed, "model_input_names": names}
+        )
 
     def export(self, directory: str | Path) -> list[Path]:
         """Write the algorithm's own files: `vocab.txt` (WordPiece) or `vocab.json`, `merges.txt` (BPE)."""
@@ -143,43 +160,88 @@ class Tokenizer:
         """The ids of each text; several texts are encoded in parallel."""
         try:
             encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        except TypeError as error:
-            bad = next((text for text in texts if not _is_text(text)), texts)
-            raise InputError(
-                f"text: expected a string of whole Unicode characters, got {bad!r:.60}"
-            ) from error
+        except TypeError:
+            check_texts(texts)
+            raise
         return [encoding.ids for encoding in encoded]
+
+    def encode_for_model(
+        self, text: str, pair: str | None = None, *, language: str | None = None
+    ) -> tuple[list[int], list[int]]:
+        """The ids and token types that the checkpoint's models read: as transformers' tokenizer gives them.
+
+        Special tokens stand where the family has them ([CLS] text [SEP] pair [SEP]), and their names in the
+        text, as "[MASK]" or "<extra_id_0>", stand for them. `language` ("en") is that of the text, for
+        models of many languages; by default the one that the files say, or English.
+        """
+        return self.encode_batch_for_model([text], None if pair is None else [pair], language=language)[0]
+
+    def encode_batch_for_model(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, language: str | None = None
+    ) -> list[tuple[list[int], list[int]]]:
+        """`encode_for_model` of each text; several texts are encoded in parallel."""
+        if pairs is not None and len(pairs) != len(texts):
+            raise InputError(f"pairs: expected one for each of {len(texts)} texts, got {len(pairs)}")
+        rows = list(texts) if pairs is None else list(zip(texts, pairs))
+        try:
+            encoded = self._marking.encode_batch_fast(rows)
+        except TypeError:
+            check_texts([*texts, *(pairs or [])])
+            raise
+        found = [(encoding.ids, encoding.type_ids) for encoding in encoded]
+        return found if language is None else [(self._spoken(ids, language), types) for ids, types in found]
+
+    @cached_property
+    def _marking(self) -> "tokenizers.Tokenizer":
+        """The same tokenizer, which finds special tokens in texts."""
+        marking = type(self.backend).from_str(self.backend.to_str())
+        marking.encode_special_tokens = False
+        return marking
+
+    @cached_property
+    def languages(self) -> dict[str, int]:
+        """The ids of the tokens of languages, `__en__` and so on; empty for most tokenizers."""
+        names = {number: self.token(number) for number in sorted(self.special_ids)}
+        return {
+            name[2:-2]: number
+            for number, name in names.items()
+            if name[:2] == name[-2:] == "__" and name[2:-2]
+        }
+
+    def _spoken(self, ids: list[int], language: str) -> list[int]:
+        if not self.languages:
+            raise self._no_languages(language)
+        if language not in self.languages:
+            raise unknown("language", language, self.languages)
+        return [self.languages[language], *ids[1:]] if ids[0] in self.languages.values() else ids
+
+    def _no_languages(self, language: str) -> InputError:
+        return InputError(f"language: this tokenizer has no tokens of languages, got {language!r}")
 
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
         """The text of `ids`, special tokens left out unless kept; exact for bytes and byte-level BPE."""
+        self._check_ids(ids)
         return self.backend.decode([int(number) for number in ids], skip_special_tokens=not keep_special)
 
     def token(self, number: int) -> str:
         """The name of one id, as it stands in the vocabulary."""
-        name = self.backend.id_to_token(number)
-        if name is None:
-            raise InputError(f"id: expected 0 to {len(self) - 1}, got {number}")
-        return name
+        self._check_ids([number])
+        return self.backend.id_to_token(int(number)) or ""
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        size = len(self)
+        for number in ids:
+            beyond = size <= number < 2**32  # where a vocabulary with gaps may go on
+            if not (0 <= number < size or (beyond and self.backend.id_to_token(int(number)))):
+                raise InputError(f"id: expected 0 to {size - 1}, got {number}")
 
 
-def _first(backend: "tokenizers.Tokenizer", names: Sequence[str]) -> int | None:
-    found = [number for name in names if (number := backend.token_to_id(name)) is not None]
-    return found[0] if found else None
+def check_texts(texts: Sequence[object]) -> None:
+    """Raises `InputError` where one of them is no text."""
+    for text in texts:
+        if not isinstance(text, str) or any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError(f"text: expected a string of whole Unicode characters, got {text!r:.60}")
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _find(path: Path) -> Path:
-    if path.is_file():
-        return path
-    if not path.exists():
-        raise InputError(
-            f"{path}: no such tokenizer; expected a tokenizer.json, a vocab.txt or a directory with one"
-        )
-    names = ("tokenizer.json", "vocab.txt", "vocab.json")
-    for name in names:
-        if (path / name).is_file():
-            return path / name
-    raise InputError(f"{path}: no tokenizer in this directory; expected one of {', '.join(names)} in it")
+def _first(backend: "tokenizers.Tokenizer", names: Sequence[str]) -> str | None:
+    return next((name for name in names if backend.token_to_id(name) is not None), None)

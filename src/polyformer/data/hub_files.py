@@ -1,0 +1,118 @@
+"""What a checkpoint's directory says of its tokenizer beside the vocabulary: class, special tokens, settings.
+
+tokenizer_config.json        settings, the tokenizer's class, special tokens by role, added ones by id
+special_tokens_map.json      special tokens by role; prevails, as in transformers, where no ids are given
+added_tokens.json            tokens added to the vocabulary, with their ids
+config.json                  the model's type, from which the class follows where nothing else names it
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+
+from polyformer.core.errors import InputError
+from polyformer.core.files import PICKLES, read_json
+from polyformer.data.special_tokens import ROLES
+
+
+@dataclass(frozen=True)
+class HubFiles:
+    """A directory in the hub's layout, with settings that prevail; every property reads its files once."""
+
+    folder: Path
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def file(self, *names: str, needed_by: str) -> Path:
+        """The first of `names` that is here; raises `InputError` where none is, or where it is a pickle."""
+        found = next((self.folder / name for name in names if (self.folder / name).is_file()), None)
+        if found is None:
+            raise InputError(f"{self.folder}: no {' or '.join(names)} in it, which {needed_by} needs")
+        refuse_pickle(found)
+        return found
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        return {**self._table("tokenizer_config.json"), **self.given}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What may name the kind of tokenizer, best first: classes, then the model's type."""
+        config = self._table("config.json")
+        given = (
+            self.settings.get("tokenizer_class"),
+            config.get("tokenizer_class"),
+            config.get("model_type"),
+        )
+        return tuple(name.removesuffix("Fast") for name in given if isinstance(name, str))
+
+    @cached_property
+    def roles(self) -> dict[str, AddedToken | None]:
+        """The special token of each role that the files name; None where they say that there is none."""
+        given = {**self.settings, **self._map}
+        known = {one.content: one for one in self.by_id.values()}
+        found = {role: given[f"{role}_token"] for role in ROLES if f"{role}_token" in given}
+        tokens = {
+            role: None if value is None else _token(value, special=True) for role, value in found.items()
+        }
+        return {role: one and known.get(one.content, one) for role, one in tokens.items()}
+
+    @cached_property
+    def extra(self) -> list[AddedToken]:
+        """Special tokens that have no role."""
+        given = {**self.settings, **self._map}
+        listed = given.get("additional_special_tokens") or given.get("extra_special_tokens") or []
+        values = listed.values() if isinstance(listed, dict) else listed
+        return [_token(value, special=True) for value in values]
+
+    @cached_property
+    def by_id(self) -> dict[int, AddedToken]:
+        """Tokens whose ids the files give."""
+        decoder = self.settings.get("added_tokens_decoder") or {}
+        found = {int(number): _token(value, special=False) for number, value in decoder.items()}
+        if decoder:
+            return found
+        given = {**self.settings, **self._map}
+        named = [given.get(f"{role}_token") for role in ROLES]
+        special = {_token(value, special=True).content for value in named if value} | {
+            one.content for one in self.extra
+        }
+        for name, number in self._table("added_tokens.json").items():
+            found[number] = AddedToken(name, special=name in special, normalized=name not in special)
+        return found
+
+    @cached_property
+    def _map(self) -> dict[str, Any]:
+        return {} if self.settings.get("added_tokens_decoder") else self._table("special_tokens_map.json")
+
+    def _table(self, name: str) -> dict[str, Any]:
+        path = self.folder / name
+        if not path.is_file():
+            return {}
+        found = read_json(path)
+        if not isinstance(found, dict):
+            raise InputError(f"{path}: expected a JSON object, found a {type(found).__name__}")
+        return found
+
+
+def _token(value: Any, *, special: bool) -> AddedToken:
+    if isinstance(value, str):
+        return AddedToken(value, special=special, normalized=False)
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+        raise InputError(f"special token: expected a string or an object with its content, got {value!r:.80}")
+    flags = {name: bool(value.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+    return AddedToken(value["content"], special=special or bool(value.get("special")), **flags)
+
+
+def refuse_pickle(path: Path) -> None:
+    """Raises `InputError` where `path` is a pickle, which is not read: reading one can run code."""
+    with path.open("rb") as file:
+        head = file.read(4)
+    if head.startswith(PICKLES):
+        raise InputError(
+            f"{path} is a pickle, whose reading can run code, so it is refused; "
+            "load the tokenizer where you trust it and save it as tokenizer.json"
+        )

@@ -1,0 +1,148 @@
+"""SentencePiece models (Unigram, BPE, characters) as pipelines of the `tokenizers` library.
+
+A .model file is a protocol buffer: the pieces with their scores and kinds, what learnt them, and the table by
+which characters are normalized. Its schema comes with the `sentencepiece` package; the ids are computed by
+`tokenizers`, in parallel, and saved as tokenizer.json, without that package. What SentencePiece calls the
+removal of extra spaces and the dummy prefix is here a normalizer and `Metaspace`.
+
+Kudo, Richardson: SentencePiece, a simple and language independent subword tokenizer, EMNLP 2018.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from polyformer.core.errors import InputError
+
+NORMAL, UNKNOWN, CONTROL, USER = 1, 2, 3, 4
+_UNIGRAM, _BPE, _CHARACTERS = 1, 2, 4
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A model file's content, or that in the order of a checkpoint's ids."""
+
+    names: tuple[str, ...]
+    scores: tuple[float, ...]
+    kinds: tuple[int, ...]
+    unknown: str
+    merges: tuple[tuple[str, str], ...] | None  # of BPE alone
+    characters: bytes  # the table of the normalizer; empty: none
+    bytes_for_unknown: bool
+    tidy_spaces: bool  # spaces at the ends and double ones are dropped
+    prefix: bool  # a space is put before the text
+
+    def reordered(self, names: Sequence[str]) -> "Pieces":
+        """The same under the ids of `names`; those that the model lacks are control pieces."""
+        known = {name: i for i, name in enumerate(self.names)}
+        places = [known.get(name) for name in names]
+        scores = tuple(0.0 if i is None else self.scores[i] for i in places)
+        kinds = tuple(CONTROL if i is None else self.kinds[i] for i in places)
+        return replace(self, names=tuple(names), scores=scores, kinds=kinds)
+
+
+def read_pieces(path: Path) -> Pieces:
+    """The model in `path`; raises `InputError` where it is none, or where the package is missing."""
+    try:
+        from google.protobuf.message import DecodeError
+        from sentencepiece import sentencepiece_model_pb2 as schema
+    except ImportError as error:
+        raise InputError(
+            f"{path}: reading a SentencePiece model needs the packages sentencepiece and protobuf; "
+            "pip install 'polyformer[sentencepiece]'"
+        ) from error
+    model: Any = schema.ModelProto()  # type: ignore[attr-defined]
+    try:
+        model.ParseFromString(path.read_bytes())
+    except DecodeError as error:
+        raise InputError(f"{path}: not a SentencePiece model, or a damaged one ({error})") from error
+    if not any(piece.type == UNKNOWN for piece in model.pieces) or not model.HasField("trainer_spec"):
+        raise InputError(
+            f"{path}: not a SentencePiece model, or a damaged one (no unknown piece, no trainer)"
+        )
+    algorithm = model.trainer_spec.model_type
+    if algorithm not in (_UNIGRAM, _BPE, _CHARACTERS):
+        raise InputError(f"{path}: a SentencePiece model of whole words, which is not supported")
+    names = tuple(piece.piece for piece in model.pieces)
+    scores = tuple(piece.score for piece in model.pieces)
+    kinds = tuple(piece.type for piece in model.pieces)
+    return Pieces(
+        names=names,
+        scores=scores,
+        kinds=kinds,
+        unknown=next(piece.piece for piece in model.pieces if piece.type == UNKNOWN),
+        merges=_merges(names, scores, kinds) if algorithm == _BPE else None,
+        characters=model.normalizer_spec.precompiled_charsmap,
+        bytes_for_unknown=model.trainer_spec.byte_fallback,
+        tidy_spaces=model.normalizer_spec.remove_extra_whitespaces,
+        prefix=model.normalizer_spec.add_dummy_prefix,
+    )
+
+
+def _merges(
+    names: Sequence[str], scores: Sequence[float], kinds: Sequence[int]
+) -> tuple[tuple[str, str], ...]:
+    """The pairs that make each piece, best piece first: SentencePiece joins any two that make one."""
+    rank = {name: (-score, i) for i, (name, score) in enumerate(zip(names, scores)) if kinds[i] == NORMAL}
+    merges = []
+    for name in sorted(rank, key=rank.__getitem__):
+        pairs = [(name[:i], name[i:]) for i in range(1, len(name))]
+        known = [pair for pair in pairs if pair[0] in rank and pair[1] in rank]
+        merges += sorted(known, key=lambda pair: (rank[pair[0]], rank[pair[1]]))
+    return tuple(merges)
+
+
+def pipeline(
+    pieces: Pieces, *, before: Sequence[Any] = (), by_words: bool = False, table: Mapping[str, float] = {}
+) -> tokenizers.Tokenizer:
+    """The tokenizer of `pieces`; `before` are normalizers that come first, `table` scores that differ.
+
+    `by_words` splits at any white space, as transformers does for some families, not at spaces alone.
+    Without it the ids are SentencePiece's own.
+    """
+    backend = tokenizers.Tokenizer(_model(pieces, table))
+    steps = list(before)
+    if pieces.characters and not by_words:
+        steps.append(normalizers.NFC())  # the library's table knows a letter, not its accents one by one
+    if pieces.characters:
+        steps.append(normalizers.Precompiled(pieces.characters))
+    if pieces.tidy_spaces and not by_words:
+        steps += [
+            normalizers.Replace(tokenizers.Regex("^ +| +$"), ""),
+            normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
+        ]
+    backend.normalizer = normalizers.Sequence(steps)
+    scheme = "always" if pieces.prefix else "never"
+    space = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    split = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
+    backend.pre_tokenizer = split if by_words else space
+    blank = decoders.Metaspace(prepend_scheme=scheme)
+    fallback = decoders.Sequence([decoders.ByteFallback(), blank])
+    backend.decoder = fallback if pieces.bytes_for_unknown else blank
+    listed = list(zip(pieces.names, pieces.kinds))
+    special = [name for name, kind in listed if kind == CONTROL and backend.token_to_id(name) is not None]
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(name, special=True, normalized=False) for name in special]
+    )
+    own = [tokenizers.AddedToken(name, normalized=False) for name, kind in listed if kind == USER]
+    backend.add_tokens(own)
+    return backend
+
+
+def _model(pieces: Pieces, table: Mapping[str, float]) -> Any:
+    if pieces.merges is not None:
+        vocab = {name: i for i, name in enumerate(pieces.names)}
+        merges = [pair for pair in pieces.merges if {*pair, pair[0] + pair[1]} <= vocab.keys()]
+        return models.BPE(
+            vocab=vocab,
+            merges=merges,
+            unk_token=pieces.unknown,
+            fuse_unk=True,
+            byte_fallback=pieces.bytes_for_unknown,
+        )
+    scores = [(name, table.get(name, score)) for name, score in zip(pieces.names, pieces.scores)]
+    return models.Unigram(scores, pieces.names.index(pieces.unknown), pieces.bytes_for_unknown)

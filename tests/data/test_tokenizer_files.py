@@ -1,0 +1,211 @@
+"""The tokenizer files of checkpoints: roles and settings are read, what is wrong is said by name."""
+
+import json
+import pickle
+import sys
+
+import pytest
+
+from polyformer.core.errors import InputError
+from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<x>", "fox", "Dog", "dog", "##s", "x", "<", ">"]
+TEXTS = ["the quick brown fox jumps over the lazy dog"] * 3
+
+
+@pytest.fixture
+def bert(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
+    write(tmp_path, tokenizer_config={"tokenizer_class": "BertTokenizerFast"})
+    return tmp_path
+
+
+def write(folder, **files):
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def tokens(tokenizer, *texts, **options):
+    return [tokenizer.token(number) for number in tokenizer.encode_for_model(*texts, **options)[0]]
+
+
+def test_settings_are_read(bert):
+    assert tokens(Tokenizer.load(bert), "Dogs") == ["[CLS]", "Dog", "##s", "[SEP]"], "capitals are known"
+    write(bert, tokenizer_config={"tokenizer_class": "BertTokenizer", "do_lower_case": True})
+    assert tokens(Tokenizer.load(bert), "Dogs") == ["[CLS]", "dog", "##s", "[SEP]"]
+    assert tokens(Tokenizer.load(bert, lowercase=False), "Dogs")[1] == "Dog"
+
+
+def test_roles_and_added_tokens(bert):
+    given = {"cls_token": {"content": "<x>", "lstrip": True}, "pad_token": None}
+    write(bert, special_tokens_map=given, added_tokens={"[NEW]": 13})
+    tokenizer = Tokenizer.load(bert)
+    assert (tokenizer.cls_id, tokenizer.pad_id, len(tokenizer)) == (5, None, 14)
+    assert tokens(tokenizer, "fox[NEW]", "dog  <x>") == [
+        "<x>",
+        "fox",
+        "[NEW]",
+        "[SEP]",
+        "dog",
+        "<x>",
+        "[SEP]",
+    ]
+    assert 5 not in tokenizer.encode("<x>")
+    again = Tokenizer.load(tokenizer.save(bert / "saved").parent)
+    assert again.roles == tokenizer.roles
+    assert again.encode_for_model("fox[NEW]", "<x>") == tokenizer.encode_for_model("fox[NEW]", "<x>")
+
+
+def test_added_tokens_by_id_prevail_over_the_map(bert):
+    """A token that a special_tokens_map.json renames is the one that added_tokens_decoder numbers."""
+    config = {"tokenizer_class": "BertTokenizer", "mask_token": "<x>",
+              "added_tokens_decoder": {"5": {"content": "<x>", "lstrip": True, "special": True}}}  # fmt: skip
+    write(bert, tokenizer_config=config, special_tokens_map={"mask_token": "[MASK]"})
+    tokenizer = Tokenizer.load(bert)
+    assert tokenizer.mask_id == 5
+    assert tokens(tokenizer, "fox <x>") == ["[CLS]", "fox", "<x>", "[SEP]"]
+
+
+def test_a_token_with_another_id_than_its_files_say(bert):
+    write(bert, added_tokens={"[NEW]": 17})
+    with pytest.raises(InputError, match=r"'\[NEW\]' should have the id 17, but its files give 13"):
+        Tokenizer.load(bert)
+
+
+def test_a_template_needs_its_tokens(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[UNK]\nfox")
+    assert Tokenizer.load(tmp_path).encode_for_model("fox", "fox")[0] == [1, 1]
+
+
+def test_what_is_trained_here_is_encoded_alone():
+    tokenizer = Tokenizer.train(TokenizerConfig(vocab_size=290), TEXTS)
+    assert tokenizer.encode_for_model("the fox") == (tokenizer.encode("the fox"), [0, 0])
+    assert tokenizer.encode_for_model("<mask>")[0] == [tokenizer.mask_id]
+
+
+def test_a_batch_needs_a_pair_for_each(bert):
+    tokenizer = Tokenizer.load(bert)
+    with pytest.raises(InputError, match="pairs: expected one for each of 2 texts, got 1"):
+        tokenizer.encode_batch_for_model(["a", "b"], ["c"])
+    with pytest.raises(InputError, match="text: expected a string of whole Unicode characters, got None"):
+        tokenizer.encode_batch_for_model(["a", "b"], ["c", None])
+
+
+def test_languages_are_for_those_who_have_them(bert):
+    with pytest.raises(InputError, match="language: this tokenizer has no tokens of languages, got 'en'"):
+        Tokenizer.load(bert).encode_for_model("fox", language="en")
+    write(bert, special_tokens_map={"cls_token": "__en__", "additional_special_tokens": ["__fr__"]})
+    tokenizer = Tokenizer.load(bert)
+    assert tokens(tokenizer, "fox", language="fr") == ["__fr__", "fox", "[SEP]"]
+    with pytest.raises(InputError, match="unknown language 'xx': expected one of 'en', 'fr'"):
+        tokenizer.encode_for_model("fox", language="xx")
+
+
+@pytest.mark.parametrize("number", [-1, 13, 10**12])
+def test_ids_outside_the_vocabulary(bert, number):
+    tokenizer = Tokenizer.load(bert)
+    with pytest.raises(InputError, match=f"id: expected 0 to 12, got {number}"):
+        tokenizer.decode([6, number])
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt", "vocab.pkl"])
+def test_a_pickle_is_refused(tmp_path, name):
+    class Trap:
+        def __reduce__(self):
+            return sys.exit, ("it was run",)
+
+    (tmp_path / name).write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(InputError, match=f"{name} is a pickle, whose reading can run code, so it is refused"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "missing"),
+    [
+        ("bert", "no vocab.txt in it, which a WordPiece tokenizer needs"),
+        ("roberta", "no vocab.json in it, which a BPE tokenizer needs"),
+        ("ctrl", "no vocab.json in it, which a tokenizer of ctrl needs"),
+        (
+            "t5",
+            "no spiece.model or sentencepiece.bpe.model or .* in it, which a SentencePiece tokenizer needs",
+        ),
+        ("m2m_100", "no vocab.json in it, which an M2M-100 tokenizer needs"),
+    ],
+)
+def test_a_missing_file_is_named(tmp_path, model_type, missing):
+    write(tmp_path, config={"model_type": model_type})
+    with pytest.raises(InputError, match=missing):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "openai-gpt", "ctrl", "xlm"])
+def test_merges_must_lie_beside(tmp_path, model_type):
+    write(tmp_path, config={"model_type": model_type}, vocab={"<unk>": 0, "a": 1})
+    with pytest.raises(InputError, match=r"merges.txt: no such file; a vocab.json needs the merges"):
+        Tokenizer.load(tmp_path)
+
+
+def test_old_merges_need_a_family(tmp_path):
+    write(tmp_path, vocab={"<unk>": 0, "a": 1, "b</w>": 2, "ab</w>": 3})
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b</w>\n")
+    with pytest.raises(InputError, match="words that end by </w>, as in GPT, CTRL and XLM; which of them"):
+        Tokenizer.load(tmp_path)
+
+
+def test_an_unknown_class_is_named(bert):
+    write(bert, tokenizer_config={"tokenizer_class": "OtherTokenizerFast"})
+    with pytest.raises(InputError, match="tokenizer_class OtherTokenizer is not known; save it by trans"):
+        Tokenizer.load(bert)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "config.json"])
+@pytest.mark.parametrize("damage", [b'{"a": ', b"[1]", b"\xff"])
+def test_damaged_settings_are_named(bert, name, damage):
+    (bert / name).write_bytes(damage)
+    with pytest.raises(InputError, match=rf"{name}( is damaged|: expected a JSON object)"):
+        Tokenizer.load(bert)
+
+
+def test_a_special_token_that_is_none(bert):
+    write(bert, special_tokens_map={"cls_token": 3})
+    with pytest.raises(InputError, match="special token: expected a string or an object with its content"):
+        Tokenizer.load(bert)
+
+
+def test_an_added_token_without_a_number(bert):
+    write(bert, tokenizer_config={"added_tokens_decoder": {"one": {"content": "<x>"}}})
+    with pytest.raises(InputError, match=r"not a tokenizer, or a damaged one \(invalid literal for int"):
+        Tokenizer.load(bert)
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", b'{"a": 1, "b": 1}', b'{"a": "0"}'])
+def test_a_damaged_vocabulary_is_named(tmp_path, damage):
+    write(tmp_path, config={"model_type": "ctrl"})
+    (tmp_path / "vocab.json").write_bytes(damage)
+    (tmp_path / "merges.txt").write_text("#version\n")
+    with pytest.raises(InputError, match=r"vocab.json(:| is damaged)"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a model", b"\x0a\xff\xff", b"\x0a\x05\x0a\x03abc"])
+def test_a_damaged_model_is_named(tmp_path, damage):
+    pytest.importorskip("sentencepiece")
+    (tmp_path / "spiece.model").write_bytes(damage)
+    for path in (tmp_path, tmp_path / "spiece.model"):
+        with pytest.raises(InputError, match=r"spiece.model: not a SentencePiece model, or a damaged one"):
+            Tokenizer.load(path)
+
+
+def test_the_extras_are_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    (tmp_path / "spiece.model").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"pip install 'polyformer\[sentencepiece\]'"):
+        Tokenizer.load(tmp_path)
+    from polyformer.data.moses import _moses
+
+    _moses.cache_clear()
+    write(tmp_path, config={"model_type": "xlm"}, vocab={"<unk>": 0, "a</w>": 1})
+    (tmp_path / "merges.txt").write_text("")
+    with pytest.raises(InputError, match=r"pip install 'polyformer\[moses\]'"):
+        Tokenizer.load(tmp_path).encode("a")
