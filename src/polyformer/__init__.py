@@ -30,13 +30,14 @@ if TYPE_CHECKING:
         Summary,
         Window,
     )
+    from polyformer.checkpoints import from_pretrained
     from polyformer.core.attend import attend, explain
     from polyformer.core.by_distance import ByDistance
     from polyformer.core.context import Context
     from polyformer.core.errors import InputError
     from polyformer.core.relative import Relative
     from polyformer.generation import GenerationConfig
-    from polyformer.model import ModelConfig, Transformer, from_pretrained
+    from polyformer.model import ModelConfig, Transformer
     from polyformer.outputs import ModelOutput, ModelState
     from polyformer.presets import create_model, list_models, model_config, register
 
@@ -66,13 +67,14 @@ _HOMES = {
         "Summary",
         "Window",
     ),
+    "checkpoints": ("from_pretrained",),
     "core.attend": ("attend", "explain"),
     "core.by_distance": ("ByDistance",),
     "core.context": ("Context",),
     "core.errors": ("InputError",),
     "core.relative": ("Relative",),
     "generation": ("GenerationConfig",),
-    "model": ("ModelConfig", "Transformer", "from_pretrained"),
+    "model": ("ModelConfig", "Transformer"),
     "outputs": ("ModelOutput", "ModelState"),
     "presets": ("create_model", "list_models", "model_config", "register"),
 }

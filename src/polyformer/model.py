@@ -388,6 +388,3 @@ def save(model: Transformer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, dict(model.state_dict()))
     atomic_write(folder / CONFIG, model.config.to_json().encode())
-
-
-from_pretrained = Transformer.from_pretrained

@@ -180,11 +180,11 @@ def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
         try:
             return load_file(path)
         except SafetensorError:
-            _refuse_pickle(path)
+            refuse_pickle(path)
             raise
 
 
-def _refuse_pickle(path: Path) -> None:
+def refuse_pickle(path: Path) -> None:
     """Only for what is not safetensors: a header of 640 bytes begins as a pickle does."""
     with path.open("rb") as file:
         head = file.read(4)

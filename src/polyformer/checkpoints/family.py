@@ -1,0 +1,194 @@
+"""A family of public models: its configuration, its tensors and its heads, as tables read in both directions.
+
+One file of `families/` describes one family. Loading reads the tables one way, saving the other; and what is
+saved is read again and compared, so that a model that its family cannot hold is refused, never bent.
+"""
+
+import dataclasses
+import fnmatch
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from polyformer.checkpoints.fields import Field, Tree, check_fixed, differences, read_fields, write_fields
+from polyformer.checkpoints.names import ENDINGS, Link, Names, Part, links
+from polyformer.core.errors import InputError, unknown
+from polyformer.core.registry import Registry
+from polyformer.heads import HeadConfig
+from polyformer.model import ModelConfig, OriginConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What one of a family's classes predicts.
+
+    head: ours. names: its tensors, `{base}` standing for the trunk's prefix. fields: what the configuration
+    says of it, by paths in the head. copies: tensors that say again what others say, where
+    the embeddings are tied. base: whether the
+    trunk's tensors stand under the family's prefix. labelled: whether the number of labels and the dropout
+    are those of the configuration.
+    """
+
+    head: HeadConfig
+    names: Names = dataclasses.field(default_factory=dict)
+    fields: tuple[Field, ...] = ()
+    copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    base: bool = True
+    labelled: bool = True
+
+
+class Family:
+    """See the module's docstring; the class attributes are the tables.
+
+    classes: what transformers' classes begin with. base: the prefix of the trunk's tensors, "" for none.
+    template: a model of the family, in which `fields` are set. fixed: options that have one value here.
+    inert: options that change no number. ignored: patterns of tensors that hold nothing. dropouts: where a
+    labelled head's stands, the first that is given. tasks: by the end of the class's name. sizes: presets.
+    """
+
+    model_type: ClassVar[str]
+    classes: ClassVar[str]
+    row: ClassVar[str]
+    paper: ClassVar[str]
+    objective: ClassVar[str]
+    base: ClassVar[str] = ""
+    template: ClassVar[ModelConfig]
+    fields: ClassVar[tuple[Field, ...]]
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    inert: ClassVar[tuple[str, ...]] = ()
+    names: ClassVar[Names]
+    ignored: ClassVar[tuple[str, ...]] = ()
+    dropouts: ClassVar[tuple[str, ...]] = ()
+    tasks: ClassVar[Mapping[str, Task]]
+    sizes: ClassVar[tuple[str, ...]] = ()
+
+    def adjust(self, tree: Tree, hub: Tree) -> None:
+        """Set in our `tree` what no field can say of `hub`."""
+
+    def describe(self, tree: Tree) -> Tree:
+        """The reverse: entries of their configuration for our `tree`."""
+        return {}
+
+    def check(self, hub: Tree) -> None:
+        """Raises `InputError` for what this family does not compute, beyond `fixed`."""
+
+    def layers(self, config: ModelConfig) -> int:
+        """The most layers that a stack has."""
+        stacks = (config.encoder, config.decoder)
+        return max(one.num_hidden_layers for one in stacks if one is not None)
+
+    def task(self, hub: Tree, head: "str | HeadConfig | None") -> str:
+        """The name of the task that is asked for: by class, by its end, by our kind of head, or in `hub`."""
+        if head is None:
+            named = hub.get("architectures") or [self.classes + next(iter(self.tasks))]
+            return self._named(named[0])
+        kind = head.kind if isinstance(head, HeadConfig) else head
+        for name, one in self.tasks.items():
+            if one.head.kind == kind:
+                return name
+        if isinstance(head, HeadConfig):
+            kinds = [one.head.kind for one in self.tasks.values()]
+            raise unknown(f"head of {self.model_type!r}", kind, kinds)
+        return self._named(kind)
+
+    def _named(self, architecture: str) -> str:
+        end = architecture.removeprefix(self.classes)
+        if end not in self.tasks:
+            known = [self.classes + name for name in self.tasks]
+            raise unknown(f"architecture of {self.model_type!r}", architecture, known)
+        return end
+
+    def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
+        """Our configuration of theirs; `head` takes the place of the one that `hub` describes."""
+        check_fixed(self.fixed, hub)
+        self.check(hub)
+        tree = self.template.to_dict()
+        wanted = self.tasks[task]
+        tree["head"] = (head or wanted.head).to_dict()
+        read_fields(self.fields, hub, tree)
+        self.adjust(tree, hub)
+        if head is None:
+            read_fields(wanted.fields, hub, tree["head"])
+            self._read_labels(wanted, hub, tree["head"])
+        mine = {one.theirs for one in (*self.fields, *wanted.fields)} | {*self.fixed, "architectures"}
+        kept = {name: value for name, value in hub.items() if name not in mine}
+        tree["origin"] = OriginConfig(
+            model_type=self.model_type, architecture=self.classes + task, fields=kept
+        ).to_dict()
+        return ModelConfig.from_dict(tree)
+
+    def hub(self, config: ModelConfig) -> tuple[Tree, str]:
+        """Their configuration of ours, and the task. Raises `InputError` where it cannot say all of it."""
+        task = self.task_of(config)
+        tree = config.to_dict()
+        origin = config.origin
+        kept = origin.fields if origin is not None and origin.model_type == self.model_type else {}
+        hub = {**kept, **self.fixed, **write_fields(self.fields, tree), **self.describe(tree),
+               **write_fields(self.tasks[task].fields, tree["head"]),
+               **self._write_labels(self.tasks[task], tree["head"], kept),
+               "model_type": self.model_type, "architectures": [self.classes + task]}  # fmt: skip
+        again, wanted = self.config(hub, task).to_dict(), dict(tree)
+        del again["origin"], wanted["origin"]
+        found = differences(wanted, again)
+        if found:
+            raise InputError(f"format 'hub': no {self.model_type!r} has {'; '.join(found)}; use 'polyformer'")
+        return hub, task
+
+    def _read_labels(self, task: Task, hub: Tree, head: Tree) -> None:
+        if task.labelled and "num_labels" in head:
+            head["num_labels"] = len(hub.get("id2label") or ()) or hub.get("num_labels", 2)
+            given = (hub.get(name) for name in self.dropouts)
+            head["dropout"] = next((one for one in given if one is not None), head["dropout"])
+
+    def _write_labels(self, task: Task, head: Tree, kept: Tree) -> Tree:
+        if not task.labelled or "num_labels" not in head:
+            return {}
+        names = kept.get("id2label") or {}
+        if len(names) != head["num_labels"]:
+            names = {str(i): f"LABEL_{i}" for i in range(head["num_labels"])}
+        found = {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
+        return {**found, self.dropouts[0]: head["dropout"]} if self.dropouts else found
+
+    def task_of(self, config: ModelConfig) -> str:
+        """The task whose head the model has."""
+        origin = config.origin
+        if origin is not None and origin.model_type == self.model_type:
+            named = origin.architecture.removeprefix(self.classes)
+            if named in self.tasks and self.tasks[named].head.kind == config.head.kind:
+                return named
+        return self.task({}, config.head)
+
+    def table(self, task: str) -> dict[str, str | Part]:
+        """All names of a model with the head of `task`."""
+        wanted = self.tasks[task]
+        base = f"{self.base}." if self.base and wanted.base else ""
+        return {f"{base}{name}": one for name, one in self.names.items()} | {
+            name.replace("{base}", base): one for name, one in wanted.names.items()
+        }
+
+    def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
+        """Which tensor of theirs holds which of ours, for a model with the tensors `own`.
+
+        Of a tied model without the copies, which files leave out.
+        """
+        copies = self.tasks[task].copies if config.embedding.tied else ()
+        found = links(self.table(task), own, self.layers(config))
+        return [link for link in found if link.theirs not in copies]
+
+    def expects(self, name: str) -> bool:
+        """Whether a tensor belongs to the family, though perhaps to another head."""
+        patterns = [*self.ignored]
+        for task, wanted in self.tasks.items():
+            patterns += [one.replace("{i}", "*") + end for one in self.table(task) for end in ENDINGS]
+            patterns += list(wanted.copies)
+        names = (name, f"{self.base}.{name}", name.removeprefix(f"{self.base}."))
+        return any(fnmatch.fnmatchcase(one, pattern) for one in names for pattern in patterns)
+
+
+FAMILIES: Registry[Family] = Registry("model_type")
+"""transformers' model_type to the family."""
+
+
+def register(family: type[Family]) -> type[Family]:
+    """A decorator that enters a family under its model_type."""
+    FAMILIES.register(family.model_type)(family())
+    return family

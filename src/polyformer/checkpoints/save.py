@@ -1,0 +1,75 @@
+"""`save_pretrained(format="hub")`: a model as transformers reads it."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from polyformer.checkpoints.family import FAMILIES, Family
+from polyformer.checkpoints.tensors import INDEX, SINGLE
+from polyformer.core.errors import InputError
+from polyformer.core.files import tied_names, write_json, write_tensors
+from polyformer.model import CONFIG, ModelConfig, Transformer
+
+SHARD = 5 * 1000**3
+"""Bytes of weights from which on they are written as several files."""
+
+
+def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
+    """Write config.json and the weights; each file is whole or absent, and the index of several comes last.
+
+    Raises `InputError` for a model that is of no public family.
+    """
+    family, hub, task = described(model.config)
+    dtypes = {one.dtype for one in model.parameters()}
+    if len(dtypes) == 1:
+        hub["dtype"] = str(dtypes.pop()).removeprefix("torch.")
+    tensors = exported(family, model.config, task, dict(model.state_dict()))
+    for name in tied_names(tensors):  # theirs is not tied here, or this name would be no link
+        tensors[name] = tensors[name].clone()
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder, tensors, shard_size)
+    write_json(folder / CONFIG, hub)
+
+
+def described(config: ModelConfig) -> tuple[Family, dict[str, object], str]:
+    """The family of a model, their configuration of it, and the task."""
+    if config.origin is not None:
+        family = FAMILIES[config.origin.model_type]
+        return family, *family.hub(config)
+    reasons = []
+    for name in FAMILIES:
+        try:
+            return FAMILIES[name], *FAMILIES[name].hub(config)
+        except InputError as error:
+            reasons.append(str(error))
+    closest = min(reasons, key=lambda one: one.count(";"))
+    raise InputError(f"format 'hub': this model is of no public family; of the nearest: {closest}")
+
+
+def exported(family: Family, config: ModelConfig, task: str, ours: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Their tensors of ours: weights, or their gradients."""
+    return {link.theirs: link.part.join([ours[name] for name in link.part.ours])
+            for link in family.links(config, task, ours)}  # fmt: skip
+
+
+def _write(folder: Path, tensors: dict[str, Tensor], shard_size: int) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    room = shard_size
+    for name, one in tensors.items():
+        if one.nbytes > room and shards[-1]:
+            shards.append({})
+            room = shard_size
+        shards[-1][name] = one
+        room -= one.nbytes
+    if len(shards) == 1:
+        write_tensors(folder / SINGLE, tensors)
+        (folder / INDEX).unlink(missing_ok=True)
+        return
+    where: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_tensors(folder / file, shard)
+        where |= dict.fromkeys(shard, file)
+    total = sum(one.nbytes for one in tensors.values())
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
+    (folder / SINGLE).unlink(missing_ok=True)
