@@ -197,6 +197,17 @@ def test_recorded_weights_are_those_used():
     torch.testing.assert_close(records[0] @ tensors[2], y, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("count", [1, 16, 21])
+def test_the_nearest_centroid_the_first_of_several(count: int):
+    torch.manual_seed(3)
+    module = Centroids(2, count, 8, decay=0.9).double()
+    module.centres[:, count // 2] = module.centres[:, -1]
+    x = torch.randn(2, 2, 50, 8, dtype=torch.float64)
+    x[0, :, 0] = 0
+    x[1, :, 0] = torch.nan
+    assert torch.equal(module(x), (x @ module.centres.mT).argmax(-1))
+
+
 def test_centroids_repeat_from_a_seed_and_leave_torch_alone():
     torch.manual_seed(5)
     first = Centroids(2, 3, 4, 0.9).centres

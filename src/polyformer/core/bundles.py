@@ -50,7 +50,8 @@ def bundles(part: Part) -> tuple[list[Bundle], list[tuple[Tile, ...]]]:
     found: list[Bundle] = []
     for (queries, width), tiles in groups.items():
         most = ENTRIES["cuda" if part.request.q.is_cuda else "cpu"] // (heads * queries * width)
-        if most < 2:
+        # One alone wins nothing, and to gather from a cache with room left in it copies the whole cache.
+        if most < 2 or len(tiles) == 1:
             rest.extend((tile,) for tile in tiles)
         else:
             found.extend(Bundle(tuple(tiles[i : i + most])) for i in range(0, len(tiles), most))

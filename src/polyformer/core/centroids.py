@@ -8,17 +8,17 @@ where its own tokens go, and activations computed again are the same. Evaluation
 taken over all processes. A centroid that no vector chose stays.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.core.workers import spread
+HELD = 1 << 18
+"""Products of vectors with centroids that are held at once on a CPU."""
 
-RUN = 1024
-"""Vectors whose products with all centroids are held at once, by each thread."""
+LANES = 16
+"""Numbers that a CPU compares at once. The greatest of a row is found four times as fast as its place, which
+is why `forward` looks for the greatest first and then for the first that is equal."""
 
 Chosen = tuple[Tensor, Tensor, Tensor | None]
 """Normed vectors [B, H, T, D], their clusters [B, H, T], and which are real, [B, T], None for all."""
@@ -49,19 +49,24 @@ class Centroids(nn.Module):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         """The number of the centroid nearest to each of x [B, H, T, D], normed already: [B, H, T]."""
-        centres, (rows, heads, length) = self.centres.to(x.dtype), x.shape[:3]
-        found = torch.empty(rows, heads, length, dtype=torch.long, device=x.device)
-        starts = range(0, length, RUN)
-        items = [(b, h, slice(t, t + RUN)) for b in range(rows) for h in range(heads) for t in starts]
-
-        def work(group: Sequence[tuple[int, int, slice]]) -> None:
-            for b, h, run in group:
-                found[b, h, run] = (x[b, h, run] @ centres[h].T).argmax(-1)
-
-        if x.is_cuda or length == 1:
+        centres = self.centres.to(x.dtype)
+        if x.is_cuda or x.shape[2] == 1:
             return (x @ centres.mT).argmax(-1)
-        spread(work, items)
-        return found
+        count = centres.shape[1]
+        more = centres[:, :1].expand(-1, -count % LANES, -1)
+        centres = torch.cat([centres, more], 1).mT.contiguous()  # [H, D, W]
+        found, width = x.new_empty(x.shape[:3]), centres.shape[2]
+        run = max(1, min(x.shape[2], HELD // width))
+        scores, best = x.new_empty(2, run, width)
+        down = torch.arange(width, 0, -1, dtype=x.dtype)
+        for of_row, into in zip(x, found):
+            for of_head, own, to in zip(of_row, centres, into):
+                for part, numbers in zip(of_head.split(run), to.split(run)):
+                    one = torch.mm(part, own, out=scores[: len(part)])
+                    first = torch.eq(one, one.amax(-1, keepdim=True), out=best[: len(part)]).mul_(down)
+                    torch.amax(first, -1, out=numbers)
+        numbers = width - found.long()
+        return numbers.masked_fill_(numbers >= count, 0)  # the first once more, or not a number
 
     def learn(self, queries: Chosen, keys: Chosen) -> None:
         """In training, moves the centroids once the gradient of the queries is there."""
