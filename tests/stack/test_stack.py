@@ -1,13 +1,15 @@
 """Stacks: layers in turn, norms at the end, recomputation in place of memory, embeddings below."""
 
+import itertools
 import math
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from polyformer.block import ParallelConfig, PostNormConfig, PreNormConfig
+from polyformer.block import ParallelConfig, PostNormConfig, PreNormConfig, ReversibleConfig
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.norms import LayerNormConfig
@@ -135,3 +137,53 @@ def test_token_types_that_a_model_does_not_have_are_refused():
     assert str(caught.value) == (
         "token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out"
     )
+
+
+def test_layerdrop_leaves_out_whole_layers_in_training_alone():
+    """Each draw gives the output of some of the layers in their order, and each layer's share is right."""
+    stack = made(block=PreNormConfig(), dropout=0.0, layerdrop=0.3)
+    x, pos, context = torch.randn(1, 4, 6).double(), torch.arange(4), Context(4, 4, causal=True)
+
+    def through(layers: tuple[int, ...]) -> Tensor:
+        hidden = x
+        for index in layers:
+            hidden, _ = stack.layers[index](hidden, context, stack.position)
+        return stack.final_norm(hidden)
+
+    subsets = [one for size in range(4) for one in itertools.combinations(range(3), size)]
+    expected = torch.stack([through(one) for one in subsets])
+    torch.manual_seed(0)
+    counts = [0] * len(subsets)
+    with torch.no_grad():
+        for _ in range(400):
+            y, _ = stack.train()(x, pos, context)
+            counts[int((expected - y).abs().amax((1, 2, 3)).argmin())] += 1
+            assert (expected - y).abs().amax((1, 2, 3)).min() < 1e-12
+    for layer in range(3):
+        share = sum(n for one, n in zip(subsets, counts) if layer not in one) / 400
+        assert abs(share - 0.3) < 0.1
+    assert torch.equal(stack.eval()(x, pos, context)[0], expected[-1])
+    states = stack.new_states(4)
+    assert torch.equal(stack.train()(x, pos, context, states=states)[0], expected[-1])
+
+
+def test_dropout_of_the_output_comes_after_the_final_norm():
+    stack = made(block=PreNormConfig(), dropout=0.0, final_dropout=0.5).train()
+    x, pos, context = torch.randn(8, 5, 6).double(), torch.arange(5), Context(5, 5)
+    y, plain = stack(x, pos, context)[0], stack.eval()(x, pos, context)[0]
+    dropped = y == 0
+    assert 0.3 < dropped.double().mean() < 0.7
+    torch.testing.assert_close(y[~dropped], 2 * plain[~dropped])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layerdrop": 1.0}, "layerdrop: expected a probability in [0, 1), got 1.0"),
+        ({"final_dropout": -0.1}, "final_dropout: expected a probability in [0, 1), got -0.1"),
+        ({"layerdrop": 0.1, "block": ReversibleConfig()}, "layerdrop: a reversible stack runs all"),
+    ],
+)
+def test_layers_that_cannot_be_left_out_are_refused(options: dict[str, Any], message: str):
+    with pytest.raises(InputError, match=re.escape(message)):
+        StackConfig(**options)

@@ -30,14 +30,19 @@ class StackConfig(Config):
     block: BlockConfig = PostNormConfig()
     norm: NormConfig = LayerNormConfig()
     dropout: float = 0.1  # of sub-layer outputs and of the embedding sum
+    final_dropout: float = 0.0  # of the output, after the final norm (T5)
+    layerdrop: float = 0.0  # probability that training skips a layer (Fan et al. 2020, LayerDrop)
 
     def __post_init__(self) -> None:
         if self.num_hidden_layers < 1:
             raise InputError(f"num_hidden_layers: expected 1 or more, got {self.num_hidden_layers}")
         if self.num_hidden_groups is not None:
             self._check_groups(self.num_hidden_groups)
-        if not 0.0 <= self.dropout < 1.0:
-            raise InputError(f"dropout: expected a probability in [0, 1), got {self.dropout}")
+        for name in ("dropout", "final_dropout", "layerdrop"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise InputError(f"{name}: expected a probability in [0, 1), got {getattr(self, name)}")
+        if self.layerdrop and self.block.reversible:
+            raise InputError("layerdrop: a reversible stack runs all of its layers; set it to 0")
 
     def group(self, layer: int) -> int:
         """Which group the layer belongs to, and so whose weights it has."""
@@ -98,6 +103,8 @@ class Stack(nn.Module):
         for layer in self.layers[1:]:
             layer.get_submodule("attention.mechanism").tie(first)  # type: ignore[operator]
         self.final_norm = nn.Identity() if config.block.normalizes_output else config.norm.build(hidden_size)
+        self.final_dropout = nn.Dropout(config.final_dropout)
+        self.layerdrop = config.layerdrop
 
     @property
     def sequence(self) -> list[Layer]:
@@ -123,30 +130,39 @@ class Stack(nn.Module):
         traced = torch.compiler.is_compiling()
         if self.reversible and torch.is_grad_enabled() and states is None and collect is None and not traced:
             y = run_reversible(self.sequence, x, pos, context, self.position, source)
-            return self.final_norm(joined(y, given)), None
+            return self.final_dropout(self.final_norm(joined(y, given))), None
+        skipped = self._skipped() if states is None else []
         new_states = []
         for index, layer in enumerate(self.sequence):
             if index:
                 x = self.position.embed(x, pos, index)
             if collect is not None:
                 collect.append(joined(x, given) if self.reversible else x)
+            if index in skipped:
+                continue
             arguments = (x, context, self.position, source, states[index] if states else None)
             if self.recompute and self.training and torch.is_grad_enabled():
                 x, state = torch.utils.checkpoint.checkpoint(layer, *arguments, use_reentrant=False)
             else:
                 x, state = layer(*arguments)
             new_states.append(state)
-        x = self.final_norm(joined(x, given) if self.reversible else x)
+        x = self.final_dropout(self.final_norm(joined(x, given) if self.reversible else x))
         if collect is not None:
             collect.append(x)
         return x, tuple(new_states) if states else None
+
+    def _skipped(self) -> list[int]:
+        """The layers that this training step leaves out; with a state there are none, for all must read it."""
+        if not self.training or not self.layerdrop:
+            return []
+        return (torch.rand(len(self.groups)) < self.layerdrop).nonzero().flatten().tolist()
 
     def again(self, x: Tensor, read: Tensor, context: Context) -> Tensor:
         """An encoder's last layer run once more: its output (normalised) for x [B, T, E], by which its own
         input `read` [B, T, E] is read."""
         if self.reversible:
             raise InputError("block 'reversible' cannot run its last layer again; use 'pre' with this head")
-        return self.final_norm(self.sequence[-1].again(x, read, context, self.position))
+        return self.final_dropout(self.final_norm(self.sequence[-1].again(x, read, context, self.position)))
 
     def new_states(self, reserve: int) -> tuple[LayerState, ...]:
         """The states before the first token, with room for `reserve` tokens; `InputError` if it has none."""
