@@ -3,10 +3,14 @@
 from polyformer.tasks.base import Fitting, HeldOut, TaskConfig, TextTask, Workers
 from polyformer.tasks.classify import Classification, ClassificationConfig
 from polyformer.tasks.cpc import ContrastiveModelling, ContrastiveModellingConfig
+from polyformer.tasks.denoise import Denoising, DenoisingConfig
 from polyformer.tasks.image import ImageConfig, ImageModelling
 from polyformer.tasks.lm import LanguageModelling, LanguageModellingConfig
 from polyformer.tasks.mlm import MaskedModelling, MaskedModellingConfig
+from polyformer.tasks.sentence_pairs import NextSentenceConfig, SentenceOrderConfig, SentencePairs
+from polyformer.tasks.spans import SpanCorruption, SpanCorruptionConfig
 from polyformer.tasks.tag import Tagging, TaggingConfig
+from polyformer.tasks.tlm import TranslationModelling, TranslationModellingConfig
 from polyformer.tasks.translate import Translation, TranslationConfig
 
 __all__ = [
@@ -14,6 +18,8 @@ __all__ = [
     "ClassificationConfig",
     "ContrastiveModelling",
     "ContrastiveModellingConfig",
+    "Denoising",
+    "DenoisingConfig",
     "Fitting",
     "HeldOut",
     "ImageConfig",
@@ -22,11 +28,18 @@ __all__ = [
     "LanguageModellingConfig",
     "MaskedModelling",
     "MaskedModellingConfig",
+    "NextSentenceConfig",
+    "SentenceOrderConfig",
+    "SentencePairs",
+    "SpanCorruption",
+    "SpanCorruptionConfig",
     "Tagging",
     "TaggingConfig",
     "TaskConfig",
     "TextTask",
     "Translation",
     "TranslationConfig",
+    "TranslationModelling",
+    "TranslationModellingConfig",
     "Workers",
 ]

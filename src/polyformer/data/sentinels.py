@@ -1,0 +1,36 @@
+"""The tokens that stand for spans taken out of a text: <extra_id_0>, <extra_id_1>, ... (Raffel et al. 2020).
+
+As in T5's vocabulary they stand behind all others, the first with the highest id.
+"""
+
+import tokenizers
+
+from polyformer.core.errors import InputError
+from polyformer.data.tokenizer import Tokenizer
+
+NAME = "<extra_id_{}>"
+
+
+def add_sentinels(tokenizer: Tokenizer, count: int = 100) -> Tokenizer:
+    """A tokenizer with at least `count` sentinels: `tokenizer` itself where it has them."""
+    backend = tokenizer.backend
+    missing = [one for one in map(NAME.format, range(count)) if backend.token_to_id(one) is None]
+    if not missing:
+        return tokenizer
+    backend = tokenizers.Tokenizer.from_str(backend.to_str())
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(one, special=True, normalized=False) for one in reversed(missing)]
+    )
+    return Tokenizer(backend, tokenizer.roles)
+
+
+def sentinel_ids(tokenizer: Tokenizer, count: int) -> list[int]:
+    """The ids of the first `count` sentinels, in order; `InputError` where there are fewer."""
+    found = [tokenizer.backend.token_to_id(NAME.format(number)) for number in range(count)]
+    ids = [one for one in found if one is not None]
+    if len(ids) < count:
+        raise InputError(
+            f"tokenizer: expected {count} sentinels {NAME.format(0)}, {NAME.format(1)}, ..., got {len(ids)}; "
+            "train one for this task, or cut shorter rows"
+        )
+    return ids
