@@ -62,3 +62,16 @@ def test_dropout_is_of_the_sub_layers_output(config: BlockConfig):
     x = torch.randn(2, 4, 5)
     left = F.layer_norm(F.layer_norm(x, (5,)), (5,)) if config.kind == "post" else x
     torch.testing.assert_close(block(x, [first, second]), left)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_pre_norm_stays_finite_in_float16_and_changes_nothing_else(dtype: torch.dtype):
+    """The sum overflows on its own, and in a sub-layer's float16 beside a stream in float32."""
+    x = torch.tensor([[[60000.0, -60000.0, 1.0, 0.0]]], dtype=dtype)
+    sublayers = [lambda x: torch.full_like(x, 30000.0), lambda x: x.half() * 1e5]
+    wild = PreNormConfig().build(4, 2, LayerNormConfig(), 0.0).to(dtype)
+    tame = PreNormConfig(finite=True).build(4, 2, LayerNormConfig(), 0.0).to(dtype)
+    assert not wild(x, sublayers).isfinite().all()
+    assert tame(x, sublayers).isfinite().all()
+    mild = torch.randn(2, 3, 4).to(dtype)
+    assert torch.equal(tame(mild, [first, second]), wild(mild, [first, second]))

@@ -4,31 +4,54 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from polyformer.block.base import Block, BlockConfig, SubLayer
 from polyformer.core.norms import NormConfig
 
+LARGEST = torch.finfo(torch.float16).max
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreNormConfig(BlockConfig):
-    """x + dropout(f(norm(x))), for every sub-layer f."""
+    """x + dropout(f(norm(x))), for every sub-layer f.
+
+    `finite`: in float16 what overflows stays at the largest number, so that the next norm makes no NaN of it.
+    T5 trained in bfloat16, and its feed-forwards write more than float16 holds.
+    """
+
+    finite: bool = False
 
     kind: ClassVar[str] = "pre"
     row: ClassVar[str] = "A3"
     paper: ClassVar[str] = "Xiong et al. 2020, section 3"
 
+    @classmethod
+    def examples(cls) -> tuple["PreNormConfig", ...]:
+        return cls(), cls(finite=True)
+
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "PreNorm":
-        return PreNorm(hidden_size, sublayers, norm, dropout)
+        return PreNorm(hidden_size, sublayers, norm, dropout, self.finite)
 
 
 class PreNorm(Block):
     """The residual stream is never normalised itself; the stack adds one norm at its end."""
 
+    def __init__(self, hidden_size: int, norms: int, norm: NormConfig, dropout: float, finite: bool):
+        super().__init__(hidden_size, norms, norm, dropout)
+        self.finite = finite
+
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
         for norm, sublayer in zip(self.norms, sublayers):
-            x = x + self.dropout(sublayer(norm(x)))
+            y = self.dropout(sublayer(norm(x)))
+            x = _finite(x + (y if y.dtype == x.dtype else _finite(y))) if self.finite else x + y
         return x
 
     def first_reads(self, x: Tensor) -> Tensor:
         return self.norms[0](x)
+
+
+def _finite(x: Tensor) -> Tensor:
+    """x as it is, but for what float16 has as infinite."""
+    return x.clamp(-LARGEST, LARGEST) if x.dtype == torch.float16 else x
