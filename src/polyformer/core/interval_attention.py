@@ -48,7 +48,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, intervals: Intervals, scale: float, keep: bool, *rows: Tensor) -> Tensor:
         q, k, v = rows
-        some, room, out = tiles(intervals, _held(q), q, k), _Room(q), _room_for(q, v.shape[1])
+        some, room = tiles(intervals, _held(q), q, k), _Room(q)
+        whole = len(some) > 0 and len(intervals.queries) == len(q)
+        out = _room_for(q, v.shape[1], whole)
         sizes = [math.prod(one.shape) for one in some]
         keep = keep and sum(sizes) <= KEPT * (q.numel() + k.numel())
         kept = q.new_empty(sum(sizes) if keep else max(sizes, default=0))
@@ -56,7 +58,7 @@ class _Attention(torch.autograd.Function):
         for one, part in zip(some, parts):
             weights = _weights(room, one, q, k, scale, part)
             _put(out, one.to_queries, room.product("q", weights, room.keys(v, one)))
-        ctx.some, ctx.sizes, ctx.scale = some, sizes, scale
+        ctx.some, ctx.sizes, ctx.scale, ctx.whole = some, sizes, scale, whole
         ctx.save_for_backward(q, k, v, kept if keep else None)
         return out[:-1]
 
@@ -65,7 +67,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, kept = ctx.saved_tensors
         scale, room, grad = ctx.scale, _Room(q), grad.contiguous()
-        dq, dk, dv = (_room_for(x, x.shape[1]) for x in (q, k, v))
+        dq = _room_for(q, q.shape[1], ctx.whole)
+        dk, dv = (_room_for(x, x.shape[1], whole=False) for x in (k, v))
         parts = [None] * len(ctx.some) if kept is None else kept.split(ctx.sizes)
         for one, part in zip(ctx.some, parts):
             if part is None:
@@ -125,9 +128,10 @@ def _held(x: Tensor) -> int:
     return 64 * HELD if x.is_cuda else HELD
 
 
-def _room_for(x: Tensor, width: int) -> Tensor:
-    """A row for each of x [N, D] and one more, for what only fills a tile."""
-    return x.new_zeros(len(x) + 1, width)
+def _room_for(x: Tensor, width: int, whole: bool) -> Tensor:
+    """A row for each of x [N, D], zeros unless all are to be written, and one for what only fills a tile."""
+    make = torch.empty if whole else torch.zeros  # `new_zeros` would not take memory that is zero already
+    return make(len(x) + 1, width, dtype=x.dtype, device=x.device)
 
 
 def _put(total: Tensor, rows: Tensor, values: Tensor) -> None:
