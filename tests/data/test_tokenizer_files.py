@@ -77,10 +77,13 @@ def test_a_template_needs_its_tokens(tmp_path):
     assert Tokenizer.load(tmp_path).encode_for_model("fox", "fox")[0] == [1, 1]
 
 
-def test_what_is_trained_here_is_encoded_alone():
+def test_what_is_trained_here_is_encoded_alone(tmp_path):
+    """Also after saving, whatever model lies beside it."""
     tokenizer = Tokenizer.train(TokenizerConfig(vocab_size=290), TEXTS)
-    assert tokenizer.encode_for_model("the fox") == (tokenizer.encode("the fox"), [0, 0])
-    assert tokenizer.encode_for_model("<mask>")[0] == [tokenizer.mask_id]
+    write(tokenizer.save(tmp_path).parent, config={"model_type": "roberta"})
+    for one in (tokenizer, Tokenizer.load(tmp_path)):
+        assert one.encode_for_model("the fox") == (tokenizer.encode("the fox"), [0, 0])
+        assert one.encode_for_model("<mask>")[0] == [tokenizer.mask_id]
 
 
 def test_a_batch_needs_a_pair_for_each(bert):

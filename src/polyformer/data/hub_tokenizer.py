@@ -69,7 +69,8 @@ def load_directory(files: HubFiles) -> Tokenizer:
     name = next((FAMILY_OF[name] for name in files.names if name in FAMILY_OF), None)
     if (files.folder / "tokenizer.json").is_file():
         backend = load_json(files.file("tokenizer.json", needed_by="a tokenizer"))
-        return _told(files, backend, FAMILIES.get(name or ""), built=False)
+        complete = files.settings.get("tokenizer_class", "").removesuffix("Fast") in _NEUTRAL
+        return _told(files, backend, None if complete else FAMILIES.get(name or ""), built=False)
     if name in WORD_FAMILIES:
         return load_words(files, name)
     if name is not None:
