@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from polyformer.attention import Causal, Full, SoftmaxConfig
 from polyformer.attention.marked import reads_marks
 from polyformer.core.config import Config
 from polyformer.core.context import Context
@@ -20,6 +21,7 @@ from polyformer.core.labels import next_labels
 from polyformer.core.penalty import Penalties, joined, penalties
 from polyformer.core.softmax import recorded
 from polyformer.core.tokens import NO_TOKENS, Given, Tokens
+from polyformer.core.unpad import unpadding
 from polyformer.core.weights import load_weights
 from polyformer.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.heads import HeadConfig, HeadInput, HeadShape, LanguageModelConfig, LastLayer
@@ -174,7 +176,7 @@ class Transformer(nn.Module):
             global_attention_mask: [B, T], 1 for tokens that the pattern `Marked()` makes global; with a state
                 for the new tokens, of an encoder-decoder for the source.
             decoder_input_ids, decoder_attention_mask: [B, U], what an encoder-decoder has written so far; by
-                default `labels` shifted right by one.
+                default `labels` shifted right by one, or for a head that predicts no tokens the source is.
             decoder_relation_ids: as relation_ids, for what an encoder-decoder writes.
             labels: what should be predicted, -100 where nothing should. For a decoder alone they are the
                 input_ids: the shift by one happens here, and nothing is predicted across documents.
@@ -208,12 +210,12 @@ class Transformer(nn.Module):
         )  # fmt: skip
         if self.decoder is None:
             self._refuse("an encoder alone", state=state, use_cache=use_cache or None)
-            return self._finish(self._run("encoder", given, options), goals, options)
+            return self._finish(self._run("encoder", given, options), goals, options, given.ids)
         past = state or (self.new_state() if use_cache else None)
         ran = self._run("decoder", given, options, past)
         if labels is not None and self.head.predicts_next:
             goals = next_labels(labels, document_ids, ran.tokens.new_valid(labels.shape[1])), sentence_labels
-        return self._finish(ran, goals, options, past)
+        return self._finish(ran, goals, options, given.ids, past)
 
     def _translate(self, given: Given, written: Given, goals: Goals, past: ModelState | None, use_cache: bool,
                    options: dict[str, bool]) -> ModelOutput:  # fmt: skip
@@ -226,10 +228,13 @@ class Transformer(nn.Module):
         else:
             encoded = self._run("encoder", given, options)
             past = self._source_state(encoded, self.decoder.new_states(0) if use_cache else ())
-        if written.ids is None:
-            written = dataclasses.replace(written, ids=self._shifted_right(goals[0]))
+        if written.ids is None and self.head.predicts_next:
+            written = dataclasses.replace(written, ids=self._shifted_right(goals[0], None))
+        elif written.ids is None:
+            mask = given.mask if written.mask is None else written.mask
+            written = dataclasses.replace(written, ids=self._shifted_right(given.ids, mask), mask=mask)
         ran = self._run("decoder", written, options, past, cached)
-        return self._finish(ran, goals, options, past, encoded)
+        return self._finish(ran, goals, options, given.ids, past, encoded)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None, reserve: int = 0) -> ModelState:
         """The state that an encoder-decoder's decoding starts from, the source [B, S] read once."""
@@ -282,7 +287,28 @@ class Transformer(nn.Module):
 
     def _run(self, side: str, given: Given, options: dict[str, bool], past: ModelState | None = None,
              cached: bool = True) -> Encoded:  # fmt: skip
-        """One side's stack over its ids, after the tokens in `past`."""
+        """One side's stack over its ids, after the tokens in `past`; without the padding where that pays."""
+        plain = past is None and not options["attentions"] and not self.config.head.again
+        found = unpadding(given) if plain and self._sees_all(side) else None
+        if found is None:
+            return self._compute(side, given, options, past, cached)
+        self._checked_ids(given.ids, "input_ids")
+        ran = self._compute(side, found.given(given), options)
+        seen = ran.hidden_states
+        return dataclasses.replace(
+            ran, hidden=found.unpack(ran.hidden), tokens=_tokens(NO_TOKENS, given),
+            hidden_states=None if seen is None else tuple(found.unpack(one) for one in seen),
+        )  # fmt: skip
+
+    def _sees_all(self, side: str) -> bool:
+        """Whether every token of a side sees all others of its document (or all before it)."""
+        stack = getattr(self.config, side)
+        mechanism = stack.attention.mechanism
+        return isinstance(mechanism, SoftmaxConfig) and mechanism.pattern in (None, Full(), Causal())
+
+    def _compute(self, side: str, given: Given, options: dict[str, bool], past: ModelState | None = None,
+                 cached: bool = True) -> Encoded:  # fmt: skip
+        """One side's stack over all its ids, padding too."""
         name = "decoder_input_ids" if side == "decoder" and self.encoder else "input_ids"
         ids = self._checked_ids(given.ids, name)
         stack, embedding = self.get_submodule(side), self.get_submodule(f"{side}_embedding")
@@ -292,9 +318,7 @@ class Transformer(nn.Module):
             raise InputError(
                 f"global_attention_mask: no pattern of the {side} reads it; add `| Marked()` to its attention"
             )
-        tokens = (past.tokens if past else NO_TOKENS).extended(
-            ids, given.mask, given.positions, given.documents, given.segments, given.marks
-        )
+        tokens = _tokens(past.tokens if past else NO_TOKENS, given)
         table = self.tokens if side == "encoder" or self.decoder_tokens is None else self.decoder_tokens
         pos = tokens.last(ids.shape[1], ids.device)
         source = None
@@ -318,11 +342,11 @@ class Transformer(nn.Module):
         seen = tuple(collect) if collect is not None and options["hidden"] else None
         return Encoded(hidden, tokens, layers, seen, records, last, found)
 
-    def _finish(self, ran: Encoded, goals: Goals, options: dict[str, bool], past: ModelState | None = None,
-                encoded: Encoded | None = None) -> ModelOutput:  # fmt: skip
-        """The head's word on what a stack made, and everything else that was asked for."""
+    def _finish(self, ran: Encoded, goals: Goals, options: dict[str, bool], ids: Tensor | None,
+                past: ModelState | None = None, encoded: Encoded | None = None) -> ModelOutput:  # fmt: skip
+        """The head's word on what a stack made of a text `ids`, and everything else that was asked for."""
         valid = ran.tokens.new_valid(ran.hidden.shape[1])
-        inputs = self._head_input(ran.hidden, valid, ran.last, goals[1])
+        inputs = self._head_input(ran.hidden, valid, ran.last, goals[1], ids)
         loss, predictions = self.head(inputs, goals[0])
         losses = None
         if loss is not None:
@@ -348,19 +372,24 @@ class Transformer(nn.Module):
         )  # fmt: skip
 
     def _head_input(self, hidden: Tensor, valid: Tensor | None, last: LastLayer | None = None,
-                    sentence_labels: Tensor | None = None) -> HeadInput:  # fmt: skip
+                    sentence_labels: Tensor | None = None, ids: Tensor | None = None) -> HeadInput:  # fmt: skip
         table = self.tokens if self.decoder_tokens is None else self.decoder_tokens
-        return HeadInput(hidden, valid, table.weight, last, sentence_labels)
+        return HeadInput(hidden, valid, table.weight, last, sentence_labels, ids)
 
-    def _shifted_right(self, labels: Tensor | None) -> Tensor:
-        if labels is None:
+    def _shifted_right(self, ids: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Labels or a text [B, T] one token later, after the token that output starts from; padding on the
+        left, which `mask` [B, T] shows, stays where it is."""
+        if ids is None:
             raise InputError("decoder_input_ids or labels: an encoder-decoder needs one of them")
         if self.config.special.bos is None:
             raise InputError(
                 "special.bos: this model does not know what its output starts from; set it in the config"
             )
-        start = labels.new_full((len(labels), 1), self.config.special.bos)
-        return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, 0)], 1)
+        start, pad = self.config.special.bos, self.config.special.pad or 0
+        later = torch.cat(
+            [ids.new_full((len(ids), 1), start), ids[:, :-1].masked_fill(ids[:, :-1] == -100, pad)], 1
+        )
+        return later if mask is None else later.masked_fill((mask.cumsum(1) == 1) & (mask != 0), start)
 
     def _checked_ids(self, ids: Tensor | None, name: str) -> Tensor:
         if ids is None:
@@ -381,6 +410,12 @@ class Transformer(nn.Module):
         for name, value in given.items():
             if value is not None:
                 raise InputError(f"{name}: {what} does not take it; leave it out")
+
+
+def _tokens(past: Tokens, given: Given) -> Tokens:
+    """The tokens in `past` followed by those that are given."""
+    assert given.ids is not None
+    return past.extended(given.ids, given.mask, given.positions, given.documents, given.segments, given.marks)
 
 
 def save(model: Transformer, folder: Path) -> None:

@@ -15,10 +15,10 @@ import dataclasses
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.context import Context
+from polyformer.core.dropout import dropout
 from polyformer.core.errors import InputError
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.softmax import softmax
@@ -73,7 +73,7 @@ class SVDAttention(Mechanism):
             real = context.kv_valid[:, context.offset : context.offset + context.q_len]
             allowed = (real.unsqueeze(2) & context.kv_valid.unsqueeze(1)).unsqueeze(1)  # [B, 1, Tq, Tk]
         weights = cut(softmax(scores, allowed)[0], self.config.rank)
-        weights = F.dropout(weights, self.config.dropout, self.training)
+        weights = dropout(weights, self.config.dropout, self.training)
         return (weights @ v).to(given), state
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
+from polyformer.core.dropout import Dropout
 from polyformer.core.norms import NormConfig
 
 SubLayer = Callable[[Tensor], Tensor]
@@ -33,7 +34,7 @@ class Block(nn.Module):
     def __init__(self, hidden_size: int, norms: int, norm: NormConfig, dropout: float):
         super().__init__()
         self.norms = nn.ModuleList(norm.build(hidden_size) for _ in range(norms))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
         raise NotImplementedError

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyformer.core import arrange, blocks, definition, flex, sdpa
 from polyformer.core.context import Context
+from polyformer.core.documents import by_document, run_by_document
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.pattern import Foreign, MaskMod, Pattern, ScoreMod, Where, as_pattern
 from polyformer.core.patterns import implied
@@ -65,9 +66,23 @@ def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None,
     Raises:
         InputError: shapes, dtypes or devices that do not fit; a backend that cannot take the request.
     """
+    autocast, memo, key = _autocast(q), None, None
+    if (
+        context is not None and mask_mod is None and score_mod is None and not return_lse and not dropout
+        and backend == "auto" and not autocast and not _watched()
+    ):  # fmt: skip
+        memo, key = (
+            context.memo,
+            ("plan", pattern, relative, scale, q.shape, k.shape, v.shape, q.dtype, q.device),
+        )
+        if (plan := memo.get(key)) is not None:
+            return plan(q, k, v)
     request = prepare(q, k, v, pattern=joined(pattern, mask_mod, layout), score_mod=score_mod,
                       relative=relative, context=context, scale=scale, dropout=dropout)  # fmt: skip
-    if _autocast(q):  # `prepare` has cast what autocast would; inside, float32 is meant
+    if memo is not None and choose(request, backend, return_lse).backend == "sdpa":
+        memo[key] = sdpa.plan(request)
+        return memo[key](request.q, request.k, request.v)
+    if autocast:  # `prepare` has cast what autocast would; inside, float32 is meant
         with torch.autocast(q.device.type, enabled=False):
             out, lse = _run(request, backend, return_lse)
     else:
@@ -77,6 +92,10 @@ def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None,
 
 def _run(request: Request, backend: str, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     """One call of a backend, or several where those that walk a layout have it easier."""
+    if backend == "auto" and not recording() and not torch.compiler.is_compiling():
+        lengths = by_document(request)
+        if lengths is not None:
+            return run_by_document(lengths, request, lambda one: _run(one, backend, return_lse))
     name = choose(request, backend, return_lse).backend
     if name in ("blocks", "flex") and not torch.compiler.is_compiling():
         groups = arrange.by_pattern(request, together=name == "blocks")
@@ -119,6 +138,11 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | None, score_m
         limits = pattern if limits is None else pattern & limits
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     return Request(q, k, v, context, limits, relative, score_mod, scale, dropout)
+
+
+def _watched() -> bool:
+    """Whether a call must go the whole way: autograd, a tracer or someone who looks at weights watches it."""
+    return torch.is_grad_enabled() or torch.compiler.is_compiling() or recording()
 
 
 def _autocast(q: Tensor) -> bool:

@@ -6,9 +6,9 @@ float16 and bfloat16 are computed in float32, as the fused kernels do.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.core.dropout import dropout
 from polyformer.core.request import Request, indices
 from polyformer.core.softmax import softmax
 
@@ -35,7 +35,7 @@ def run(request: Request) -> tuple[Tensor, Tensor]:
     if request.pattern is not None:
         allowed = request.pattern.mask(request.context, b, h, q_idx, kv_idx)
     probabilities, lse = softmax(scores, allowed)
-    kept = F.dropout(probabilities, request.dropout)
+    kept = dropout(probabilities, request.dropout)
     out = kept @ v
     if relative is not None and relative.position_values is not None:
         out = out + relative.values_term(kept, request.context)

@@ -4,9 +4,11 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from polyformer.core.dropout import kept, scale
 from polyformer.core.pattern import Pattern
 from polyformer.core.patterns import Full
 from polyformer.core.products import product
@@ -95,7 +97,7 @@ class Part:
         self.base = LOG2E if request.score_mod is None else 1.0  # scores are in base 2 as soon as they can be
         self.factor = request.scale * self.base
         self.masks = Masks(pattern, request.context)
-        self.generator = torch.Generator(device).manual_seed(seed) if request.dropout else None
+        self.bits = np.random.SFC64(seed)  # for dropout
         self.scratch: dict[str, Tensor] = {}  # set by who computes several parts in turn
 
     def by_key(self, x: Tensor) -> Tensor:
@@ -153,6 +155,6 @@ class Part:
         return product(a, b, self.scratch[name][:size].view(shape))
 
     def kept(self, like: Tensor) -> Tensor:
-        """1 / (1 - dropout) where a weight is kept, else 0; the same in forward and backward."""
-        keep = 1.0 - self.request.dropout
-        return torch.empty_like(like).bernoulli_(keep, generator=self.generator).div_(keep)
+        """What makes up for dropout where a weight is kept, else 0; the same in forward and backward."""
+        rate = self.request.dropout
+        return torch.where(kept(like.shape, rate, self.bits).to(like.device), scale(rate), 0.0).to(like.dtype)

@@ -1,4 +1,9 @@
-"""torch's fused attention, for what it can do exactly: no score_mod, and a mask that is short or none."""
+"""torch's fused attention, for what it can do exactly: no score_mod, and a mask that is short or none.
+
+Biases by distance are a mask of numbers, where that is small and no gradient is wanted.
+"""
+
+import dataclasses
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +13,7 @@ from polyformer.core.context import Context
 from polyformer.core.layout import count
 from polyformer.core.pattern import Pattern
 from polyformer.core.patterns import Causal, Full
+from polyformer.core.relative import Relative
 from polyformer.core.request import Request, indices
 
 MASK_LIMIT = 1 << 22
@@ -16,13 +22,17 @@ MASK_LIMIT = 1 << 22
 SPARSE_FROM = 1 << 23
 """Multiplications of q k^T from which it pays to skip the keys that a sparse pattern does not need."""
 
-DENSE_LIMIT = 1 << 26
-"""Scores that torch may hold at once where its fused kernels do not apply and it computes densely."""
+BIAS_LIMIT = 1 << 18
+"""Numbers of a mask of biases that may be built for all heads."""
+
+DENSE_LIMIT, DROPOUT_LIMIT = 1 << 26, 1 << 20
+"""Scores that torch may hold at once where its fused kernels do not apply and it computes densely; fewer of
+them where it also drops some on a CPU, for which `blocks` has quicker numbers (core/dropout.py)."""
 
 
 def refuses(request: Request, return_lse: bool) -> str | None:
     """Why this backend cannot take the request, or None."""
-    if request.score_mod is not None or request.relative is not None:
+    if request.score_mod is not None or (request.relative is not None and not _short_bias(request)):
         return "a score_mod or relative terms change the scores"
     if return_lse:
         return "torch's function does not return the log-sum-exp"
@@ -30,9 +40,10 @@ def refuses(request: Request, return_lse: bool) -> str | None:
     pairs = queries * request.context.kv_len
     if batch * heads * pairs == 0:
         return "there is nothing to attend to"
-    unfused = width != request.v.shape[3] or (request.dropout > 0 and request.q.device.type == "cpu")
-    if unfused and batch * heads * pairs > DENSE_LIMIT:
-        return "torch has no fused kernel for this dropout or width and would compute all scores at once"
+    if width != request.v.shape[3] and batch * heads * pairs > DENSE_LIMIT:
+        return "torch has no fused kernel for this width and would compute all scores at once"
+    if request.dropout > 0 and request.q.device.type == "cpu" and batch * heads * pairs > DROPOUT_LIMIT:
+        return "torch has no fused kernel for dropout here and draws its numbers slowly"
     if (pattern := request.pattern) is None or _plain(request) is not None:
         return None
     if batch * pairs > MASK_LIMIT:
@@ -48,19 +59,60 @@ def refuses(request: Request, return_lse: bool) -> str | None:
 
 def run(request: Request) -> tuple[Tensor, None]:
     """Output [B, H, Tq, Dv]."""
-    plain = _plain(request)
+    return plan(request)(request.q, request.k, request.v, request.dropout), None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """A call without its inputs. mask: [B or 1, H or 1, Tq, Tk]. empty: its rows that see nothing."""
+
+    mask: Tensor | None
+    empty: Tensor | None
+    is_causal: bool
+    scale: float
+    grouped: bool
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+        """Output [B, H, Tq, Dv]."""
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=self.mask, dropout_p=dropout, is_causal=self.is_causal, scale=self.scale,
+            enable_gqa=self.grouped,
+        )  # fmt: skip
+        return out if self.empty is None else out.masked_fill(self.empty, 0.0)
+
+
+def plan(request: Request) -> Plan:
+    """What all calls of one context have in common: its layers' calls differ in q, k and v alone."""
+    plain, context, relative = _plain(request), request.context, request.relative
     mask = empty = None
     if plain is None:
         pattern = request.pattern
         assert pattern is not None, "everything is allowed: no mask is needed"
-        mask, empty = request.context.once(
-            ("mask", pattern, request.q.device), lambda: _mask(pattern, request)
-        )
-    out = F.scaled_dot_product_attention(
-        request.q, request.k, request.v, attn_mask=mask, dropout_p=request.dropout,
-        is_causal=plain == "causal", scale=request.scale, enable_gqa=request.groups > 1,
-    )  # fmt: skip
-    return (out if empty is None else out.masked_fill(empty, 0.0)), None
+        mask, empty = context.once(("mask", pattern, request.q.device), lambda: _mask(pattern, request))
+    if relative is not None:
+        bias, seen = _bias(relative, request), mask
+        if plain == "causal":
+            seen = torch.ones(bias.shape[1:], dtype=torch.bool, device=bias.device).tril()
+        mask, plain = (bias if seen is None else bias.masked_fill(~seen, -torch.inf)), "full"
+        mask = mask if mask.dim() == 4 else mask.unsqueeze(0)
+    return Plan(mask, empty, plain == "causal", request.scale, request.groups > 1)
+
+
+def _short_bias(request: Request) -> bool:
+    relative, q = request.relative, request.q
+    return (
+        relative is not None
+        and relative.tables.keys() == {"bias"}
+        and not torch.is_grad_enabled()
+        and q.shape[1] * q.shape[2] * request.context.kv_len <= BIAS_LIMIT
+    )
+
+
+def _bias(relative: Relative, request: Request) -> Tensor:
+    """The biases of all pairs, [H or 1, Tq, Tk]."""
+    _, _, q_idx, kv_idx = indices(request)
+    assert relative.bias is not None
+    return relative.bias.to(request.q.dtype)[:, relative.entry(request.context.distance(q_idx, kv_idx))]
 
 
 def _mask(pattern: Pattern, request: Request) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,11 @@ Cost: 2 E F products a token, F the intermediate size. Vaswani et al. 2017, sect
 import dataclasses
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyformer.core.activations import activation
 from polyformer.core.context import Context
+from polyformer.core.dropout import Dropout
 from polyformer.core.linear import Linear
 from polyformer.feedforward.base import FeedForward, SizedConfig
 
@@ -32,7 +33,7 @@ class Dense(FeedForward):
     def __init__(self, hidden_size: int, config: DenseConfig):
         super().__init__()
         self.activation = activation(config.activation)
-        self.dropout = nn.Dropout(config.inner_dropout)
+        self.dropout = Dropout(config.inner_dropout)
         self.up = Linear(hidden_size, config.intermediate_size, bias=config.bias)
         self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
 

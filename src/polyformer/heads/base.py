@@ -56,7 +56,8 @@ class HeadInput:
 
     hidden: [B, T, E], the last layer's output. mask: [B, T] bool, True for real tokens; None when all are.
     table: [V, E], the token vectors, for heads that share them. last: for heads that run that layer again.
-    sentence_labels: [B], for heads that predict something of the whole text beside its tokens.
+    sentence_labels: [B], for heads that predict something of the whole text beside its tokens. ids: [B, T],
+    the text's tokens, of an encoder-decoder the source's; None where they were read before.
     """
 
     hidden: Tensor
@@ -64,6 +65,7 @@ class HeadInput:
     table: Tensor
     last: "LastLayer | None" = None
     sentence_labels: Tensor | None = None
+    ids: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
+from polyformer.core.dropout import Dropout
 from polyformer.core.errors import InputError
 from polyformer.core.linear import Linear
 from polyformer.core.norms import NormConfig
@@ -57,7 +58,7 @@ class Embedding(nn.Module):
         self.types = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.languages = nn.Embedding(config.num_languages, width) if config.num_languages else None
         self.norm = norm.build(width) if config.normed else nn.Identity()
-        self.dropout = nn.Dropout(dropout if config.embedding_dropout is None else config.embedding_dropout)
+        self.dropout = Dropout(dropout if config.embedding_dropout is None else config.embedding_dropout)
         self.widen = nn.Identity() if config.size is None else Linear(width, hidden_size)
 
     def forward(self, tokens: Tensor, position: Position, pos: Tensor, given: Given) -> Tensor:
