@@ -8,6 +8,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.heads import (
     ClassifyConfig,
+    DetectConfig,
     EmbedConfig,
     Head,
     HeadConfig,
@@ -126,3 +127,67 @@ def test_example_labels_fit(config: HeadConfig):
     loss, _ = made(config)(HeadInput(given.hidden, None, given.table), labels)
     assert loss is not None
     assert loss.isfinite()
+
+
+@pytest.mark.parametrize("problem", [None, "multi_label"])
+def test_several_labels_of_a_text(problem: str | None):
+    """The mean over texts and labels of -log of the share that the logit gives to what holds."""
+    head, given = made(ClassifyConfig(num_labels=3, problem=problem)), inputs()
+    labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+    loss, predictions = head(given, labels)
+    share = predictions().sigmoid()
+    same(loss, -torch.where(labels == 1, share, 1 - share).log().mean())
+
+
+@pytest.mark.parametrize(("problem", "num_labels"), [(None, 1), ("regression", 1), ("regression", 3)])
+def test_numbers_of_a_text(problem: str | None, num_labels: int):
+    head, given = made(ClassifyConfig(num_labels=num_labels, problem=problem)), inputs()
+    labels = torch.arange(2 * num_labels).reshape(2, num_labels) / 3
+    loss, predictions = head(given, labels)
+    same(loss, ((predictions() - labels) ** 2).mean())
+    if num_labels == 1:
+        same(head(given, labels.squeeze(1))[0], loss)
+
+
+@pytest.mark.parametrize(
+    ("problem", "labels", "message"),
+    [
+        ("single", [0, 1], "unknown problem 'single': did you mean"),
+        ("multi_label", [0, 1], "labels: expected the shape (2, 3) of a problem 'multi_label', got (2,)"),
+        ("multi_label", [[0, 2, 0]] * 2, "labels: expected 0 or 1 for each of several labels, got 0 to 2"),
+        ("regression", [0.5, 1.0], "labels: expected the shape (2, 3) of a problem 'regression', got (2,)"),
+    ],
+)
+def test_labels_of_another_problem_are_refused(problem: str, labels: list[float], message: str):
+    with pytest.raises(InputError) as caught:
+        made(ClassifyConfig(num_labels=3, problem=problem))(inputs(), torch.tensor(labels))
+    assert str(caught.value).startswith(message)
+
+
+def test_dropout_before_the_hidden_layer_too():
+    """With all weights one and no activation that bends, what is dropped shows in the number of logits."""
+    torch.manual_seed(0)
+    seen = {}
+    for twice in (False, True):
+        head = made(ClassifyConfig(num_labels=2, activation="relu", dropout=0.5, drops_twice=twice)).train()
+        with torch.no_grad():
+            head.dense.weight.copy_(torch.eye(WIDTH))
+            head.dense.bias.zero_()
+            head.output.weight.fill_(1.0)
+            head.output.bias.zero_()
+        rows = HeadInput(torch.ones(4000, 1, WIDTH).double(), None, torch.zeros(1))
+        seen[twice] = set(head(rows, None)[1]()[:, 0].tolist())
+    assert seen == {False: {0.0, 2.0, 4.0, 6.0, 8.0}, True: {0.0, 4.0, 8.0, 12.0, 16.0}}
+
+
+def test_detect():
+    """The mean over real tokens that have a label."""
+    head, given = made(DetectConfig(activation="relu")), inputs()
+    labels = torch.tensor([[0, 1, -100, 1, 1], [0, 0, 1, 0, 1]])
+    loss, predictions = head(given, labels)
+    hidden = torch.relu(given.hidden @ head.dense.weight.T + head.dense.bias)
+    logits = (hidden @ head.output.weight.T + head.output.bias)[..., 0]
+    same(predictions(), logits)
+    share = logits.sigmoid()
+    terms = -torch.where(labels == 1, share, 1 - share).log()
+    same(loss, terms[MASK & (labels != -100)].mean())

@@ -2,12 +2,14 @@
 
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, LastLayer
 from polyformer.heads.classification import ClassifyConfig, SpanConfig, TagConfig
+from polyformer.heads.detection import DetectConfig
 from polyformer.heads.embed import EmbedConfig
 from polyformer.heads.pretraining import PretrainingConfig
 from polyformer.heads.vocabulary import EnhancedMaskedConfig, LanguageModelConfig, MaskedConfig
 
 __all__ = [
     "ClassifyConfig",
+    "DetectConfig",
     "EmbedConfig",
     "EnhancedMaskedConfig",
     "Head",

@@ -4,20 +4,23 @@ import dataclasses
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.activations import activation
 from polyformer.core.errors import InputError
-from polyformer.core.labels import check_labels
 from polyformer.core.linear import Linear
 from polyformer.core.pooling import check_pooling, pool
+from polyformer.core.problems import check_problem, label_loss, mean_cross_entropy
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifyConfig(HeadConfig):
-    """`pooling`: the "first" token (BERT's), the "last", or the "mean"; `hidden` adds a tanh layer before."""
+    """`pooling`: the "first" token (BERT's), the "last", or the "mean"; `hidden` adds a tanh layer before.
+
+    `problem`: what the labels are, "single_label", "multi_label" or "regression"; by default what they look
+    like, a single logit being a number (core/problems.py).
+    """
 
     num_labels: int = 2
     pooling: str = "first"
@@ -25,6 +28,8 @@ class ClassifyConfig(HeadConfig):
     activation: str = "tanh"  # of that layer
     bias: bool = True  # of the last layer
     dropout: float = 0.1
+    drops_twice: bool = False  # dropout before that layer too, as RoBERTa's
+    problem: str | None = None
 
     kind: ClassVar[str] = "classify"
     row: ClassVar[str] = "A3"
@@ -33,29 +38,35 @@ class ClassifyConfig(HeadConfig):
     def __post_init__(self) -> None:
         check_pooling(self.pooling)
         activation(self.activation)
+        check_problem(self.problem)
         _check_labels(self.num_labels)
 
     @classmethod
     def examples(cls) -> tuple["ClassifyConfig", ...]:
         return (
-            cls(num_labels=3),
+            cls(num_labels=3, problem="multi_label"),
             cls(pooling="last", hidden=False),
-            cls(pooling="mean", activation="gelu", bias=False),
+            cls(pooling="mean", activation="gelu", bias=False, drops_twice=True, num_labels=1),
         )
 
     def build(self, shape: HeadShape) -> "Classify":
         return Classify(shape.hidden_size, self)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        if self.problem == "multi_label":
+            return torch.randint(2, (rows, self.num_labels))
+        if self.problem == "regression" or (self.problem is None and self.num_labels == 1):
+            return torch.randn(rows, self.num_labels)
         return torch.randint(self.num_labels, (rows,))
 
 
 class Classify(Head):
-    """labels [B] in 0..num_labels-1; predictions [B, num_labels]."""
+    """labels [B] in 0..num_labels-1, or [B, num_labels] of other problems; predictions [B, num_labels]."""
 
     def __init__(self, hidden_size: int, config: ClassifyConfig):
         super().__init__()
-        self.pooling = config.pooling
+        self.pooling, self.problem = config.pooling, config.problem
+        self.drops_twice = config.drops_twice
         self.dense = Linear(hidden_size, hidden_size) if config.hidden else None
         self.activation = activation(config.activation)
         self.dropout = nn.Dropout(config.dropout)
@@ -64,9 +75,10 @@ class Classify(Head):
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         pooled = pool(inputs.hidden, inputs.mask, self.pooling)
         if self.dense is not None:
+            pooled = self.dropout(pooled) if self.drops_twice else pooled
             pooled = self.activation(self.dense(pooled))
         logits = self.output(self.dropout(pooled))
-        return None if labels is None else mean_cross_entropy(logits, labels), lambda: logits
+        return None if labels is None else label_loss(self.problem, logits, labels), lambda: logits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,13 +142,6 @@ class Span(Head):
         if inputs.mask is not None:
             logits = logits.masked_fill(~inputs.mask.unsqueeze(-1), -torch.inf)
         return None if labels is None else mean_cross_entropy(logits.transpose(1, 2), labels), lambda: logits
-
-
-def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the labels that are not -100, 0 when there is none; logits [..., classes]."""
-    check_labels(labels, logits.shape[:-1], logits.shape[-1])
-    total = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
-    return total / (labels != -100).sum().clamp_min(1)
 
 
 def _check_labels(number: int) -> None:

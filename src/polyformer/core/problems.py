@@ -1,0 +1,61 @@
+"""What the labels of a text are, one class, several, or numbers, and the loss of each.
+
+| problem      | labels                          | loss, the mean over                                   |
+|--------------|---------------------------------|-------------------------------------------------------|
+| single_label | [...] classes, -100 for none    | labelled items, of -log softmax(logits)[label]        |
+| multi_label  | [..., n], 1 for each that holds | items and labels, of the binary cross-entropy         |
+| regression   | [..., n] numbers, or [...] of 1 | items and numbers, of (logit - label)^2               |
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.core.errors import InputError, unknown
+from polyformer.core.labels import check_labels
+
+PROBLEMS = ("single_label", "multi_label", "regression")
+
+
+def check_problem(name: str | None) -> None:
+    """Raises `InputError` unless `name` is a problem, or None."""
+    if name is not None and name not in PROBLEMS:
+        raise unknown("problem", name, PROBLEMS)
+
+
+def label_loss(problem: str | None, logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of logits [..., n]. Without a problem, one logit is a number, and labels that are no integers
+    say which of several hold."""
+    if problem is None:
+        several = "multi_label" if labels.is_floating_point() else "single_label"
+        problem = "regression" if logits.shape[-1] == 1 else several
+    if problem == "single_label":
+        return mean_cross_entropy(logits, labels)
+    if logits.shape[-1] == 1 and labels.shape == logits.shape[:-1]:
+        labels = labels.unsqueeze(-1)
+    if labels.shape != logits.shape:
+        raise InputError(
+            f"labels: expected the shape {tuple(logits.shape)} of a problem {problem!r}, "
+            f"got {tuple(labels.shape)}"
+        )
+    wanted = labels.to(logits.dtype)
+    if problem == "regression":
+        return F.mse_loss(logits, wanted)
+    _check_shares(labels)
+    return F.binary_cross_entropy_with_logits(logits, wanted)
+
+
+def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the labels that are not -100, 0 when there is none; logits [..., classes]."""
+    check_labels(labels, logits.shape[:-1], logits.shape[-1])
+    total = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
+    return total / (labels != -100).sum().clamp_min(1)
+
+
+def _check_shares(labels: Tensor) -> None:
+    """Raises where looking is cheap: on the CPU, outside compiled code."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling() or not labels.numel():
+        return
+    low, high = (float(one) for one in labels.aminmax())
+    if low < 0 or high > 1:
+        raise InputError(f"labels: expected 0 or 1 for each of several labels, got {low:g} to {high:g}")
