@@ -4,9 +4,10 @@ import dataclasses
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyformer.core.activations import activation
+from polyformer.core.dropout import Dropout
 from polyformer.core.errors import InputError
 from polyformer.core.linear import Linear
 from polyformer.core.pooling import check_pooling, pool
@@ -19,7 +20,8 @@ class ClassifyConfig(HeadConfig):
     """`pooling`: the "first" token (BERT's), the "last", or the "mean"; `hidden` adds a tanh layer before.
 
     `problem`: what the labels are, "single_label", "multi_label" or "regression"; by default what they look
-    like, a single logit being a number (core/problems.py).
+    like, a single logit being a number (core/problems.py). `end_token`: pooled where the text has the last
+    token of this id, as BART does at its last </s>; `pooling` is then of no account.
     """
 
     num_labels: int = 2
@@ -69,7 +71,7 @@ class Classify(Head):
         self.drops_twice = config.drops_twice
         self.dense = Linear(hidden_size, hidden_size) if config.hidden else None
         self.activation = activation(config.activation)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.output = Linear(hidden_size, config.num_labels, bias=config.bias)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
@@ -107,7 +109,7 @@ class Tag(Head):
 
     def __init__(self, hidden_size: int, config: TagConfig):
         super().__init__()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.output = Linear(hidden_size, config.num_labels)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
