@@ -88,8 +88,13 @@ def read_fields(fields: tuple[Field, ...], hub: Tree, tree: Tree) -> None:
 
 
 def write_fields(fields: tuple[Field, ...], tree: Tree) -> Tree:
-    """What their configuration says of our `tree`."""
-    return {one.theirs: one.write(look_up(tree, one.ours[0])) for one in fields}
+    """What their configuration says of our `tree`; nothing of a stack that it has not."""
+    found: Tree = {}
+    for one in fields:
+        path = next((path for path in one.ours if "." not in path or tree.get(path.split(".")[0])), None)
+        if path is not None:
+            found[one.theirs] = one.write(look_up(tree, path))
+    return found
 
 
 def check_fixed(fixed: Mapping[str, Any], hub: Tree) -> None:

@@ -1,5 +1,6 @@
 """`from_pretrained`: a directory, or a name on the hub, made into a model."""
 
+import dataclasses
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.checkpoints.family import FAMILIES, Family
+from polyformer.checkpoints.fields import Tree
 from polyformer.checkpoints.tensors import Tensors, open_tensors
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import read_json
@@ -42,15 +44,48 @@ def from_pretrained(source: str | Path, head: str | HeadConfig | None = None, *,
         if head is not None:
             raise InputError("head: this is a polyformer with a head of its own; leave it out")
         return Transformer.from_pretrained(folder).to(dtype)
+    return adopt(described, open_tensors(folder, allow_pickle), head, dtype)
+
+
+def from_transformers(model: nn.Module, head: str | HeadConfig | None = None) -> Transformer:
+    """Ours of a model of transformers in memory, in evaluation mode; weights that lie alike are shared.
+
+    Raises `InputError` as `from_pretrained` does.
+    """
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "model_type"):
+        raise InputError(f"model: expected one of transformers', got {type(model).__name__}")
+    described = {**config.to_dict(), "architectures": [type(model).__name__]}
+    return adopt(described, dict(model.state_dict()), head)
+
+
+def adopt(described: Tree, given: "Tensors | dict[str, Tensor]", head: str | HeadConfig | None = None,
+          dtype: torch.dtype | None = None) -> Transformer:  # fmt: skip
+    """The model of a public configuration and its tensors."""
     family = FAMILIES[described["model_type"]]
     task = family.task(described, head)
     config = family.config(described, task, head if isinstance(head, HeadConfig) else None)
+    config = untied(family, task, config, given)
     with torch.device("meta"):
         model = Transformer(config)
-    given = open_tensors(folder, allow_pickle)
     weights = gather(family, task, config, given, model, fresh_head=head is not None)
-    load_weights(model, weights if dtype is None else _cast(weights, dtype), folder)
+    load_weights(model, weights if dtype is None else _cast(weights, dtype), "the checkpoint")
     return model.eval()
+
+
+def untied(family: Family, task: str, config: ModelConfig,
+           given: "Tensors | dict[str, Tensor]") -> ModelConfig:  # fmt: skip
+    """The configuration, with an output layer of its own where the files have one beside another token table.
+
+    What transformers saves of T5 1.1 says that both are tied, and they are not; it believes the files too.
+    """
+    table = family.table(task)
+    for copy, of in family.tasks[task].copies.items() if config.embedding.tied else ():
+        names = {_settled(name, family.base, {copy, of}): name for name in given}
+        known = copy in table or copy.removesuffix(".weight") in table
+        if known and copy in names and of in names and not torch.equal(given[names[copy]], given[names[of]]):
+            return dataclasses.replace(config, embedding=dataclasses.replace(config.embedding, tied=False))
+    return config
 
 
 def gather(family: Family, task: str, config: ModelConfig, given: "Tensors | dict[str, Tensor]",

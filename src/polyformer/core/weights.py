@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError, unknown
 
 
-def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: str | Path) -> None:
     """Put `tensors`, read from `file`, into `model`; `InputError` unless names and shapes are the model's.
 
     What several layers share stands in a file once, and is shared again.

@@ -1,0 +1,214 @@
+"""Checkpoints that are damaged, foreign or unsafe: a named error, nothing executed. Real files, corrupted."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import polyformer
+from polyformer.core.errors import InputError
+from polyformer.presets import create_model
+
+SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24,
+         "vocab_size": 50, "max_position_embeddings": 20}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A small BERT as transformers would have saved it."""
+    folder = tmp_path_factory.mktemp("bert")
+    create_model("bert-base", **SIZES).save_pretrained(folder, format="hub")
+    return folder
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "copy"))
+
+
+def fails(folder: Path, **options: object) -> str:
+    with pytest.raises(InputError) as caught:
+        polyformer.from_pretrained(folder, **options)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def edited(folder: Path, **changes: object) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def reweighed(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def sharded(folder: Path) -> Path:
+    from polyformer.checkpoints.save import save
+
+    model = polyformer.from_pretrained(folder)
+    save(model, folder, shard_size=4000)
+    assert not (folder / "model.safetensors").exists()
+    return folder
+
+
+def test_several_files_are_one(copy: Path):
+    before = polyformer.from_pretrained(copy).state_dict()
+    after = polyformer.from_pretrained(sharded(copy)).state_dict()
+    assert len(list(copy.glob("model-*.safetensors"))) > 2
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], one) for name, one in before.items())
+
+
+def test_unknown_model_type(copy: Path):
+    assert "unknown model_type 'bret'" in fails(edited(copy, model_type="bret"))
+    assert "'bert'" in fails(edited(copy, model_type="bret"))
+
+
+def test_unknown_architecture(copy: Path):
+    message = fails(edited(copy, architectures=["BertForMaskedLN"]))
+    assert "BertForMaskedLN" in message
+    assert "BertForMaskedLM" in message
+
+
+def test_an_option_that_is_not_supported(copy: Path):
+    message = fails(edited(copy, position_embedding_type="relative_key"))
+    assert (
+        message == "config.json: position_embedding_type is 'relative_key', and only 'absolute' is supported"
+    )
+
+
+def test_unknown_activation(copy: Path):
+    assert "hidden_act" in fails(edited(copy, hidden_act="geglu"))
+
+
+@pytest.mark.parametrize("keep", [0, 7, 300, -100])
+def test_truncated_weights(copy: Path, keep: int):
+    path = copy / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    assert str(path) in fails(copy)
+
+
+def test_truncated_shard(copy: Path):
+    shard = sorted(sharded(copy).glob("model-*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-50])
+    assert shard.name in fails(copy)
+
+
+def test_missing_shard(copy: Path):
+    shard = sorted(sharded(copy).glob("model-*.safetensors"))[1]
+    shard.unlink()
+    assert shard.name in fails(copy)
+
+
+def test_missing_tensor(copy: Path):
+    name = "bert.encoder.layer.1.output.dense.weight"
+    assert name in fails(reweighed(copy, lambda tensors: tensors.pop(name)))
+
+
+def test_unexpected_tensor_and_the_nearest_name(copy: Path):
+    name = "bert.encoder.layer.1.output.densse.weight"
+    message = fails(reweighed(copy, lambda tensors: tensors.update({name: torch.zeros(2)})))
+    assert name in message
+    assert "did you mean" in message
+
+
+def test_misshapen_tensor(copy: Path):
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    message = fails(reweighed(copy, lambda tensors: tensors.update({name: torch.zeros(16, 15)})))
+    assert name in message
+    assert "(16, 15)" in message
+    assert "(16, 16)" in message
+
+
+def test_config_of_another_size(copy: Path):
+    message = fails(edited(copy, intermediate_size=48))
+    assert "(24, 16)" in message
+    assert "(48, 16)" in message
+
+
+def test_damaged_config(copy: Path):
+    (copy / "config.json").write_text('{"model_type": "be')
+    assert "config.json is damaged" in fails(copy)
+
+
+def test_no_weights(copy: Path):
+    (copy / "model.safetensors").unlink()
+    assert "no weights" in fails(copy)
+
+
+def test_no_directory(tmp_path: Path):
+    assert "no such directory" in fails(tmp_path / "nowhere")
+    assert "not a model directory" in fails(tmp_path)
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_pickle_is_refused_and_nothing_in_it_runs(copy: Path):
+    (copy / "model.safetensors").unlink()
+    mark = copy / "ran"
+    (copy / "pytorch_model.bin").write_bytes(pickle.dumps({"bert.x": Bomb(mark)}))
+    assert "is a pickle" in fails(copy)
+    assert "pytorch_model.bin" in fails(copy, allow_pickle=True)
+    torch.save({"bert.x": Bomb(mark)}, copy / "pytorch_model.bin")
+    assert "refused" in fails(copy, allow_pickle=True)
+    assert not mark.exists()
+
+
+def test_a_pickle_under_the_name_of_safetensors(copy: Path):
+    torch.save({"a": torch.ones(1)}, copy / "model.safetensors")
+    assert "is a pickle" in fails(copy)
+
+
+def test_a_file_of_tensors_where_it_is_allowed(copy: Path):
+    expected = polyformer.from_pretrained(copy).state_dict()
+    tensors = load_file(copy / "model.safetensors")
+    renamed = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    old = {}
+    for name, one in tensors.items():
+        for new, before in renamed.items():
+            name = name.replace(new, before)
+        old[name] = one
+    (copy / "model.safetensors").unlink()
+    torch.save(old, copy / "pytorch_model.bin")
+    found = polyformer.from_pretrained(copy, allow_pickle=True).state_dict()
+    assert all(torch.equal(found[name], one) for name, one in expected.items())
+
+
+def test_another_head_starts_fresh_and_says_so(copy: Path):
+    expected = polyformer.from_pretrained(copy)
+    with pytest.warns(UserWarning, match="started fresh: head.dense.weight"):
+        model = polyformer.from_pretrained(copy, head="BertForSequenceClassification")
+    assert model.config.head.kind == "classify"
+    assert torch.equal(model.tokens.weight, expected.tokens.weight)
+    assert bool(model.get_parameter("head.output.weight").isfinite().all())
+    assert "did you mean" in fails(copy, head="BertForSequenceClasification")
+
+
+def test_a_model_of_no_family_is_refused(tmp_path: Path):
+    model = create_model("bert-base", **SIZES, attention=polyformer.Window(3))
+    with pytest.raises(InputError, match="no public family"):
+        model.save_pretrained(tmp_path / "out", format="hub")
+    with pytest.raises(InputError, match="unknown format 'hug'"):
+        model.save_pretrained(tmp_path / "out", format="hug")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_id_outside_the_vocabulary(copy: Path):
+    with pytest.raises(InputError, match="expected ids from 0 to 49"):
+        polyformer.from_pretrained(copy)(torch.tensor([[1, 50]]))
