@@ -30,8 +30,26 @@ def decoder(
 
 @register("gpt2")
 def gpt2() -> ModelConfig:
-    """Radford et al. 2019, table 2, the smallest: 124M parameters."""
+    """Radford et al. 2019, table 2, the smallest: 124M parameters (the table says 117M)."""
     return decoder(12, 768, 12, vocab=50257, positions=1024)
+
+
+@register("gpt2-medium")
+def gpt2_medium() -> ModelConfig:
+    """Radford et al. 2019, table 2: 24 layers of 1024, 355M parameters (the table says 345M)."""
+    return decoder(24, 1024, 16, vocab=50257, positions=1024)
+
+
+@register("gpt2-large")
+def gpt2_large() -> ModelConfig:
+    """Radford et al. 2019, table 2: 36 layers of 1280, 774M parameters (the table says 762M)."""
+    return decoder(36, 1280, 20, vocab=50257, positions=1024)
+
+
+@register("gpt2-xl")
+def gpt2_xl() -> ModelConfig:
+    """Radford et al. 2019, table 2, the largest: 48 layers of 1600, 1558M parameters (in it 1542M)."""
+    return decoder(48, 1600, 25, vocab=50257, positions=1024)
 
 
 @register("decoder-small")

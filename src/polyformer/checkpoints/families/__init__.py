@@ -1,5 +1,5 @@
 """The families, one file each: tables of options, tensors and heads."""
 
-from polyformer.checkpoints.families import bert
+from polyformer.checkpoints.families import bert, gpt2
 
-__all__ = ["bert"]
+__all__ = ["bert", "gpt2"]

@@ -1,0 +1,106 @@
+"""What a decoder does beyond one pass, compared with transformers: losses, caches and generation."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from families import Inputs, at_real, counted, same, texts, verify
+from torch import Tensor, nn
+
+from polyformer.checkpoints import FAMILIES
+from polyformer.generation import GenerationConfig
+from polyformer.generation.hub import from_hub
+from polyformer.model import ModelConfig, Transformer
+from polyformer.presets import model_config
+
+PAD = 0
+
+
+def exact_loss(logits: Tensor, labels: Tensor, vocab_size: int, **_: Any) -> Tensor:
+    """Theirs without its cast to float32."""
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def labelled(inputs: Inputs) -> tuple[Inputs, Inputs]:
+    """Labels of the real tokens for us and for transformers, which predicts a text's first token too where
+    padding stands before it."""
+    mask = inputs["attention_mask"]
+    ours = inputs["input_ids"].masked_fill(mask == 0, -100)
+    first = mask.diff(prepend=torch.ones_like(mask[:, :1]), dim=1) > 0
+    return {"labels": ours}, {"labels": ours.masked_fill(first, -100)}
+
+
+def verify_decoder(theirs: Any, folder: Path, side: str, **options: Any) -> Transformer:
+    """`verify` with the labels of a language model, where `theirs` is one."""
+    inputs = texts(theirs.config.vocab_size, pad=PAD, side=side)
+    mask = inputs["attention_mask"]
+    if "labels" not in options and hasattr(theirs, "lm_head"):
+        theirs.loss_function = exact_loss
+        options["labels"], options["their_labels"] = labelled(inputs)
+    for kind in ("labels", "their_labels"):
+        tags = options.get(kind, {}).get("labels")
+        if tags is not None and tags.shape == mask.shape:  # of real tokens alone
+            options[kind] = {"labels": tags.masked_fill(mask == 0, -100)}
+    positions = {"position_ids": counted(mask)}
+    return verify(theirs, inputs, folder, **{"only_theirs": positions, **options})
+
+
+@torch.no_grad()
+def verify_attentions(ours: Transformer, theirs: Any, side: str = "left") -> None:
+    """Every layer's weights [B, H, Tq, Tk] at the real queries; `theirs` computes them in full."""
+    inputs = texts(ours.config.vocab_size, pad=PAD, side=side)
+    mask = inputs["attention_mask"]
+    mine = ours(**inputs, output_attentions=True).attentions
+    other = theirs(**inputs, position_ids=counted(mask), output_attentions=True).attentions
+    for a, b in zip(mine, other, strict=True):
+        same(at_real(a.transpose(1, 2), mask), at_real(b.transpose(1, 2), mask))
+
+
+@torch.no_grad()
+def verify_cache(ours: Transformer, theirs: Any, side: str = "left") -> None:
+    """Chunks of several sizes with the cache are one pass of theirs."""
+    inputs = texts(ours.config.vocab_size, pad=PAD, side=side)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    expected = theirs(**inputs, position_ids=counted(mask)).logits
+    for sizes in ([1] * 11, [4, 7], [3, 1, 5, 2]):
+        state, found, start = None, [], 0
+        for part in ids.split(sizes, 1):
+            stop = start + part.shape[1]
+            output = ours(part, attention_mask=mask[:, start:stop], state=state, use_cache=True)
+            state, start = output.state, stop
+            found.append(output.logits)
+        same(at_real(torch.cat(found, 1), mask), at_real(expected, mask))
+
+
+def verify_generation(ours: Transformer, theirs: Any, **options: Any) -> None:
+    """Texts of rows padded on the left, token for token; greedy ones unless `options` say otherwise."""
+    inputs = texts(ours.config.vocab_size, pad=PAD, side="left")
+    wanted = {"max_new_tokens": 6, "pad_token_id": PAD, "do_sample": False, **options}
+    config: GenerationConfig = from_hub(wanted)
+    found = ours.generate(inputs["input_ids"], inputs["attention_mask"], config).sequences
+    expected = theirs.generate(**inputs, **wanted)
+    eos = ours.config.special.eos
+    assert ended(found[:, 11:], eos) == ended(expected[:, 11:], eos)
+    assert len(found[:, 11:].unique()) > 2, "the texts are too much the same to compare"
+
+
+def ended(tokens: Tensor, eos: int | None) -> list[list[int]]:
+    """Texts up to their ends, whatever fills the rows after them."""
+    rows = tokens.tolist()
+    return [row[: row.index(eos) + 1] if eos in row else row for row in rows]
+
+
+def read_config(theirs: Any, **options: Any) -> ModelConfig:
+    """Ours of their configuration with some `options` changed."""
+    hub = {**theirs.to_dict(), **options}
+    family = FAMILIES[hub["model_type"]]
+    return family.config(hub, family.task(hub, None))
+
+
+def counts(preset: str, head: type[nn.Module], config: Any) -> tuple[int, int]:
+    """Parameters of our preset and of their class, neither given memory."""
+    with torch.device("meta"):
+        models = Transformer(model_config(preset)), head(config)
+    ours, theirs = (sum(one.numel() for one in model.parameters()) for model in models)
+    return ours, theirs
