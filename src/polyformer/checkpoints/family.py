@@ -9,12 +9,33 @@ import fnmatch
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from polyformer.checkpoints.fields import Field, Tree, check_fixed, differences, read_fields, write_fields
+from polyformer.checkpoints.fields import (
+    Field,
+    Tree,
+    check_fixed,
+    choice,
+    differences,
+    read_fields,
+    write_fields,
+)
 from polyformer.checkpoints.names import ENDINGS, Link, Names, Part, links
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.registry import Registry
 from polyformer.heads import HeadConfig
 from polyformer.model import ModelConfig, OriginConfig
+
+PROBLEM = choice(
+    "problem_type",
+    None,
+    {
+        None: None,
+        "regression": "regression",
+        "single_label_classification": "single_label",
+        "multi_label_classification": "multi_label",
+    },
+    "problem",
+)
+"""What the labels of a text are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +61,9 @@ class Family:
     """See the module's docstring; the class attributes are the tables.
 
     classes: what transformers' classes begin with. base: the prefix of the trunk's tensors, "" for none.
-    template: a model of the family, in which `fields` are set. aliases: other names of options, which
-    transformers takes too. fixed: options that have one value here. adjusted: options that `adjust` reads and
-    `describe` writes. inert: options that change no number. ignored: patterns of tensors that hold nothing.
-    dropouts: where a labelled head's stands, the first that is given. tasks: by the end of the class's name.
-    sizes: presets.
+    template: a model of the family, in which `fields` are set. fixed: options that have one value here.
+    inert: options that change no number. ignored: patterns of tensors that hold nothing. dropouts: where a
+    labelled head's stands, the first that is given. tasks: by the end of the class's name. sizes: presets.
     """
 
     model_type: ClassVar[str]
@@ -55,9 +74,7 @@ class Family:
     base: ClassVar[str] = ""
     template: ClassVar[ModelConfig]
     fields: ClassVar[tuple[Field, ...]]
-    aliases: ClassVar[Mapping[str, str]] = {}
     fixed: ClassVar[Mapping[str, Any]] = {}
-    adjusted: ClassVar[tuple[str, ...]] = ()
     inert: ClassVar[tuple[str, ...]] = ()
     names: ClassVar[Names]
     ignored: ClassVar[tuple[str, ...]] = ()
@@ -103,7 +120,6 @@ class Family:
 
     def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
         """Our configuration of theirs; `head` takes the place of the one that `hub` describes."""
-        hub = {self.aliases.get(name, name): value for name, value in hub.items()}
         check_fixed(self.fixed, hub)
         self.check(hub)
         tree = self.template.to_dict()
@@ -114,8 +130,7 @@ class Family:
         if head is None:
             read_fields(wanted.fields, hub, tree["head"])
             self._read_labels(wanted, hub, tree["head"])
-        mine = {one.theirs for one in (*self.fields, *wanted.fields)}
-        mine |= {*self.fixed, *self.adjusted, "architectures"}
+        mine = {one.theirs for one in (*self.fields, *wanted.fields)} | {*self.fixed, "architectures"}
         kept = {name: value for name, value in hub.items() if name not in mine}
         tree["origin"] = OriginConfig(
             model_type=self.model_type, architecture=self.classes + task, fields=kept
@@ -144,6 +159,8 @@ class Family:
             head["num_labels"] = len(hub.get("id2label") or ()) or hub.get("num_labels", 2)
             given = (hub.get(name) for name in self.dropouts)
             head["dropout"] = next((one for one in given if one is not None), head["dropout"])
+        if task.labelled and "problem" in head:
+            read_fields((PROBLEM,), hub, head)
 
     def _write_labels(self, task: Task, head: Tree, kept: Tree) -> Tree:
         if not task.labelled or "num_labels" not in head:
@@ -152,6 +169,8 @@ class Family:
         if len(names) != head["num_labels"]:
             names = {str(i): f"LABEL_{i}" for i in range(head["num_labels"])}
         found = {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
+        if "problem" in head:
+            found |= write_fields((PROBLEM,), head)
         return {**found, self.dropouts[0]: head["dropout"]} if self.dropouts else found
 
     def task_of(self, config: ModelConfig) -> str:
