@@ -125,6 +125,21 @@ def related(context: Context, relation_ids: Tensor, rows: int, position: Positio
     return dataclasses.replace(context, relations=relation_ids.long())
 
 
+def check_positions(pos: Tensor, count: int) -> None:
+    """Raises `InputError` for positions beyond a learned table of `count`.
+
+    Where looking is cheap: on the CPU, outside compiled code. Elsewhere the lookup itself raises.
+    """
+    if pos.device.type != "cpu" or torch.compiler.is_compiling() or not pos.numel():
+        return
+    length = int(pos.max()) + 1
+    if length > count:
+        raise InputError(
+            f"input of {length} tokens: longer than the {count} learned "
+            f"positions (max_position_embeddings); shorten the text or choose another position scheme"
+        )
+
+
 def widest(device: torch.device) -> torch.dtype:
     """The type that angles are made in, so that far positions stay exact: float64 where there is one."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -11,7 +11,8 @@ Each layer projects 2k rows, or as many as there are distances if fewer: nothing
 
 Equation 4 reads the position that meets key j at delta(j, i), its mirror image; the released models read
 both terms at delta(i, j), and so do we unless `mirrored`. A bias in kr would move all scores of a query
-alike, so there is none.
+alike, so there is none. With `absolute` a table of positions is added to the input as well, the form that the
+paper's enhanced mask decoder makes needless.
 """
 
 import dataclasses
@@ -21,10 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.context import Context
+from polyformer.core.dropout import Dropout
 from polyformer.core.errors import InputError
 from polyformer.core.linear import Linear
 from polyformer.core.relative import Relative
-from polyformer.position.base import Position, PositionConfig, Shape, Site
+from polyformer.position.base import Position, PositionConfig, Shape, Site, check_positions
 
 TERMS = ("c2p", "p2c")
 """Content to position, position to content."""
@@ -43,6 +45,7 @@ class DebertaConfig(PositionConfig):
     eps: float = 1e-7  # of that norm
     dropout: float = 0.0  # of the table's entries
     mirrored: bool = False  # p2c at delta(j, i), as in equation 4
+    absolute: bool = False  # a learned position in the input too; a longer text is then an error
 
     kind: ClassVar[str] = "deberta"
     row: ClassVar[str] = "P10"
@@ -62,7 +65,7 @@ class DebertaConfig(PositionConfig):
     @classmethod
     def examples(cls) -> tuple["DebertaConfig", ...]:
         later = cls(max_relative_positions=16, buckets=4, share_projections=True, norm_embeddings=True)
-        return cls(), later, cls(max_relative_positions=3, terms=("p2c",), mirrored=True)
+        return cls(), later, cls(max_relative_positions=3, terms=("p2c",), mirrored=True, absolute=True)
 
     def build(self, shape: Shape) -> "Deberta":
         return Deberta(self, shape)
@@ -84,12 +87,20 @@ class Deberta(Position):
         self.norm = (
             nn.LayerNorm(shape.hidden_size, eps=config.eps) if config.norm_embeddings else nn.Identity()
         )
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.factor = (1 + len(config.terms)) ** -0.5
         own = () if config.share_projections else config.terms
         widths, layers = (shape.hidden_size, shape.num_heads * shape.head_size), range(shape.num_layers)
         self.keys = nn.ModuleList(Linear(*widths, bias=False) for _ in layers if "c2p" in own)
         self.queries = nn.ModuleList(Linear(*widths) for _ in layers if "p2c" in own)
+        self.absolute = nn.Embedding(shape.max_positions, shape.input_size) if config.absolute else None
+        self.max_positions = shape.max_positions if config.absolute else None
+
+    def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
+        if self.absolute is None or layer:
+            return x
+        check_positions(pos, self.absolute.num_embeddings)
+        return x + self.absolute(pos)
 
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
         """The queries scaled for the sum of more terms; the mechanism divides by sqrt(D)."""

@@ -7,11 +7,10 @@ max_positions x E parameters a table; a position beyond the table is an error. V
 import dataclasses
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.position.base import Position, PositionConfig, Shape
+from polyformer.position.base import Position, PositionConfig, Shape, check_positions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,16 +63,6 @@ class Learned(Position):
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
         if layer >= len(self.tables):
             return x
-        self._check(x, pos)
+        if self.max_positions is not None:
+            check_positions(pos, self.max_positions)
         return x + self.tables[layer](pos + self.offset if self.offset else pos)
-
-    def _check(self, x: Tensor, pos: Tensor) -> None:
-        """Raises where looking is cheap: on the CPU, outside compiled code. Elsewhere the lookup raises."""
-        if pos.device.type != "cpu" or torch.compiler.is_compiling() or not pos.numel():
-            return
-        length = int(pos.max()) + 1
-        if self.max_positions is not None and length > self.max_positions:
-            raise InputError(
-                f"input of {length} tokens: longer than the {self.max_positions} learned "
-                f"positions (max_position_embeddings); shorten the text or choose another position scheme"
-            )

@@ -1,12 +1,22 @@
 """Sizes and choices, one file a family."""
 
-from polyformer.presets import bigbird, decoder, encoder, etc, longformer, memory_compressed, transformer
+from polyformer.presets import (
+    bigbird,
+    deberta,
+    decoder,
+    encoder,
+    etc,
+    longformer,
+    memory_compressed,
+    transformer,
+)
 from polyformer.presets.base import MODELS, create_model, list_models, model_config, register
 
 __all__ = [
     "MODELS",
     "bigbird",
     "create_model",
+    "deberta",
     "decoder",
     "encoder",
     "etc",
