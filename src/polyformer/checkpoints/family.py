@@ -46,7 +46,8 @@ class Task:
     says of it, by paths in the head. copies: tensors that say again what others say, where
     the embeddings are tied. base: whether the
     trunk's tensors stand under the family's prefix. labelled: whether the number of labels and the dropout
-    are those of the configuration.
+    are those of the configuration. without: the stack that this class lacks, "encoder" or "decoder". trunk:
+    names of the trunk's tensors where they are not the family's.
     """
 
     head: HeadConfig
@@ -55,15 +56,23 @@ class Task:
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     base: bool = True
     labelled: bool = True
+    without: str = ""
+    trunk: Names | None = None
+
+    def covers(self, field: Field) -> bool:
+        """Whether a field says something of what this class has."""
+        return any(path.split(".")[0] != self.without for path in field.ours)
 
 
 class Family:
     """See the module's docstring; the class attributes are the tables.
 
     classes: what transformers' classes begin with. base: the prefix of the trunk's tensors, "" for none.
-    template: a model of the family, in which `fields` are set. fixed: options that have one value here.
-    inert: options that change no number. ignored: patterns of tensors that hold nothing. dropouts: where a
-    labelled head's stands, the first that is given. tasks: by the end of the class's name. sizes: presets.
+    template: a model of the family, in which `fields` are set. aliases: other names of options, as
+    transformers takes them. fixed: options that have one value here. adjusted: options that `adjust` reads
+    and `describe` writes. inert: options that change no number. ignored: patterns of tensors that hold
+    nothing. dropouts: where a labelled head's stands, the first that is given. num_labels: where nothing
+    says how many. tasks: by the end of the class's name. sizes: presets.
     """
 
     model_type: ClassVar[str]
@@ -74,11 +83,14 @@ class Family:
     base: ClassVar[str] = ""
     template: ClassVar[ModelConfig]
     fields: ClassVar[tuple[Field, ...]]
+    aliases: ClassVar[Mapping[str, str]] = {}
     fixed: ClassVar[Mapping[str, Any]] = {}
+    adjusted: ClassVar[tuple[str, ...]] = ()
     inert: ClassVar[tuple[str, ...]] = ()
     names: ClassVar[Names]
     ignored: ClassVar[tuple[str, ...]] = ()
     dropouts: ClassVar[tuple[str, ...]] = ()
+    num_labels: ClassVar[int] = 2
     tasks: ClassVar[Mapping[str, Task]]
     sizes: ClassVar[tuple[str, ...]] = ()
 
@@ -120,6 +132,7 @@ class Family:
 
     def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
         """Our configuration of theirs; `head` takes the place of the one that `hub` describes."""
+        hub = {self.aliases.get(name, name): value for name, value in hub.items()}
         check_fixed(self.fixed, hub)
         self.check(hub)
         tree = self.template.to_dict()
@@ -127,10 +140,13 @@ class Family:
         tree["head"] = (head or wanted.head).to_dict()
         read_fields(self.fields, hub, tree)
         self.adjust(tree, hub)
+        if wanted.without:
+            tree[wanted.without] = None
         if head is None:
             read_fields(wanted.fields, hub, tree["head"])
             self._read_labels(wanted, hub, tree["head"])
-        mine = {one.theirs for one in (*self.fields, *wanted.fields)} | {*self.fixed, "architectures"}
+        mine = {one.theirs for one in (*self.fields, *wanted.fields) if wanted.covers(one)}
+        mine |= {*self.fixed, *self.adjusted, "architectures"}
         kept = {name: value for name, value in hub.items() if name not in mine}
         tree["origin"] = OriginConfig(
             model_type=self.model_type, architecture=self.classes + task, fields=kept
@@ -156,7 +172,7 @@ class Family:
 
     def _read_labels(self, task: Task, hub: Tree, head: Tree) -> None:
         if task.labelled and "num_labels" in head:
-            head["num_labels"] = len(hub.get("id2label") or ()) or hub.get("num_labels", 2)
+            head["num_labels"] = len(hub.get("id2label") or ()) or hub.get("num_labels", self.num_labels)
             given = (hub.get(name) for name in self.dropouts)
             head["dropout"] = next((one for one in given if one is not None), head["dropout"])
         if task.labelled and "problem" in head:
@@ -175,18 +191,26 @@ class Family:
 
     def task_of(self, config: ModelConfig) -> str:
         """The task whose head the model has."""
+        able = [name for name, one in self.tasks.items()
+                if one.head.kind == config.head.kind and self._has_stacks(one, config)]  # fmt: skip
         origin = config.origin
         if origin is not None and origin.model_type == self.model_type:
             named = origin.architecture.removeprefix(self.classes)
-            if named in self.tasks and self.tasks[named].head.kind == config.head.kind:
-                return named
-        return self.task({}, config.head)
+            able = [named, *able] if named in able else able
+        return able[0] if able else self.task({}, config.head)
+
+    def _has_stacks(self, task: Task, config: ModelConfig) -> bool:
+        """Whether the model has the stacks that the task's class has, and no other."""
+        return all(
+            (getattr(config, side) is None) == (getattr(self.template, side) is None or task.without == side)
+            for side in ("encoder", "decoder")
+        )
 
     def table(self, task: str) -> dict[str, str | Part]:
         """All names of a model with the head of `task`."""
         wanted = self.tasks[task]
         base = f"{self.base}." if self.base and wanted.base else ""
-        return {f"{base}{name}": one for name, one in self.names.items()} | {
+        return {f"{base}{name}": one for name, one in (wanted.trunk or self.names).items()} | {
             name.replace("{base}", base): one for name, one in wanted.names.items()
         }
 
