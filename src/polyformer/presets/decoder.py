@@ -8,9 +8,7 @@ from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, StackConfig
 
 
-def decoder(
-    layers: int, width: int, heads: int, vocab: int, positions: int, dropout: float = 0.1
-) -> ModelConfig:
+def decoder(layers: int, width: int, heads: int, vocab: int, positions: int) -> ModelConfig:
     """Pre-norm, learned positions, tied embeddings, feed-forward of four times the width: GPT-2's layout."""
     return ModelConfig(
         vocab_size=vocab,
@@ -22,10 +20,15 @@ def decoder(
             feedforward=DenseConfig(intermediate_size=4 * width, activation="gelu_tanh"),
             position=LearnedConfig(),
             block=PreNormConfig(),
-            dropout=dropout,
         ),
         initializer_range=0.02,
     )
+
+
+@register("gpt")
+def gpt() -> ModelConfig:
+    """Radford et al. 2018, section 4.1: post-norm, 117M parameters."""
+    return decoder(12, 768, 12, vocab=40478, positions=512).override("block", "post")
 
 
 @register("gpt2")
