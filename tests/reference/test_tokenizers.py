@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from polyformer.core.errors import InputError
 from polyformer.data.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -89,6 +90,7 @@ BIG_BIRD = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3,
             "user_defined_symbols": ["[CLS]", "[SEP]", "[MASK]"]}  # fmt: skip
 DEBERTA = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]",
            "eos_piece": "[SEP]", "unk_piece": "[UNK]"}  # fmt: skip
+IN_BYTES = {"byte_fallback": True, "vocab_size": 500, "character_coverage": 0.99}
 MERGES = 3000
 SPECIAL = TEXTS[10]
 ENDS_IN_SPACE = ("  spaces at  both ends   ", SPECIAL, " ")
@@ -346,3 +348,26 @@ def words_saved(ours: Tokenizer, theirs, folder: Path, more: tuple[str, ...] = (
     again, theirs = both(folder / "saved", type(theirs).__name__)
     same(again, theirs, [*TEXTS, *more])
     assert again.encode_batch(TEXTS) == ours.encode_batch(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [("unigram", {}), ("bpe", {}), ("char", {}), ("unigram", IN_BYTES), ("bpe", IN_BYTES)],
+)
+def test_a_model_of_no_family(tmp_path, model_type, options):
+    """SentencePiece's own ids and texts, read from the file alone or from its directory."""
+    path = learn(tmp_path / "spm_char.model", model_type, **options)
+    own = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    plain = [text for text in TEXTS if text != SPECIAL]
+    for ours in (Tokenizer.load(path), Tokenizer.load(tmp_path)):
+        assert ours.encode_batch(plain) == own.encode(plain)
+        for text in plain:
+            known = own.encode(text)
+            if own.unk_id() not in known:
+                assert ours.decode(known) == own.decode(known)
+
+
+def test_a_model_of_whole_words_is_refused(tmp_path):
+    path = learn(tmp_path / "spm.model", "word", vocab_size=60)
+    with pytest.raises(InputError, match="a SentencePiece model of whole words, which is not supported"):
+        Tokenizer.load(path)
