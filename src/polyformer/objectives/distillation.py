@@ -1,0 +1,98 @@
+"""DistilBERT's distillation: a student learns its teacher's predictions, the labels, and its hidden states.
+
+    loss = soft * T^2 * KL(softmax(t / T) || softmax(s / T)) + hard * labels' loss + cosine * (1 - cos(h, g))
+
+s and t [N, classes] are logits of student and teacher for the same items (texts, or tokens), h and g [M, E]
+their last hidden states at the same real tokens, each term a mean over its items; T is the temperature, whose
+square keeps the first term's gradient as large as it is at T = 1 (Hinton et al. 2015, section 2). Nothing
+flows into the teacher. Sanh et al. 2019, section 3, whose released training has the default weights.
+
+The student has the teacher's widths and fewer layers, and begins with the weights of some of the teacher's.
+"""
+
+import dataclasses
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistillationConfig(Config):
+    """Whom a model learns from, and what."""
+
+    teacher: str  # the folder of its run
+    temperature: float = 2.0
+    soft: float = 5.0  # weight of the teacher's predictions
+    hard: float = 2.0  # of the labels
+    cosine: float = 1.0  # of the angle between the last hidden states
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+        weights = {name: getattr(self, name) for name in ("soft", "hard", "cosine")}
+        if min(weights.values()) < 0 or not sum(weights.values()):
+            told = ", ".join(f"{name} {value:g}" for name, value in weights.items())
+            raise InputError(f"soft, hard, cosine: expected weights from 0 on, one above it, got {told}")
+
+    @classmethod
+    def examples(cls) -> tuple["DistillationConfig", ...]:
+        return (cls(teacher="runs/teacher"),)
+
+
+def soft_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
+    """The first term without its weight, for logits [N, classes]; 0 where there is no item.
+
+    Raises `InputError` for shapes that differ and a temperature that is not above 0.
+    """
+    check_temperature(temperature)
+    _check(student, teacher, "logits [items, classes]")
+    wanted = F.log_softmax(teacher.detach().float() / temperature, -1)
+    given = F.log_softmax(student.float() / temperature, -1)
+    total = F.kl_div(given, wanted, reduction="sum", log_target=True)
+    return total * (temperature**2 / max(len(student), 1))
+
+
+def hidden_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """The last term without its weight, for hidden states [M, E]; 0 where there is none."""
+    _check(student, teacher, "hidden states [tokens, width]")
+    if not len(student):
+        return student.sum()
+    return 1 - F.cosine_similarity(student.float(), teacher.detach().float(), dim=-1).mean()
+
+
+def distillation_loss(config: DistillationConfig, labels_loss: Tensor, logits: tuple[Tensor, Tensor],
+                      hidden: tuple[Tensor, Tensor]) -> Tensor:  # fmt: skip
+    """The whole; `logits` and `hidden` are pairs of student and teacher. A weight of 0 costs nothing."""
+    loss = config.hard * labels_loss
+    if config.soft:
+        loss = loss + config.soft * soft_loss(*logits, config.temperature)
+    if config.cosine:
+        loss = loss + config.cosine * hidden_loss(*hidden)
+    return loss
+
+
+def chosen_layers(teacher: int, student: int) -> list[int]:
+    """Which of the teacher's layers a student of fewer begins with: first and last, the others evenly spread.
+
+    6 of 12 are 0, 2, 4, 7, 9, 11, as in the release of DistilBERT ("one layer out of two", section 2).
+    """
+    if not 1 <= student <= teacher:
+        raise InputError(f"layers: expected 1 to {teacher}, as many as the teacher has, got {student}")
+    gaps = max(student - 1, 1)
+    return [(2 * i * (teacher - 1) + gaps) // (2 * gaps) for i in range(student)]
+
+
+def check_temperature(temperature: float) -> None:
+    """Raises `InputError` unless it is above 0."""
+    if not temperature > 0:
+        raise InputError(f"temperature: expected a number above 0, got {temperature}")
+
+
+def _check(student: Tensor, teacher: Tensor, what: str) -> None:
+    if student.shape != teacher.shape or student.dim() != 2:
+        raise InputError(
+            f"student, teacher: expected {what} of one shape, "
+            f"got {tuple(student.shape)} and {tuple(teacher.shape)}"
+        )
