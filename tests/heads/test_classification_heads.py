@@ -1,5 +1,7 @@
 """Heads with labels of their own: sequences, tokens, spans, vectors."""
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -191,3 +193,16 @@ def test_detect():
     share = logits.sigmoid()
     terms = -torch.where(labels == 1, share, 1 - share).log()
     same(loss, terms[MASK & (labels != -100)].mean())
+
+
+def test_a_text_is_read_where_its_last_end_token_stands():
+    head, given = made(ClassifyConfig(end_token=6)), inputs()
+    ids = torch.tensor([[1, 6, 6, 3, 0], [6, 2, 2, 2, 2]])
+    at_ends = torch.stack([given.hidden[0, 2], given.hidden[1, 0]])
+    expected = head.output(torch.tanh(head.dense(at_ends)))
+    same(head(dataclasses.replace(given, ids=ids), None)[1](), expected)
+    with pytest.raises(InputError, match="input_ids: a text has no token 6, where this head reads it"):
+        head(dataclasses.replace(given, ids=ids.clamp_max(5)), None)
+    for other in (None, ids[:, :4]):
+        with pytest.raises(InputError, match=r"last token 6 of the text, so expected \(2, 5\)"):
+            head(dataclasses.replace(given, ids=other), None)

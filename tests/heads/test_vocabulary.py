@@ -70,3 +70,20 @@ def test_what_is_wrong_is_named():
         LanguageModelConfig(label_smoothing=1.0)
     with pytest.raises(InputError, match="unknown activation 'gelo': did you mean 'gelu'"):
         MaskedConfig(activation="gelo")
+
+
+def test_a_frozen_bias_is_added_and_never_trained():
+    head = made(LanguageModelConfig(bias=True, frozen_bias=True))
+    assert [name for name, _ in head.named_parameters()] == []
+    assert list(head.state_dict()) == ["bias"]
+    head.bias.copy_(torch.arange(VOCAB))
+    given, labels = inputs()
+    given.hidden.requires_grad_()
+    loss, predictions = head(given, labels)
+    logits = given.hidden @ given.table.T + torch.arange(VOCAB)
+    torch.testing.assert_close(predictions(), logits, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        loss, F.cross_entropy(logits.flatten(0, 1), labels.flatten()), rtol=1e-12, atol=1e-12
+    )
+    loss.backward()
+    assert head.bias.grad is None

@@ -32,6 +32,7 @@ class ClassifyConfig(HeadConfig):
     dropout: float = 0.1
     drops_twice: bool = False  # dropout before that layer too, as RoBERTa's
     problem: str | None = None
+    end_token: int | None = None
 
     kind: ClassVar[str] = "classify"
     row: ClassVar[str] = "A3"
@@ -68,19 +69,36 @@ class Classify(Head):
     def __init__(self, hidden_size: int, config: ClassifyConfig):
         super().__init__()
         self.pooling, self.problem = config.pooling, config.problem
-        self.drops_twice = config.drops_twice
+        self.drops_twice, self.end_token = config.drops_twice, config.end_token
         self.dense = Linear(hidden_size, hidden_size) if config.hidden else None
         self.activation = activation(config.activation)
         self.dropout = Dropout(config.dropout)
         self.output = Linear(hidden_size, config.num_labels, bias=config.bias)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        pooled = pool(inputs.hidden, inputs.mask, self.pooling)
+        if self.end_token is None:
+            pooled = pool(inputs.hidden, inputs.mask, self.pooling)
+        else:
+            pooled = pool(inputs.hidden, self._ends(inputs), "last")
         if self.dense is not None:
             pooled = self.dropout(pooled) if self.drops_twice else pooled
             pooled = self.activation(self.dense(pooled))
         logits = self.output(self.dropout(pooled))
         return None if labels is None else label_loss(self.problem, logits, labels), lambda: logits
+
+    def _ends(self, inputs: HeadInput) -> Tensor:
+        """Where the text [B, T] has `end_token`."""
+        shape = inputs.hidden.shape[:2]
+        if inputs.ids is None or inputs.ids.shape != shape:
+            raise InputError(
+                f"input_ids: this head reads what belongs to the last token {self.end_token} of the text, so "
+                f"expected {tuple(shape)}, as many as were decoded, got "
+                f"{None if inputs.ids is None else tuple(inputs.ids.shape)}"
+            )
+        ends = inputs.ids == self.end_token
+        if ends.device.type == "cpu" and not torch.compiler.is_compiling() and not ends.any(1).all():
+            raise InputError(f"input_ids: a text has no token {self.end_token}, where this head reads it")
+        return ends
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

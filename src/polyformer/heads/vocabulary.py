@@ -28,6 +28,7 @@ class LanguageModelConfig(VocabularyConfig):
 
     label_smoothing: float = 0.0
     bias: bool = False
+    frozen_bias: bool = False  # that bias is never trained, as BART's
     scaled: bool = False  # hidden states divided by sqrt(hidden_size) first, as T5's where tied
 
     kind: ClassVar[str] = "language_model"
@@ -40,7 +41,7 @@ class LanguageModelConfig(VocabularyConfig):
 
     @classmethod
     def examples(cls) -> tuple["LanguageModelConfig", ...]:
-        return cls(), cls(label_smoothing=0.1, bias=True, scaled=True)
+        return cls(), cls(label_smoothing=0.1, bias=True, frozen_bias=True, scaled=True)
 
     def build(self, shape: HeadShape) -> "LanguageModelHead":
         return LanguageModelHead(shape, self)
@@ -49,12 +50,18 @@ class LanguageModelConfig(VocabularyConfig):
 class VocabularyHead(Head):
     """logits = transform(hidden) W^T + b, where W is the token table itself when `tied`."""
 
-    def __init__(self, shape: HeadShape, bias: bool, smoothing: float = 0.0):
+    bias: Tensor | None
+
+    def __init__(self, shape: HeadShape, bias: bool, smoothing: float = 0.0, frozen: bool = False):
         super().__init__()
         self.smoothing = smoothing
         weight = torch.empty(shape.vocab_size, shape.vector_size)
         self.weight = None if shape.tied else nn.Parameter(weight)
-        self.bias = nn.Parameter(torch.zeros(shape.vocab_size)) if bias else None
+        zeros = torch.zeros(shape.vocab_size) if bias else None
+        if frozen:
+            self.register_buffer("bias", zeros)
+        else:
+            self.register_parameter("bias", None if zeros is None else nn.Parameter(zeros))
 
     def transform(self, hidden: Tensor) -> Tensor:
         """What is done to the hidden states before they meet the vocabulary."""
@@ -85,7 +92,7 @@ class LanguageModelHead(VocabularyHead):
                 f"embedding.size: head 'language_model' needs token vectors of hidden_size "
                 f"{shape.hidden_size}, got {shape.vector_size}; use 'masked', which has a layer between them"
             )
-        super().__init__(shape, config.bias, config.label_smoothing)
+        super().__init__(shape, config.bias, config.label_smoothing, config.frozen_bias)
         self.factor = shape.hidden_size**-0.5 if config.scaled else 1.0
 
     def transform(self, hidden: Tensor) -> Tensor:

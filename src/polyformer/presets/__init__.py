@@ -8,6 +8,7 @@ from polyformer.presets import (
     etc,
     longformer,
     memory_compressed,
+    t5,
     transformer,
 )
 from polyformer.presets.base import MODELS, create_model, list_models, model_config, register
@@ -25,5 +26,6 @@ __all__ = [
     "memory_compressed",
     "model_config",
     "register",
+    "t5",
     "transformer",
 ]

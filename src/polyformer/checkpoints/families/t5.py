@@ -1,0 +1,184 @@
+"""T5, versions 1.0 and 1.1: encoder-decoder with buckets of distances. Raffel et al. 2020.
+
+Their first layer of each stack holds the table of distances that all its layers read. Version 1.1 says by
+`tie_word_embeddings` false that its output layer is its own and that its states are not scaled; what
+transformers 5 saves says `scale_decoder_outputs` instead.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from polyformer.checkpoints.family import Family, Task, register
+from polyformer.checkpoints.fields import ACTIVATIONS, Tree, field
+from polyformer.checkpoints.names import Link, layered
+from polyformer.core.errors import unknown
+from polyformer.feedforward import DenseConfig, GatedConfig
+from polyformer.heads import (
+    ClassifyConfig,
+    EmbedConfig,
+    HeadConfig,
+    LanguageModelConfig,
+    SpanConfig,
+    TagConfig,
+)
+from polyformer.model import ModelConfig
+from polyformer.presets import model_config
+
+SELF = {
+    "layer.0.SelfAttention.q": "attention.query",
+    "layer.0.SelfAttention.k": "attention.key",
+    "layer.0.SelfAttention.v": "attention.value",
+    "layer.0.SelfAttention.o": "attention.output",
+    "layer.0.layer_norm": "block.norms.0",
+}
+CROSS = {
+    "layer.1.EncDecAttention.q": "cross_attention.query",
+    "layer.1.EncDecAttention.k": "cross_attention.key",
+    "layer.1.EncDecAttention.v": "cross_attention.value",
+    "layer.1.EncDecAttention.o": "cross_attention.output",
+    "layer.1.layer_norm": "block.norms.1",
+}
+TABLE = "layer.0.SelfAttention.relative_attention_bias"
+
+
+def _feedforward(place: int) -> dict[str, str]:
+    """Both kinds of feed-forward, as sub-layer number `place`."""
+    names = {"wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down"}
+    inner = {
+        f"layer.{place}.DenseReluDense.{theirs}": f"feedforward.{ours}" for theirs, ours in names.items()
+    }
+    return {**inner, f"layer.{place}.layer_norm": f"block.norms.{place}"}
+
+
+NAMES = {
+    "shared": "tokens",
+    f"encoder.block.0.{TABLE}": "encoder.position.table",
+    f"decoder.block.0.{TABLE}": "decoder.position.table",
+    "encoder.final_layer_norm": "encoder.final_norm",
+    "decoder.final_layer_norm": "decoder.final_norm",
+    **layered("encoder.block.{i}", "encoder.layers.{i}", {**SELF, **_feedforward(1)}),
+    **layered("decoder.block.{i}", "decoder.layers.{i}", {**SELF, **CROSS, **_feedforward(2)}),
+}
+
+
+def both(option: str) -> tuple[str, str]:
+    """The paths of an option of the two stacks."""
+    return f"encoder.{option}", f"decoder.{option}"
+
+
+FIELDS = (
+    field("vocab_size", 32128, "vocab_size"),
+    field("d_model", 512, "hidden_size"),
+    field("d_kv", 64, *both("attention.head_size")),
+    field("num_heads", 8, *both("attention.num_attention_heads")),
+    field("num_layers", 6, "encoder.num_hidden_layers"),
+    field("num_decoder_layers", None, "decoder.num_hidden_layers"),
+    field("d_ff", 2048, *both("feedforward.intermediate_size")),
+    field("relative_attention_num_buckets", 32, *both("position.num_buckets")),
+    field("relative_attention_max_distance", 128, *both("position.max_distance")),
+    field("dropout_rate", 0.1, *both("dropout"), *both("final_dropout"), *both("feedforward.inner_dropout"),
+          *both("attention.mechanism.dropout")),
+    field("layer_norm_epsilon", 1e-6, *both("norm.eps")),
+    field("pad_token_id", 0, "special.pad"),
+    field("eos_token_id", 1, "special.eos"),
+    field("decoder_start_token_id", None, "special.bos"),
+    field("tie_word_embeddings", True, "embedding.tied"),
+)  # fmt: skip
+
+
+def trunk(head: HeadConfig, copies: Mapping[str, str] | None = None, **options: Any) -> Task:
+    """A class whose trunk stands without a prefix; the oldest files have its token table in the encoder."""
+    return Task(
+        head, base=False, copies={"encoder.embed_tokens.weight": "shared.weight", **(copies or {})}, **options
+    )
+
+
+@register
+class T5(Family):
+    """Everything is text to text."""
+
+    model_type = "t5"
+    classes = "T5"
+    row = "T15"
+    paper = "Raffel et al. 2020"
+    objective = "span corruption"
+    base = "transformer"
+    template = model_config("t5-small")
+    fields = FIELDS
+    aliases: ClassVar = {
+        "hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    }  # fmt: skip
+    fixed: ClassVar = {"is_decoder": False}
+    adjusted = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
+    inert = ("is_encoder_decoder", "use_cache", "initializer_factor", "chunk_size_feed_forward")
+    names = NAMES
+    ignored = (
+        "*coder.embed_tokens.weight",
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.*",
+    )
+    dropouts = ("classifier_dropout",)
+    tasks: ClassVar = {
+        "ForConditionalGeneration": trunk(
+            LanguageModelConfig(),
+            names={"lm_head.weight": "head.weight"},
+            fields=(field("scale_decoder_outputs", True, "scaled"),),
+            copies={"lm_head.weight": "shared.weight"},
+        ),
+        "Model": trunk(EmbedConfig(normalize=False)),
+        "EncoderModel": trunk(EmbedConfig(normalize=False), without="decoder"),
+        "ForSequenceClassification": Task(
+            ClassifyConfig(dropout=0.0, drops_twice=True),
+            {"classification_head.dense": "head.dense", "classification_head.out_proj": "head.output"},
+            (field("eos_token_id", 1, "end_token"),),
+        ),
+        "ForTokenClassification": Task(
+            TagConfig(dropout=0.0), {"classifier": "head.output"}, without="decoder"
+        ),
+        "ForQuestionAnswering": trunk(SpanConfig(), names={"qa_outputs": "head.output"}),
+    }
+    sizes = ("t5-small", "t5-base", "t5-large", "t5-v1_1-base")
+
+    def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
+        """As for every family, with what their configuration leaves out written down."""
+        hub = {"scale_decoder_outputs": hub.get("tie_word_embeddings") is not False, **hub}
+        if hub.get("decoder_start_token_id") is None:
+            hub["decoder_start_token_id"] = hub.get("pad_token_id", 0)
+        if hub.get("num_decoder_layers") is None:
+            hub["num_decoder_layers"] = hub.get("num_layers", hub.get("num_hidden_layers", 6))
+        return super().config(hub, task, head)
+
+    def adjust(self, tree: Tree, hub: Tree) -> None:
+        """The feed-forward: its name is "relu" or "gated-gelu", where "gelu" means "gelu_new"; newer files
+        say in two options more what they make of it."""
+        proj = str(hub.get("feed_forward_proj", "relu"))
+        kind, _, name = ("gated", "-", "gelu_new") if proj == "gated-gelu" else proj.rpartition("-")
+        gated, name = hub.get("is_gated_act", kind == "gated"), hub.get("dense_act_fn", name)
+        if name not in ACTIVATIONS or kind not in ("", "gated"):
+            known = [*ACTIVATIONS, *(f"gated-{one}" for one in ACTIVATIONS)]
+            raise unknown("feed_forward_proj", proj, known)
+        config = (GatedConfig if gated else DenseConfig)(activation=ACTIVATIONS[name], bias=False)
+        for side in ("encoder", "decoder"):
+            old = tree[side]["feedforward"]
+            kept = {one: old[one] for one in ("intermediate_size", "inner_dropout")}
+            tree[side]["feedforward"] = {**config.to_dict(), **kept}
+
+    def describe(self, tree: Tree) -> Tree:
+        """The same three options."""
+        feedforward = tree["encoder"]["feedforward"]
+        gated = feedforward["kind"] == "gated"
+        name = next(
+            (theirs for theirs, ours in ACTIVATIONS.items() if ours == feedforward.get("activation")), None
+        )
+        proj = "gelu" if gated and name == "gelu_new" else name
+        return {
+            "feed_forward_proj": f"gated-{proj}" if gated else proj,
+            "dense_act_fn": name,
+            "is_gated_act": gated,
+        }
+
+    def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
+        """As for every family, with the names of the feed-forward that the model has."""
+        assert config.encoder is not None
+        other = ".wi." if config.encoder.feedforward.kind == "gated" else ".wi_1."
+        return [link for link in super().links(config, task, own) if other not in link.theirs]

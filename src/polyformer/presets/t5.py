@@ -1,0 +1,78 @@
+"""T5: an encoder-decoder for every task as text. Raffel et al. 2020; version 1.1: Xue et al. 2021.
+
+Pre-norm with RMS norms, no biases, buckets of distances, no scale of the scores, dropout inside the
+feed-forward and after the final norm too. Fresh weights are ours (normal, 0.02), which keep unscaled scores
+small; T5 starts each matrix from its own width.
+"""
+
+from polyformer.attention import SoftmaxConfig
+from polyformer.block import PreNormConfig
+from polyformer.core.norms import RMSNormConfig
+from polyformer.feedforward import DenseConfig, FeedForwardConfig, GatedConfig
+from polyformer.heads import LanguageModelConfig
+from polyformer.model import ModelConfig, SpecialTokens
+from polyformer.position import T5BiasConfig
+from polyformer.presets.base import register
+from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
+
+
+def t5(layers: int, width: int, heads: int, feedforward: FeedForwardConfig, tied: bool = True) -> ModelConfig:
+    """Equal stacks with heads of 64 and dropout of 0.1; a tied output layer reads scaled states."""
+    stack = StackConfig(
+        num_hidden_layers=layers,
+        attention=AttentionConfig(
+            num_attention_heads=heads,
+            head_size=64,
+            bias=False,
+            mechanism=SoftmaxConfig(scale=1.0, dropout=0.1),
+        ),
+        feedforward=feedforward,
+        position=T5BiasConfig(),
+        block=PreNormConfig(finite=True),
+        norm=RMSNormConfig(eps=1e-6),
+        final_dropout=0.1,
+    )
+    return ModelConfig(
+        vocab_size=32128,
+        hidden_size=width,
+        embedding=EmbeddingConfig(tied=tied),
+        encoder=stack,
+        decoder=stack,
+        head=LanguageModelConfig(scaled=tied),
+        special=SpecialTokens(pad=0, bos=0, eos=1),
+        initializer_range=0.02,
+    )
+
+
+def relu(size: int) -> FeedForwardConfig:
+    """The feed-forward of the first version."""
+    return DenseConfig(intermediate_size=size, bias=False, inner_dropout=0.1)
+
+
+def gated_gelu(size: int) -> FeedForwardConfig:
+    """The feed-forward of version 1.1."""
+    return GatedConfig(intermediate_size=size, activation="gelu_tanh", inner_dropout=0.1)
+
+
+@register("t5-small")
+def t5_small() -> ModelConfig:
+    """Raffel et al. 2020, section 3.7, Small: 60.5M parameters (the paper says about 60 million)."""
+    return t5(6, 512, 8, relu(2048))
+
+
+@register("t5-base")
+def t5_base() -> ModelConfig:
+    """Raffel et al. 2020, section 3.1.1, Base: 223M parameters (the paper says about 220 million)."""
+    return t5(12, 768, 12, relu(3072))
+
+
+@register("t5-large")
+def t5_large() -> ModelConfig:
+    """Raffel et al. 2020, section 3.7, Large: 738M parameters (the paper says 770 million)."""
+    return t5(24, 1024, 16, relu(4096))
+
+
+@register("t5-v1_1-base")
+def t5_v1_1_base() -> ModelConfig:
+    """Version 1.1, Base: gated GELU and an output layer of its own, 248M parameters; Flan-T5's size too."""
+    return t5(12, 768, 12, gated_gelu(2048), tied=False)
