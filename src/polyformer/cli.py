@@ -16,6 +16,7 @@ COMMANDS = (
     "classify",
     "tag",
     "list",
+    "convert",
     "show",
     "spectrum",
     "bench",

@@ -6,7 +6,6 @@ Window(256) + alibi                         with a position scheme
 adaptive_span(max_span=512, initial=0.5)    a mechanism and its options
 """
 
-import ast
 import dataclasses
 import math
 from typing import Self
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
+from polyformer.core.expression import with_options
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.core.pattern import Pattern
 from polyformer.position import Position, PositionConfig, Shape, Site, Terms, changes_scores
@@ -37,12 +37,12 @@ class Member:
         base, plus, scheme = text.replace("{sqrt}", str(round(math.sqrt(length)))).partition("+")
         kind = base.partition("(")[0].strip()
         if kind in MechanismConfig.kinds:
-            mechanism = MechanismConfig.from_dict(_with_options(base))
+            mechanism = MechanismConfig.from_dict(with_options(base, "members"))
         else:
             mechanism = SoftmaxConfig(pattern=Pattern.from_text(base))
         if not plus:
             return cls(mechanism)
-        position = PositionConfig.from_dict(_with_options(scheme), "position scheme")
+        position = PositionConfig.from_dict(with_options(scheme, "members"), "position scheme")
         if not _acts_on_scores(position.build(Shape(hidden_size=8, num_heads=2, head_size=4))):
             raise InputError(f"members: {scheme.strip()!r} changes a model's input and not its attention")
         mechanism.require("relates")
@@ -100,15 +100,3 @@ def _pairs(pattern: Pattern, context: Context) -> int:
 
 def _acts_on_scores(position: Position) -> bool:
     return changes_scores(position) or type(position).rotate is not Position.rotate
-
-
-def _with_options(text: str) -> dict[str, object]:
-    """`kind(name=value, ...)` as the mapping that a configuration reads; nothing is executed."""
-    kind, bracket, _ = text.strip().partition("(")
-    try:
-        call = ast.parse(text.strip(), mode="eval").body if bracket else None
-        keywords = call.keywords if isinstance(call, ast.Call) and not call.args else []
-        options = {str(one.arg): ast.literal_eval(one.value) for one in keywords}
-    except (SyntaxError, ValueError):
-        raise InputError(f"members: expected 'kind(name=value, ...)', got {text.strip()!r}") from None
-    return {"kind": kind.strip(), **options}

@@ -1,8 +1,20 @@
 """Public checkpoints: families of models in the layout of the hub, read and written."""
 
 import polyformer.checkpoints.families  # noqa: F401  (fills the registry)
+from polyformer.checkpoints.convert import Report, convert, transfer
 from polyformer.checkpoints.family import FAMILIES, Family
-from polyformer.checkpoints.load import from_pretrained, from_transformers
+from polyformer.checkpoints.load import config_of, from_pretrained, from_transformers, start_from
 from polyformer.checkpoints.save import save
 
-__all__ = ["FAMILIES", "Family", "from_pretrained", "from_transformers", "save"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "Report",
+    "config_of",
+    "convert",
+    "from_pretrained",
+    "from_transformers",
+    "save",
+    "start_from",
+    "transfer",
+]

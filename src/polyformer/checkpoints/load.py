@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from polyformer.checkpoints.convert import Report, transfer
 from polyformer.checkpoints.family import FAMILIES, Family
 from polyformer.checkpoints.fields import Tree
 from polyformer.checkpoints.tensors import Tensors, open_tensors
@@ -45,6 +46,36 @@ def from_pretrained(source: str | Path, head: str | HeadConfig | None = None, *,
             raise InputError("head: this is a polyformer with a head of its own; leave it out")
         return Transformer.from_pretrained(folder).to(dtype)
     return adopt(described, open_tensors(folder, allow_pickle), head, dtype)
+
+
+def config_of(source: str | Path) -> ModelConfig:
+    """The configuration of a checkpoint, with the head that it was saved with."""
+    described = read_json(_folder(source) / CONFIG)
+    if "model_type" not in described:
+        return ModelConfig.from_dict(described)
+    family = FAMILIES[described["model_type"]]
+    return family.config(described, family.task(described, None))
+
+
+def start_from(source: str | Path, model: Transformer) -> Report:
+    """Fill `model` with what a checkpoint has of it; says what was copied and what stays fresh.
+
+    Raises `InputError` for a table of other tokens than the model's.
+    """
+    described, head = read_json(_folder(source) / CONFIG), None
+    if "model_type" in described:
+        kinds = {one.head.kind for one in FAMILIES[described["model_type"]].tasks.values()}
+        head = model.config.head if model.config.head.kind in kinds else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what starts fresh is in the report
+        old = from_pretrained(source, head)
+    report = transfer(old, model)
+    if "tokens.weight" not in report.copied:
+        own, given = (len(one.tokens.weight) for one in (model, old))
+        raise InputError(
+            f"{source}: it has {given} tokens, the tokenizer {own}; use --tokenizer.path {source}"
+        )
+    return report
 
 
 def from_transformers(model: nn.Module, head: str | HeadConfig | None = None) -> Transformer:

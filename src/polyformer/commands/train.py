@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   polyformer train multi30k --data DIR --out runs/german --plot
   polyformer train wikitext2 --print > mine.yaml; polyformer train mine.yaml
   polyformer train --model.hidden_size 192 --optimizer.lr 1e-3 --training.engine.precision bf16
+  polyformer train sst2 --data DIR --pretrained BERT-DIR --optimizer.lr 3e-5
   polyformer train --resume runs/default-1
 """
 
@@ -32,6 +33,7 @@ class Options:
     recipe: str | None = argument("name of a recipe, or a .yaml file (default: default)", None)
     data: str | None = option("a text to train on, or the directory with the files that the recipe names")
     model: str | None = option("preset to train, in place of the recipe's model")
+    pretrained: str | None = option("checkpoint to start from, with its tokenizer, in place of the model")
     steps: int | None = option("updates of the weights")
     out: str | None = option("folder of the run (default: runs/NAME-NUMBER)")
     resume: str | None = option("folder of a run to go on with, from its last checkpoint")
@@ -81,6 +83,10 @@ def described(options: Options) -> dict[str, Any]:
         raise InputError(f"{options.recipe}: name the directory with its data ({data['path']}) by --data DIR")
     for name, value in _explicit(options).items():
         recipe = merged(recipe, nested(name, value))
+    if options.pretrained is not None:
+        if options.model is not None:
+            raise InputError("--pretrained: a checkpoint is a model already; leave --model away")
+        recipe |= {"model": {"pretrained": options.pretrained}, "tokenizer": {"path": options.pretrained}}
     for name, value in options.changes.items():
         recipe = merged(recipe, nested(name, value))
     if isinstance(recipe.get("data"), dict) and not options.print:

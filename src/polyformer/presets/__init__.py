@@ -8,10 +8,18 @@ from polyformer.presets import (
     etc,
     longformer,
     memory_compressed,
+    roberta,
     t5,
     transformer,
 )
-from polyformer.presets.base import MODELS, create_model, list_models, model_config, register
+from polyformer.presets.base import (
+    MODELS,
+    create_model,
+    list_models,
+    model_config,
+    overridden,
+    register,
+)
 
 __all__ = [
     "MODELS",
@@ -25,7 +33,9 @@ __all__ = [
     "longformer",
     "memory_compressed",
     "model_config",
+    "overridden",
     "register",
+    "roberta",
     "t5",
     "transformer",
 ]

@@ -24,8 +24,12 @@ def model_config(name: str, overrides: dict[str, Any] | None = None) -> ModelCon
     Raises:
         InputError: an unknown preset or option, with the nearest names; a value of the wrong type.
     """
-    config = MODELS[name]()
-    for option, value in (overrides or {}).items():
+    return overridden(MODELS[name](), overrides or {})
+
+
+def overridden(config: ModelConfig, overrides: dict[str, Any]) -> ModelConfig:
+    """`config` with `overrides` by option name, as `model_config` takes them."""
+    for option, value in overrides.items():
         if option == "attention" and isinstance(value, Pattern):
             config = config.override("mechanism", SoftmaxConfig(pattern=value))
         elif option == "attention" and isinstance(value, MechanismConfig):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from polyformer.checkpoints import start_from
 from polyformer.core.files import read_tensors
 from polyformer.core.weights import load_weights
 from polyformer.data import Splits, load
@@ -43,10 +44,17 @@ def fit(recipe: Recipe, out: str | Path, resume: bool = False, start: str | Path
     known = out if resume else start
     tokenizer = recipe.task.tokenizer(choice, train_rows) if known is None else Run.open(known).tokenizer
     task = recipe.task.build(tokenizer)
-    config = task.adapt(recipe.model.config())
+    base = recipe.model.config()
+    config = task.adapt(base)
+    if recipe.model.pretrained is not None and base.vocab_size > config.vocab_size:
+        config = dataclasses.replace(config, vocab_size=base.vocab_size)  # some tables have rows to spare
     with torch.random.fork_rng():  # the seed is this run's, not the program's
         torch.manual_seed(recipe.seed)
         model = Transformer(config)
+    if recipe.model.pretrained is not None and not resume:
+        report = start_from(recipe.model.pretrained, model)
+        if is_main():
+            print(f"from {recipe.model.pretrained}\n{report}")
     if start is not None:
         load_weights(model, read_tensors(Path(start) / WEIGHTS), Path(start) / WEIGHTS)
     fitting = Fitting(task, splits, recipe.seed)

@@ -3,11 +3,12 @@
 import dataclasses
 from typing import Any, Self
 
+from polyformer.checkpoints import config_of
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, TokenizerConfig
 from polyformer.model import ModelConfig
-from polyformer.presets import model_config
+from polyformer.presets import model_config, overridden
 from polyformer.tasks import LanguageModellingConfig, TaskConfig
 from polyformer.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from polyformer.training.optimizers import AdamW
@@ -20,11 +21,13 @@ class ModelChoice(Config):
 
         model: {preset: decoder-tiny, hidden_size: 192, decoder: {dropout: 0.2}}
 
-    A bare name sets an option wherever the model has it, a nested one in its place. Without a preset the
-    mapping is a whole `ModelConfig`.
+    A bare name sets an option wherever the model has it, a nested one in its place. `pretrained: DIR` in
+    place of the preset starts from a checkpoint, ours or transformers'. With neither, the mapping is a whole
+    `ModelConfig`.
     """
 
     preset: str | None = None
+    pretrained: str | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -34,16 +37,23 @@ class ModelChoice(Config):
         if not isinstance(data, dict):
             raise InputError(f"{where or 'model'}: expected the name of a preset or a mapping, got {data!r}")
         options = dict(data)
-        preset = options.pop("preset", None)
-        if not isinstance(preset, str | None):
-            raise InputError(f"{where or 'model'}.preset: expected the name of a preset, got {preset!r}")
-        return cls(preset=preset, options=options)
+        bases = {name: options.pop(name, None) for name in ("preset", "pretrained")}
+        for name, base in bases.items():
+            if not isinstance(base, str | None):
+                what = "the name of a preset" if name == "preset" else "a directory"
+                raise InputError(f"{where or 'model'}.{name}: expected {what}, got {base!r}")
+        if all(bases.values()):
+            raise InputError(f"{where or 'model'}: expected a preset or a pretrained checkpoint, got both")
+        return cls(**bases, options=options)
 
     def to_dict(self) -> dict[str, Any]:
-        return self.options if self.preset is None else {"preset": self.preset, **self.options}
+        bases = {"preset": self.preset, "pretrained": self.pretrained}
+        return {**{name: base for name, base in bases.items() if base is not None}, **self.options}
 
     def config(self) -> ModelConfig:
         """The model that is meant; `InputError` for an unknown preset or option, with the nearest names."""
+        if self.pretrained is not None:
+            return overridden(config_of(self.pretrained), flattened(self.options))
         if self.preset is None:
             return ModelConfig.from_dict(self.options, "model")
         return model_config(self.preset, flattened(self.options))

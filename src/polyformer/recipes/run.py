@@ -25,7 +25,7 @@ from polyformer.recipes.recipe import Recipe
 from polyformer.tasks import LanguageModelling, LanguageModellingConfig, TextTask
 from polyformer.training.checkpoint import versions
 
-RECIPE, RECORD, TOKENIZER = "recipe.yaml", "run.json", "tokenizer.json"
+RECIPE, RECORD = "recipe.yaml", "run.json"
 
 T = TypeVar("T", bound=TextTask)
 
@@ -53,7 +53,7 @@ class Run:
         if (self.folder / RECIPE).exists() and not resume:
             way = f"go on with it by --resume {self.folder}, or choose another --out"
             raise InputError(f"{self.folder} already holds a run; {way}")
-        atomic_write(self.folder / TOKENIZER, tokenizer.backend.to_str(pretty=True).encode())
+        tokenizer.save(self.folder)
         write_json(self.folder / RECORD, {"seed": recipe.seed, "versions": versions()})
         atomic_write(self.folder / RECIPE, recipe.to_yaml().encode())  # last: it makes the folder a run
 

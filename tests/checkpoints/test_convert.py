@@ -1,0 +1,165 @@
+"""A checkpoint with another attention: what stays the same, what is copied, extended and fresh."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import polyformer
+from polyformer.attention import (
+    ETC,
+    BlockWindow,
+    Global,
+    LinformerConfig,
+    Marked,
+    PerformerConfig,
+    Random,
+    Window,
+)
+from polyformer.checkpoints import convert
+from polyformer.cli import main
+from polyformer.core.errors import InputError
+from polyformer.data import Tokenizer, TokenizerConfig
+from polyformer.model import Transformer
+from polyformer.presets import create_model
+
+SIZES: dict[str, Any] = {
+    "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24,
+    "vocab_size": 60, "max_position_embeddings": 24, "dropout": 0.0,
+}  # fmt: skip
+LONGFORMER = Window(24) | Marked()
+BIGBIRD = BlockWindow(8, 3) | Global(8) | Random(8, 1)
+
+
+def dense(preset: str) -> Transformer:
+    torch.manual_seed(0)
+    return create_model(preset, **SIZES).double().eval()
+
+
+def batch(model: Transformer, length: int = 24) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    found = {"input_ids": torch.randint(60, (2, length))}
+    if model.encoder is not None and model.decoder is not None:
+        found["decoder_input_ids"] = torch.randint(60, (2, 7))
+    return found
+
+
+@pytest.mark.parametrize("preset", ["bert-base", "gpt2", "transformer-base"])
+@pytest.mark.parametrize(
+    "attention", [LONGFORMER, Window(24) | Global(1), BIGBIRD], ids=["longformer", "window", "bigbird"]
+)
+def test_a_pattern_that_covers_the_text_changes_nothing(preset: str, attention):
+    old = dense(preset)
+    new, report = convert(old, attention, max_positions=50)
+    assert not report.fresh
+    assert not report.left
+    inputs = batch(old)
+    torch.testing.assert_close(new(**inputs).logits, old(**inputs).logits, rtol=1e-10, atol=1e-10)
+    assert new(**batch(old, 50)).logits.isfinite().all()
+
+
+def test_positions_are_repeated_and_the_rows_of_no_position_are_not():
+    model = create_model("bert-base", **SIZES, position={"kind": "learned", "offset": 2})
+    old = model.get_parameter("encoder.position.tables.0.weight")
+    new, report = convert(model, Window(4), max_positions=60)
+    table = new.get_parameter("encoder.position.tables.0.weight")
+    assert report.extended == ("encoder.position.tables.0.weight",)
+    assert table.shape == (62, 16)
+    for position in (0, 23, 24, 47, 48, 59):
+        assert torch.equal(table[2 + position], old[2 + position % 24])
+    assert torch.equal(table[:2], old[:2])
+
+
+def test_global_projections_begin_as_the_ordinary_ones():
+    """So the model computes as before, though by more matrices."""
+    old = dense("bert-base")
+    new, report = convert(old, LONGFORMER, global_projections=True)
+    assert not report.fresh
+    assert "encoder.layers.1.attention.global_attention.query.weight" in report.copied
+    inputs = batch(old)
+    marks = torch.zeros_like(inputs["input_ids"])
+    marks[:, :2] = 1
+    found = new(**inputs, global_attention_mask=marks).logits
+    torch.testing.assert_close(found, old(**inputs).logits, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("attention", "fresh"),
+    [(LinformerConfig(k=6, max_length=24), True), (PerformerConfig(features=8), True), (ETC(2, 3), False)],
+    ids=["linformer", "performer", "etc"],
+)
+def test_other_mechanisms_say_what_is_fresh(attention, fresh: bool):
+    old = dense("bert-base")
+    new, report = convert(old, attention)
+    again, _ = convert(old, attention)
+    assert bool(report.fresh) == fresh
+    assert all(".mechanism." in name for name in report.fresh)
+    assert {"tokens.weight", "encoder.layers.0.attention.query.weight"} <= set(report.copied)
+    inputs = batch(old)
+    assert torch.equal(new(**inputs).logits, again(**inputs).logits)
+    assert old.state_dict().keys() - set(report.left) <= new.state_dict().keys()
+
+
+def test_what_a_model_cannot_have_is_refused():
+    with pytest.raises(InputError, match="cannot run in a decoder"):
+        convert(dense("gpt2"), LinformerConfig(k=6, max_length=24))
+    with pytest.raises(InputError, match="max_positions: expected 24"):
+        convert(dense("bert-base"), Window(4), max_positions=10)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """A BERT with its tokenizer, as transformers would have saved them."""
+    texts = [f"line {i} of a small text" for i in range(60)]
+    tokenizer = Tokenizer.build(TokenizerConfig(algorithm="wordpiece", vocab_size=60), texts)
+    assert len(tokenizer) <= 60
+    dense("bert-base").float().save_pretrained(tmp_path / "bert", format="hub")
+    tokenizer.save(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def test_the_command_converts_and_training_goes_on(hub: Path, tmp_path: Path, capsys):
+    out, run = tmp_path / "long", tmp_path / "run"
+    command = ["convert", str(hub), str(out), "--attention", "Window(4) | Global(1)", "--max-positions", "48"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "extended: encoder.position.tables.0.weight" in said
+    assert "fresh: none" in said
+    model = polyformer.from_pretrained(out)
+    assert model.config.max_position_embeddings == 48
+    (tmp_path / "text.txt").write_text("".join(f"line {i} of a small text\n" for i in range(60)))
+    named = {"--task.kind": "mlm", "--task.row_length": 40, "--pretrained": out, "--steps": 2,
+             "--data": tmp_path / "text.txt", "--device": "cpu", "--out": run}  # fmt: skip
+    assert main(["train", *(str(word) for pair in named.items() for word in pair)]) == 0
+    assert "copied" in capsys.readouterr().out
+    trained = polyformer.from_pretrained(run)
+    assert trained.config.vocab_size == 60
+    assert trained.config.encoder == model.config.encoder
+
+
+def test_the_command_goes_to_the_other_format_and_back(hub: Path, tmp_path: Path):
+    assert main(["convert", str(hub), str(tmp_path / "own")]) == 0
+    assert main(["convert", str(tmp_path / "own"), str(tmp_path / "back"), "--format", "hub"]) == 0
+    assert (tmp_path / "back/model.safetensors").read_bytes() == (hub / "model.safetensors").read_bytes()
+    assert Tokenizer.load(tmp_path / "back").encode("line 7") == Tokenizer.load(hub).encode("line 7")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (["nowhere", "out"], "no such directory"),
+        (["{hub}", "{hub}"], "not empty"),
+        (["{hub}", "out", "--attention", "Windoe(3)"], "Windoe"),
+        (["{hub}", "out", "--attention", "linformer(k=)"], "linformer(k=)"),
+        (["{hub}", "out", "--max-positions", "3"], "max_positions"),
+        (["{hub}", "out", "--attention", "Window(3)", "--format", "hub"], "no public family"),
+    ],
+)
+def test_bad_input_is_one_line(hub: Path, tmp_path: Path, changed: list[str], said: str, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", *(word.replace("{hub}", str(hub)) for word in changed)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out" / "config.json").exists()
