@@ -50,6 +50,13 @@ def test_tokens_without_marks_are_words_and_end_no_sentence():
         sentence_ends(tokenizer)
 
 
+def test_pieces_that_mark_the_ends_of_words():
+    tokenizer = Tokenizer.of_words(["[PAD]", "wor", "ld</w>", ".</w>"])
+    assert sentence_ends(tokenizer).tolist() == [3]
+    with pytest.raises(InputError, match="tokenizer: its pieces mark where words end"):
+        word_starts(tokenizer)
+
+
 def test_the_vocabularies_of_bert_and_gpt2(shared_data: Callable[[str], Path]):
     folder = shared_data("tokenizers")
     bert = Tokenizer.load(folder / "bert-base-uncased-vocab.txt")

@@ -15,6 +15,7 @@ from typing import Any
 from polyformer.core.errors import InputError
 from polyformer.data.images import read_idx
 from polyformer.data.opening import opened
+from polyformer.data.squad import read_squad
 
 Row = dict[str, Any]
 Header = Sequence[str] | None
@@ -177,6 +178,7 @@ READERS: dict[str, Reader] = {
     "parquet": read_parquet,
     "conll": read_conll,
     "idx": read_idx,
+    "squad": read_squad,
 }
 
 SUFFIXES = {

@@ -13,6 +13,7 @@ from polyformer.core.errors import InputError
 from polyformer.data.formats import Row
 from polyformer.data.images import IMAGE, default_images
 from polyformer.data.origins import has_validation, open_source, source_name
+from polyformer.data.squad import are_answers
 
 if TYPE_CHECKING:
     import datasets
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 # What a role of a row must hold, as said in messages. A label is any single value.
 _TEXT, _LIST = "text", "a list of texts"
 _IMAGE = "an image (bytes)"
-_HOLDS = {IMAGE: _IMAGE, "text": _TEXT, "source": _TEXT, "target": _TEXT, "tokens": _LIST, "tags": _LIST}
+_ANSWERS = "answers {text: [...], answer_start: [...]}"
+_HOLDS = {IMAGE: _IMAGE, "text": _TEXT, "source": _TEXT, "target": _TEXT, "tokens": _LIST, "tags": _LIST,
+          "question": _TEXT, "context": _TEXT, "answers": _ANSWERS}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,9 @@ class DataConfig(Config):
     # None: by the file's name, .txt being "text". The first four say what a document of a plain text is:
     # the file, a line, what stands between blank lines, an article of WikiText.
     format: (
-        Literal["text", "lines", "paragraphs", "articles", "jsonl", "csv", "tsv", "parquet", "conll", "idx"]
+        Literal[
+            "text", "lines", "paragraphs", "articles", "jsonl", "csv", "tsv", "parquet", "conll", "idx", "squad"
+        ]
         | None
     ) = None
     header: tuple[str, ...] | None = (
@@ -69,9 +74,9 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
     """The splits that `config` names. Every row is a dict of exactly the columns in `needs`.
 
     `needs`: "text" for language models; "text" and "label"; "source" and "target"; "tokens" and "tags"
-    (lists); "image" (bytes), "height" and "width". In memory they are `datasets.Dataset`, with `streaming`
-    `datasets.IterableDataset`; both give the same rows, but for what is held out of fewer texts than make two
-    for validation. Labels come as the file has them: texts from CSV and TSV, names where a saved data set has
+    (lists); "question", "context" and "answers"; "image" (bytes), "height" and "width". In memory they are
+    `datasets.Dataset`, with `streaming` `datasets.IterableDataset`; both give the same rows, but for what is
+    held out of fewer texts than make two for validation. Labels come as the file has them: texts from CSV and TSV, names where a saved data set has
     names.
     """
     if config.test_fraction:
@@ -227,6 +232,8 @@ def _fits(value: object, expected: str | None) -> bool:
         return isinstance(value, str)
     if expected == _IMAGE:
         return isinstance(value, bytes)
+    if expected == _ANSWERS:
+        return are_answers(value)
     if expected == _LIST:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     return isinstance(value, str | int | float)

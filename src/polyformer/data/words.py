@@ -10,6 +10,7 @@ from polyformer.core.errors import InputError
 from polyformer.data.tokenizer import Tokenizer
 
 _BLOCK, _SPACES = "\u2581", "\u0120\u010a\u010d\u0109"  # space, newline, return and tab as bytes are written
+_WORD_END, _GOES_ON = "</w>", "@@"
 _ENDS = (".", "!", "?")
 
 
@@ -25,16 +26,21 @@ def word_starts(tokenizer: Tokenizer) -> np.ndarray:
     if type(model).__name__ == "WordPiece":
         prefix = model.continuing_subword_prefix
         return special | np.array([not piece.startswith(prefix) for piece in pieces])
-    for marks in (_BLOCK, _SPACES):
-        begins = np.array([piece.startswith(tuple(marks)) for piece in pieces])
-        if begins.any():
-            return special | begins
-    return np.ones(len(pieces), dtype=bool)
+    # A letter of some language, or a piece of its own, may look like a mark: the most frequent one is it.
+    begins = {marks: [piece.startswith(tuple(marks)) for piece in pieces] for marks in (_BLOCK, _SPACES)}
+    mark = max(begins, key=lambda marks: sum(begins[marks]))
+    if sum(piece.endswith((_WORD_END, _GOES_ON)) for piece in pieces) > sum(begins[mark]):
+        raise InputError(
+            f"tokenizer: its pieces mark where words end ({_WORD_END} or {_GOES_ON}), not where they begin; "
+            "choose single tokens, masking.unit='token'"
+        )
+    return special | np.array(begins[mark]) if any(begins[mark]) else np.ones(len(pieces), dtype=bool)
 
 
 def sentence_ends(tokenizer: Tokenizer) -> np.ndarray:
     """The ids of the tokens that end a sentence: their last character is . ! or ?"""
-    ends = [number for number, piece in enumerate(_pieces(tokenizer)) if piece.endswith(_ENDS)]
+    pieces = [piece.removesuffix(_WORD_END) for piece in _pieces(tokenizer)]
+    ends = [number for number, piece in enumerate(pieces) if piece.endswith(_ENDS)]
     found = np.setdiff1d(np.array(ends, dtype=np.int64), list(tokenizer.special_ids))
     if not len(found):
         raise InputError(f"tokenizer: none of its tokens ends in {' '.join(_ENDS)}, which end sentences")

@@ -7,6 +7,7 @@ from polyformer.tasks.denoise import Denoising, DenoisingConfig
 from polyformer.tasks.image import ImageConfig, ImageModelling
 from polyformer.tasks.lm import LanguageModelling, LanguageModellingConfig
 from polyformer.tasks.mlm import MaskedModelling, MaskedModellingConfig
+from polyformer.tasks.qa import Answering, AnsweringConfig
 from polyformer.tasks.sentence_pairs import NextSentenceConfig, SentenceOrderConfig, SentencePairs
 from polyformer.tasks.spans import SpanCorruption, SpanCorruptionConfig
 from polyformer.tasks.tag import Tagging, TaggingConfig
@@ -14,6 +15,8 @@ from polyformer.tasks.tlm import TranslationModelling, TranslationModellingConfi
 from polyformer.tasks.translate import Translation, TranslationConfig
 
 __all__ = [
+    "Answering",
+    "AnsweringConfig",
     "Classification",
     "ClassificationConfig",
     "ContrastiveModelling",

@@ -261,6 +261,12 @@ def of_guesses(nats: float, right: float, tokens: float) -> dict[str, float]:
     return {"loss": loss, "perplexity": exp(loss), "accuracy": right / max(tokens, 1)}
 
 
+def with_tables(config: ModelConfig, **least: int) -> ModelConfig:
+    """`config` with tables of its embedding, such as type_vocab_size, of at least so many rows."""
+    sizes = {name: max(getattr(config.embedding, name), number) for name, number in least.items()}
+    return dataclasses.replace(config, embedding=dataclasses.replace(config.embedding, **sizes))
+
+
 def check_room(batch_tokens: int, name: str, longest: int) -> None:
     """A batch must have room for the longest row, whose option is called `name`."""
     if batch_tokens < longest:

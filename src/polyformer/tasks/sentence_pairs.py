@@ -25,7 +25,7 @@ from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_p
 from polyformer.data.structured import split_sentences
 from polyformer.heads import HeadConfig, PretrainingConfig
 from polyformer.model import ModelConfig
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, exp, required
+from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, exp, required, with_tables
 from polyformer.training.config import at_least
 
 
@@ -101,11 +101,7 @@ class SentencePairs(TextTask):
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
         """The model with two token types, and more where it has them."""
-        config = super().adapt(config)
-        number = max(config.embedding.type_vocab_size, 2)
-        return dataclasses.replace(
-            config, embedding=dataclasses.replace(config.embedding, type_vocab_size=number)
-        )
+        return with_tables(super().adapt(config), type_vocab_size=2)
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         return self.masking.copies(self._pairs(rows, self.config.draws))

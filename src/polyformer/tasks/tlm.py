@@ -17,7 +17,16 @@ from polyformer.data.batching import Batch, Corrupt, Row
 from polyformer.data.translation_pairs import translation_row
 from polyformer.heads import HeadConfig, MaskedConfig
 from polyformer.model import ModelConfig
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, guesses, of_guesses, required
+from polyformer.tasks.base import (
+    Rows,
+    TaskConfig,
+    TextTask,
+    check_room,
+    guesses,
+    of_guesses,
+    required,
+    with_tables,
+)
 from polyformer.training.config import at_least
 
 
@@ -67,11 +76,7 @@ class TranslationModelling(TextTask):
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
         """The model with a vector for each of the two languages, and more where it has them."""
-        config = super().adapt(config)
-        number = max(config.embedding.num_languages, max(self.config.languages) + 1)
-        return dataclasses.replace(
-            config, embedding=dataclasses.replace(config.embedding, num_languages=number)
-        )
+        return with_tables(super().adapt(config), num_languages=max(self.config.languages) + 1)
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         return self.masking.copies(self.prepare_held_out(rows))

@@ -1,0 +1,89 @@
+"""Extractive question answering: texts as windows of tokens, and answers from characters to tokens and back.
+
+A text longer than a row is read in windows that overlap, one beginning `stride` tokens after the other:
+
+    <cls> question <sep> window of the text <sep>        token types 0 0 0 1 1, the first <sep> being 0
+
+Source: Devlin et al. 2019, section 4.2, and for windows the released run_squad.py (length 384, stride 128,
+questions of at most 64 tokens, answers of at most 30).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from polyformer.core.errors import InputError
+from polyformer.data.tokenizer import Tokenizer
+
+NO_ANSWER = (0, 0)  # both ends of the answer on <cls>
+
+Offsets = Sequence[tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """A row: its ids and token types, the place of its first token of the text, which token that is, and how
+    many there are."""
+
+    input_ids: list[int]
+    token_type_ids: list[int]
+    place: int
+    first: int
+    size: int
+
+    def labels(self, span: tuple[int, int] | None) -> tuple[int, int]:
+        """The places of the first and last token of `span`, tokens of the text; of <cls> where it is not all
+        in this window."""
+        if span is None or span[0] < self.first or span[1] >= self.first + self.size:
+            return NO_ANSWER
+        return span[0] - self.first + self.place, span[1] - self.first + self.place
+
+
+def windows(
+    question: Sequence[int], text: Sequence[int], *, cls_id: int, sep_id: int, length: int, stride: int
+) -> list[Window]:
+    """All of `text` in windows of at most `length` tokens, question and marks included; at least one."""
+    room = length - len(question) - 3
+    if room < 1:
+        raise InputError(f"length: expected room for a question of {len(question)} tokens, got {length}")
+    if not 1 <= stride <= room:
+        raise InputError(
+            f"stride: expected 1 to {room}, what of a text fits beside a question of {len(question)} tokens, "
+            f"got {stride}"
+        )
+    found = []
+    for first in range(0, max(len(text) - room + stride, 1), stride):
+        part = text[first : first + room]
+        ids = [cls_id, *question, sep_id, *part, sep_id]
+        types = [0] * (len(question) + 2) + [1] * (len(part) + 1)
+        found.append(Window(ids, types, len(question) + 2, first, len(part)))
+    return found
+
+
+def encode_with_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[list[int], Offsets]]:
+    """The ids of each text, and for every token its first character and the one behind its last."""
+    encoded = tokenizer.backend.encode_batch(list(texts), add_special_tokens=False)
+    if [one.ids for one in encoded] != tokenizer.encode_batch(texts):
+        raise InputError("tokenizer: it does not say which characters its tokens come from; use another one")
+    return [(one.ids, one.offsets) for one in encoded]
+
+
+def answer_tokens(offsets: Offsets, start: int, stop: int) -> tuple[int, int] | None:
+    """The first and the last token that have characters of `start` to `stop`; None where none has."""
+    touched = [number for number, (a, b) in enumerate(offsets) if a < stop and b > start and b > a]
+    return (touched[0], touched[-1]) if touched else None
+
+
+def best_span(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[int, int, float]:
+    """`(first, last, score)` of the span of at most `longest` tokens with the highest sum of both scores."""
+    scores = starts[:, None] + ends[None, :]
+    lengths = np.arange(len(ends))[None, :] - np.arange(len(starts))[:, None]
+    scores[(lengths < 0) | (lengths >= longest)] = -np.inf
+    first, last = np.unravel_index(int(scores.argmax()), scores.shape)
+    return int(first), int(last), float(scores[first, last])
+
+
+def answer_text(text: str, offsets: Offsets, first: int, last: int) -> str:
+    """What the tokens `first` to `last` stand for in the text."""
+    return text[offsets[first][0] : offsets[last][1]].strip()

@@ -1,0 +1,91 @@
+"""Questions on texts, as SQuAD has them: its file, and how its answers are scored.
+
+A row is {question, context, answers}, answers being {text: [...], answer_start: [...]}: what people answered,
+and the character of the context where each begins; both lists are empty where there is no answer. Data sets
+of the hub have the same columns.
+
+Source: Rajpurkar et al. 2016 (SQuAD 1.1), section 6.1; Rajpurkar et al. 2018 (SQuAD 2.0), for no answer.
+"""
+
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyformer.core.errors import InputError
+from polyformer.data.opening import opened
+
+Row = dict[str, Any]
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_MARKS = str.maketrans("", "", string.punctuation)
+
+
+def read_squad(path: Path, header: object = None) -> Iterator[Row]:
+    """{id, question, context, answers}: the questions of a JSON file of SQuAD 1.1 or 2.0, in order."""
+    with opened(path) as file:
+        try:
+            articles = json.load(file)["data"]
+            paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+            for paragraph in paragraphs:
+                for asked in paragraph["qas"]:
+                    given = asked["answers"]
+                    yield {
+                        "id": asked["id"],
+                        "question": asked["question"],
+                        "context": paragraph["context"],
+                        "answers": {
+                            "text": [answer["text"] for answer in given],
+                            "answer_start": [answer["answer_start"] for answer in given],
+                        },
+                    }
+        except json.JSONDecodeError as error:
+            raise InputError(
+                f"{path}: not JSON ({error.msg}, line {error.lineno}, column {error.colno})"
+            ) from error
+        except (KeyError, TypeError) as error:
+            raise InputError(
+                f"{path}: not a file of SQuAD: expected data > paragraphs > context, qas > question, answers "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
+
+def are_answers(value: object) -> bool:
+    """Whether `value` is {text: [...], answer_start: [...]} with as many of both."""
+    if not isinstance(value, dict) or not {"text", "answer_start"} <= value.keys():
+        return False
+    texts, starts = value["text"], value["answer_start"]
+    return (
+        isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
+        and all(isinstance(text, str) for text in texts) and all(isinstance(start, int) for start in starts)
+    )  # fmt: skip
+
+
+def normal_form(text: str) -> str:
+    """What counts of an answer: small letters, no punctuation, no English article, single spaces."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_MARKS)).split())
+
+
+def exact_match(answer: str, truths: Sequence[str]) -> float:
+    """1 where the answer is one of the `truths` in normal form; without any, where it is empty."""
+    return float(any(normal_form(answer) == normal_form(truth) for truth in _told(truths)))
+
+
+def f1(answer: str, truths: Sequence[str]) -> float:
+    """The harmonic mean of precision and recall of the answer's words, for the truth where it is best."""
+    return max(_f1(normal_form(answer).split(), normal_form(truth).split()) for truth in _told(truths))
+
+
+def _told(truths: Sequence[str]) -> list[str]:
+    """The truths that are anything in normal form; the empty one where none is."""
+    return [truth for truth in truths if normal_form(truth)] or [""]
+
+
+def _f1(guess: list[str], truth: list[str]) -> float:
+    if not guess or not truth:
+        return float(guess == truth)
+    both = sum((Counter(guess) & Counter(truth)).values())
+    return 2 * both / (len(guess) + len(truth))
