@@ -4,29 +4,44 @@ from polyformer.block import PreNormConfig
 from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import ClassifyConfig, MaskedConfig
-from polyformer.model import ModelConfig
+from polyformer.model import ModelConfig, SpecialTokens
 from polyformer.position import LearnedConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 
+def bert(
+    layers: int, width: int, heads: int, vocab: int = 30522, types: int = 2, eps: float = 1e-12,
+    offset: int = 0, special: SpecialTokens | None = None,
+) -> ModelConfig:  # fmt: skip
+    """BERT's layout: post-norm, learned positions, a norm after the embedding sum, masked language model."""
+    return ModelConfig(
+        vocab_size=vocab,
+        hidden_size=width,
+        embedding=EmbeddingConfig(normed=True, type_vocab_size=types),
+        encoder=StackConfig(
+            num_hidden_layers=layers,
+            attention=AttentionConfig(num_attention_heads=heads),
+            feedforward=DenseConfig(intermediate_size=4 * width, activation="gelu"),
+            position=LearnedConfig(offset=offset),
+            norm=LayerNormConfig(eps=eps),
+        ),
+        head=MaskedConfig(eps=eps),
+        special=special or SpecialTokens(),
+        initializer_range=0.02,
+    )
+
+
 @register("bert-base")
 def bert_base() -> ModelConfig:
     """Devlin et al. 2019, section 3: 110M parameters; post-norm, learned positions, masked language model."""
-    return ModelConfig(
-        vocab_size=30522,
-        hidden_size=768,
-        embedding=EmbeddingConfig(normed=True, type_vocab_size=2),
-        encoder=StackConfig(
-            num_hidden_layers=12,
-            attention=AttentionConfig(num_attention_heads=12),
-            feedforward=DenseConfig(intermediate_size=3072, activation="gelu"),
-            position=LearnedConfig(),
-            norm=LayerNormConfig(eps=1e-12),
-        ),
-        head=MaskedConfig(),
-        initializer_range=0.02,
-    )
+    return bert(12, 768, 12)
+
+
+@register("bert-large")
+def bert_large() -> ModelConfig:
+    """Devlin et al. 2019, section 3: 24 layers of 1024, 340M parameters."""
+    return bert(24, 1024, 16)
 
 
 def encoder(layers: int, width: int, heads: int, vocab: int, positions: int) -> ModelConfig:

@@ -111,4 +111,4 @@ class Bert(Family):
         "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}),
         "ForQuestionAnswering": Task(SpanConfig(), {"qa_outputs": "head.output"}),
     }
-    sizes = ("bert-base",)
+    sizes = ("bert-base", "bert-large")

@@ -1,0 +1,35 @@
+"""RoBERTa and XLM-RoBERTa: BERT's layout, one token type, positions behind padding's id."""
+
+from polyformer.model import ModelConfig, SpecialTokens
+from polyformer.presets.base import register
+from polyformer.presets.encoder import bert
+
+
+def roberta(layers: int, width: int, heads: int, vocab: int) -> ModelConfig:
+    """Liu et al. 2019, section 3: texts of 512 tokens; two rows of the position table are no position's."""
+    return bert(layers, width, heads, vocab, types=1, eps=1e-5, offset=2,
+                special=SpecialTokens(pad=1, bos=0, eos=2))  # fmt: skip
+
+
+@register("roberta-base")
+def roberta_base() -> ModelConfig:
+    """Liu et al. 2019, section 3: BERT-base's size with 50265 tokens, 125M parameters."""
+    return roberta(12, 768, 12, 50265)
+
+
+@register("roberta-large")
+def roberta_large() -> ModelConfig:
+    """Liu et al. 2019, section 5: BERT-large's size with 50265 tokens, 355M parameters."""
+    return roberta(24, 1024, 16, 50265)
+
+
+@register("xlm-roberta-base")
+def xlm_roberta_base() -> ModelConfig:
+    """Conneau et al. 2020, section 3: a hundred languages, 278M parameters (the paper says 270M)."""
+    return roberta(12, 768, 12, 250002)
+
+
+@register("xlm-roberta-large")
+def xlm_roberta_large() -> ModelConfig:
+    """Conneau et al. 2020, section 3: a hundred languages, 560M parameters (the paper says 550M)."""
+    return roberta(24, 1024, 16, 250002)
