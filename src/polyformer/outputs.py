@@ -21,7 +21,7 @@ class ModelState(State):
     source_length: int = 0
 
     def reorder_beams(self, index: Tensor) -> "ModelState":
-        """As `reorder`, for an index among rows of one input each: source and padding stay where they are."""
+        """As `reorder_`, for an index among rows of one input each: source and padding stay in place."""
         return dataclasses.replace(self, layers=tuple(layer.reorder_beams(index) for layer in self.layers))
 
 

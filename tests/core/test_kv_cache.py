@@ -100,6 +100,26 @@ def test_reordering_picks_rows_in_a_buffer_of_their_own(grad):
 
 
 @torch.no_grad()
+def test_an_owner_reorders_between_two_buffers():
+    cache, parts = KeyValueCache(reserve=9), []
+    buffers = set()
+    for step in range(9):
+        parts = [tuple(x[[1, 1, 0]] for x in part) for part in parts] + [chunk(1, step, rows=3)]
+        cache = cache.append(*parts[-1])[2]
+        assert_holds(cache, *parts)
+        cache = cache.reorder_(torch.tensor([1, 1, 0]))
+        assert cache.keys is not None
+        buffers.add(cache.keys.data_ptr())
+    assert len(buffers) == 2
+    fewer = cache.reorder_(torch.tensor([2]))
+    parts = [tuple(x[[1, 1, 0]][[2]] for x in part) for part in parts]
+    assert_holds(fewer, *parts)
+    assert_holds(
+        fewer.append(*chunk(70, 3, rows=1))[2].reorder_(torch.tensor([0])), *parts, chunk(70, 3, rows=1)
+    )
+
+
+@torch.no_grad()
 def test_reordering_keeps_the_room():
     cache = KeyValueCache(reserve=100).append(*chunk(3, 0))[2]
     picked = cache.reorder(torch.tensor([1, 0]))

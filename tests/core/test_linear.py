@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyformer.core.linear import ROW_STEP, Linear, PackedWeights, linear, onednn_takes
+from polyformer.core.linear import ROW_STEP, Linear, PackedWeights, linear, linears, onednn_takes
 
 SHAPES = [(1, 5, 3), (7, 16, 33), (33, 8, 1), (2, 64, 50), (1, 300, 331), (9, 257, 301)]
 
@@ -146,3 +146,39 @@ def test_batches_of_many_lengths_meet_few_shapes():
             plain = torch.autograd.grad(F.linear(x, weight).square().sum(), x)[0]
             torch.testing.assert_close(x.grad, plain, rtol=1e-4, atol=1e-3)
     assert len(shapes.found) == 3, "forward, and one for each gradient"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 5])
+def test_layers_of_one_input_are_read_as_one(rows):
+    layers = [Linear(300, 400), Linear(300, 200, bias=False), Linear(300, 200)]
+    x = torch.randn(1, rows, 300, generator=torch.Generator().manual_seed(rows))
+    expected = [F.linear(x, one.weight, one.bias) for one in layers]
+    packed = PackedWeights()
+    with packed:
+        for _ in range(2):
+            for got, wanted in zip(linears(x, layers), expected):
+                torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
+    assert [joint is not None for joint in packed.joints.values()] == [True]
+    assert not packed.copies
+    for got, wanted in zip(linears(x, layers), expected):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_layer_that_is_watched_or_no_linear_layer_runs_by_itself():
+    x = inputs(5, 300, 400)[0]
+    for change in (lambda one: one.register_forward_hook(lambda *_: None), lambda one: one.double()):
+        layers = [Linear(300, 400), Linear(300, 400)]
+        change(layers[1])
+        if layers[1].weight.dtype == torch.float64:
+            layers = [one.double() for one in layers]
+        packed = PackedWeights()
+        with packed:
+            got = linears(x.to(layers[0].weight.dtype), layers)
+        assert len(got) == 2
+        assert list(packed.joints.values()) == [None]
+    packed = PackedWeights(limit=10)
+    with packed:
+        linears(x, [Linear(300, 400), Linear(300, 400)])
+    assert list(packed.joints.values()) == [None], "no room"

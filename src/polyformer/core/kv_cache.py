@@ -25,6 +25,7 @@ class KeyValueCache(State):
     length: int = 0
     written: list[int] = dataclasses.field(default_factory=lambda: [0])
     reserve: int = 0  # slots to allocate at once, when the final length is known beforehand
+    spare: list[Tensor] = dataclasses.field(default_factory=list)  # buffers that `reorder_` may write to
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
         """All keys and values, the new ones [B, Hkv, T, D] last, and the cache that holds them."""
@@ -34,11 +35,12 @@ class KeyValueCache(State):
         cache = self._with_room(keys, values, length)
         assert cache.keys is not None
         assert cache.values is not None
-        cache.keys[:, :, self.length : length] = keys
-        cache.values[:, :, self.length : length] = values
+        new = keys.shape[2]
+        cache.keys.narrow(2, self.length, new).copy_(keys)
+        cache.values.narrow(2, self.length, new).copy_(values)
         cache.written[0] = length
-        longer = dataclasses.replace(cache, length=length)
-        return cache.keys[:, :, :length], cache.values[:, :, :length], longer
+        longer = KeyValueCache(cache.keys, cache.values, length, cache.written, self.reserve, self.spare)
+        return cache.keys.narrow(2, 0, length), cache.values.narrow(2, 0, length), longer
 
     def _append_in_graph(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
         """Autograd may have saved the buffer, which must then not be overwritten: concatenate."""
@@ -77,6 +79,18 @@ class KeyValueCache(State):
             return self
         keys, values = (self._rows(buffer, index) for buffer in (self.keys, self.values))
         return dataclasses.replace(self, keys=keys, values=values, written=[self.length])
+
+    def reorder_(self, index: Tensor) -> Self:
+        """As for every state; from one buffer into another, and back the next time."""
+        if self.keys is None or self.values is None or torch.is_grad_enabled():
+            return self.reorder(index)
+        old, spare = [self.keys, self.values], self.spare
+        if not spare or any(a.shape != b.shape or len(a) != len(index) for a, b in zip(old, spare)):
+            spare = [buffer.new_empty(len(index), *buffer.shape[1:]) for buffer in old]
+        for buffer, other in zip(old, spare):
+            filled, place = buffer.narrow(2, 0, self.length), other.narrow(2, 0, self.length)
+            torch.index_select(filled, 0, index, out=place)
+        return dataclasses.replace(self, keys=spare[0], values=spare[1], written=[self.length], spare=old)
 
     def _rows(self, buffer: Tensor, index: Tensor) -> Tensor:
         filled = buffer[:, :, : self.length]

@@ -3,6 +3,8 @@ another maker's processor, and for the few rows of decoding, where reading the w
 """
 
 import contextvars
+import dataclasses
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -26,16 +28,24 @@ _packed: contextvars.ContextVar["PackedWeights | None"] = contextvars.ContextVar
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., I] times weight [O, I] transposed, plus bias [O]: [..., O]."""
+    packed = None if torch.compiler.is_compiling() else _packed.get()
+    if packed is not None and not torch.is_grad_enabled():
+        return packed.linear(x, weight, bias)
     if not onednn_takes(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
         return _Linear.apply(x, weight, bias)
-    packed = _packed.get()
-    if packed is not None and isinstance(weight, nn.Parameter):
-        weight = packed.copy(weight, x)
     return _onednn(x, weight, bias)
+
+
+def linears(x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
+    """What several layers make of the same x; inside `PackedWeights` in one product."""
+    packed = None if torch.compiler.is_compiling() else _packed.get()
+    if packed is None or torch.is_grad_enabled():
+        return [layer(x) for layer in layers]
+    return packed.linears(x, layers)
 
 
 def outer(a: Tensor, b: Tensor) -> Tensor:
@@ -49,6 +59,15 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.flatten(0, -2)
     y = torch.ops.mkldnn._linear_pointwise(_padded(rows), weight, bias, "none", [], "")
     return y[: len(rows)].unflatten(0, x.shape[:-1])
+
+
+def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As `_onednn`, with less ado where x has few rows."""
+    rows = x.numel() // x.shape[-1]
+    if rows > ROW_STEP:
+        return _onednn(x, weight, bias)
+    y = torch.ops.mkldnn._linear_pointwise(x.reshape(rows, -1), weight, bias, "none", [], "")
+    return y.view(*x.shape[:-1], -1)
 
 
 def _padded(rows: Tensor) -> Tensor:
@@ -74,14 +93,62 @@ def onednn_takes(x: Tensor, weight: Tensor) -> bool:
 class PackedWeights:
     """Copies of weights in oneDNN's own order of memory, which it reads up to twice as fast for few rows.
 
-    `with packed:` every product outside autograd reads the copy of its weight, made when first asked for. A
-    copy costs its weight's memory and about twenty products' time: worth it for a loop of small products,
-    such as decoding. Whoever holds this object holds the copies; the weights must not change meanwhile.
+    `with packed:` every product outside autograd goes the way that the first one of its weight was found to
+    go, without looking again: for a loop of small products of one dtype on one device, such as decoding. With
+    `copying`, products of several rows read a copy of their weight, made when first asked for, and layers
+    that read the same input (`linears`) a copy of all their weights. A copy costs its weight's memory and
+    about twenty products' time. Whoever holds this object holds the copies; the weights must not change
+    meanwhile.
     """
 
     def __init__(self, limit: int = PACKED_LIMIT):
         self.copies: dict[Tensor, Tensor] = {}
         self.room = limit
+        self.copying = True
+        self.joints: dict[int, _Joint | None] = {}  # by id of the first layer
+        self.ways: dict[int, Tensor | None] = {}  # by id: what oneDNN reads, None for BLAS
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """As the function `linear`."""
+        key = id(weight)
+        if key in self.ways:
+            read = self.ways[key]
+        else:
+            read = weight if onednn_takes(x, weight) else None
+            if isinstance(weight, nn.Parameter):  # others may be gone, and their ids somebody else's
+                self.ways[key] = read
+        if read is None:
+            return F.linear(x, weight, bias)
+        if read is weight and self.copying and x.numel() > x.shape[-1] and key in self.ways:
+            read = self.ways[key] = self.copy(weight, x)
+        return _few_rows(x, read, bias)
+
+    def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
+        """As the function `linears`; once copies are made, of all weights in one."""
+        key = id(layers[0])
+        if self.copying and key not in self.joints:
+            self.joints[key] = self._joint(x, layers)
+        joint = self.joints.get(key)
+        if joint is None:
+            return [layer(x) for layer in layers]
+        return list(_few_rows(x, joint.weight, joint.bias).split(joint.sizes, -1))
+
+    def _joint(self, x: Tensor, layers: Sequence[nn.Module]) -> "_Joint | None":
+        """The layers as one; None where somebody watches them, or for products that are not oneDNN's."""
+        plain = [
+            one for one in layers if type(one) is Linear and not one._forward_hooks | one._forward_pre_hooks
+        ]
+        size = sum(one.weight.nbytes for one in plain)
+        if len(plain) < len(layers) or size > self.room or not onednn_takes(x, plain[0].weight):
+            return None
+        self.room -= size
+        weight = torch.cat([one.weight for one in plain])
+        if x.numel() > x.shape[-1]:
+            weight = torch.ops.mkldnn._reorder_linear_weight(weight, x.numel() // x.shape[-1])
+        sizes = [one.out_features for one in plain]
+        biases = [x.new_zeros(one.out_features) if one.bias is None else one.bias for one in plain]
+        bias = None if all(one.bias is None for one in plain) else torch.cat(biases)
+        return _Joint(weight, bias, sizes)
 
     def copy(self, weight: Tensor, x: Tensor) -> Tensor:
         """The copy of `weight` for inputs like `x`, or the weight itself when there is no more room."""
@@ -98,6 +165,15 @@ class PackedWeights:
 
     def __exit__(self, *error: object) -> None:
         _packed.reset(self.token)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Joint:
+    """Layers one below the other, of so many rows each."""
+
+    weight: Tensor
+    bias: Tensor | None
+    sizes: list[int]
 
 
 class _Linear(torch.autograd.Function):

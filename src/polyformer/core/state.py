@@ -19,6 +19,10 @@ class State:
         """The state of batch rows `index` [B'], in that order: what beam search needs after every step."""
         return self._each(lambda tensor: tensor.index_select(0, index), lambda state: state.reorder(index))
 
+    def reorder_(self, index: Tensor) -> Self:
+        """As `reorder`, by an owner who gives this state up: it may be overwritten."""
+        return self.reorder(index)
+
     def detach(self) -> Self:
         """The same values outside the graph, so that segments can be trained one after another."""
         return self.map(Tensor.detach)

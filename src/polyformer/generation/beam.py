@@ -15,6 +15,7 @@ from torch import Tensor
 from polyformer.generation.config import BeamConfig
 from polyformer.generation.decoder import Decoder, Start
 from polyformer.generation.generated import Written
+from polyformer.generation.largest import largest
 from polyformer.generation.processors import process
 from polyformer.generation.search import Rules
 from polyformer.outputs import ModelState
@@ -64,7 +65,7 @@ class Beams:
         totals = (self.scores.unsqueeze(2) + log_probabilities.view(*self.scores.shape, vocabulary)).flatten(
             1
         )
-        scores, index = totals.topk(min(count, totals.shape[1]))
+        scores, index = largest(totals, min(count, totals.shape[1]))
         parents = index // vocabulary
         tokens = torch.cat([_pick(self.tokens, parents), (index % vocabulary).unsqueeze(2)], 2)
         return Beams(scores, tokens), parents
@@ -85,8 +86,10 @@ def beam_search(decoder: Decoder, start: Start, rules: Rules, config: BeamConfig
     logits, state, history, owners = start.logits, start.state, start.history, finished
     for length in range(1, rules.max_new_tokens + 1):
         width = beams.scores.shape[1]
-        texts = torch.cat([history.repeat_interleave(width, 0), beams.tokens.flatten(0, 1)], 1)
-        log_probabilities = process(rules.processors, logits.log_softmax(-1, dtype=dtype), texts)
+        log_probabilities = logits.log_softmax(-1, dtype=dtype)
+        if rules.processors:
+            texts = torch.cat([history.repeat_interleave(width, 0), beams.tokens.flatten(0, 1)], 1)
+            log_probabilities = process(rules.processors, log_probabilities, texts)
         candidates, parents = beams.extended(log_probabilities, many)
         ended = rules.stopping.ended(candidates.tokens.flatten(0, 1)).view_as(parents)
         if length == rules.max_new_tokens:
@@ -123,7 +126,7 @@ def _pick(tokens: Tensor, index: Tensor) -> Tensor:
 def _set_aside(
     finished: list[Finished], candidates: Beams, ended: Tensor, num_beams: int, last: bool
 ) -> None:
-    """Give every ended candidate among the first `num_beams` to its input; at the `last` step forbidden ones too."""
+    """Give every ended candidate among the first `num_beams` to its input, at the `last` step any."""
     scores = candidates.scores[:, :num_beams]
     counts = (ended[:, :num_beams] & (scores.isfinite() | last)).nonzero()
     for (row, rank), score in zip(counts.tolist(), scores[counts[:, 0], counts[:, 1]].tolist()):

@@ -1,6 +1,5 @@
 """One face for both families that write: read the input, then one token after another."""
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -12,9 +11,9 @@ from polyformer.core.linear import PackedWeights
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.stack import Stack
 
-PACK_FROM_ROWS, PACK_AFTER_STEPS = 2, 8
-"""Weights are packed for so many rows (a single one is read as fast without) and after so many steps (a text
-that ends sooner would not earn back the copying)."""
+PACK_AFTER_STEPS = 8
+"""Weights are packed after so many steps, if as many are left: a text that ends sooner would not earn back
+the copying."""
 
 
 class Writer(Protocol):
@@ -73,9 +72,9 @@ class Decoder:
     def step(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Read tokens [N] after `state`: the logits [N, V] of the next, and the next state."""
         self.steps += 1
-        worth = len(tokens) >= PACK_FROM_ROWS and self.steps > PACK_AFTER_STEPS
+        self.packed.copying = self.steps > PACK_AFTER_STEPS and self.room - self.steps > PACK_AFTER_STEPS
         name = "input_ids" if self.model.encoder is None else "decoder_input_ids"
-        with self.packed if worth else contextlib.nullcontext():
+        with self.packed:
             return self._next(self.model(**{name: tokens.unsqueeze(1)}, state=state))
 
     def _next(self, output: ModelOutput) -> tuple[Tensor, ModelState]:

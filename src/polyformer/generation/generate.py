@@ -12,8 +12,9 @@ from polyformer.generation.beam import beam_search
 from polyformer.generation.config import GenerationConfig
 from polyformer.generation.decoder import Decoder, Start, Writer, check_inputs, check_shape
 from polyformer.generation.generated import Generated, Written
+from polyformer.generation.largest import likeliest
 from polyformer.generation.processors import processors
-from polyformer.generation.search import Rules, drawn, likeliest, search
+from polyformer.generation.search import Rules, drawn, search
 from polyformer.generation.stopping import Decode, Stopping
 
 

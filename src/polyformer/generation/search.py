@@ -16,11 +16,6 @@ Choose = Callable[[Tensor], Tensor]
 """Processed logits [N, V] to one token a row [N]."""
 
 
-def likeliest(logits: Tensor) -> Tensor:
-    """Greedy: the token of the highest logit."""
-    return logits.argmax(-1)
-
-
 def drawn(seed: int | None, device: torch.device) -> Choose:
     """Sampling with a generator of its own; without a seed a new one every time."""
     generator = torch.Generator(device)
@@ -77,4 +72,4 @@ def search(decoder: Decoder, start: Start, rules: Rules, choose: Choose, copies:
 
 def log_probability(logits: Tensor, token: Tensor) -> Tensor:
     """log softmax(logits [N, V]) at token [N]."""
-    return logits.gather(1, token.unsqueeze(1)).squeeze(1) - logits.logsumexp(-1)
+    return logits.log_softmax(-1).gather(1, token.unsqueeze(1)).squeeze(1)  # faster than logsumexp

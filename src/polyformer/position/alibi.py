@@ -40,6 +40,9 @@ class Alibi(Position):
         self.slopes = slopes(num_heads)
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
+        return context.once(("alibi", self, q.dtype, q.device), lambda: self._biases(q, context))
+
+    def _biases(self, q: Tensor, context: Context) -> Relative:
         least, greatest = context.distances
         distance = torch.arange(least, greatest + 1, device=q.device, dtype=q.dtype).abs()
         slopes = torch.tensor(self.slopes, device=q.device, dtype=q.dtype)

@@ -51,6 +51,11 @@ class T5Bias(Position):
         self.table = nn.Embedding(config.num_buckets, num_heads)
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
+        if torch.is_grad_enabled():  # a table made inside one layer's checkpoint is not the others' to use
+            return self._biases(q, context)
+        return context.once(("t5", self, q.dtype), lambda: self._biases(q, context))
+
+    def _biases(self, q: Tensor, context: Context) -> Relative:
         least, greatest = context.distances
         distance = torch.arange(least, greatest + 1, device=q.device)
         found = buckets(distance, self.config.num_buckets, self.config.max_distance, not context.causal)

@@ -21,9 +21,9 @@ class LayerState(State):
     cross_attention: State | None = None
 
     def reorder_beams(self, index: Tensor) -> "LayerState":
-        """As `reorder`, for an index among rows that share a source, whose projection stays where it is."""
+        """As `reorder_`, for an index among rows that share a source, whose projection stays where it is."""
         past = self.self_attention
-        return dataclasses.replace(self, self_attention=None if past is None else past.reorder(index))
+        return dataclasses.replace(self, self_attention=None if past is None else past.reorder_(index))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from polyformer.core.config import Config
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.linear import Linear
+from polyformer.core.linear import Linear, linears
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.core.state import State
 from polyformer.position import Position, Site, Terms
@@ -132,8 +132,11 @@ class MultiHeadAttention(nn.Module):
         read: what the same tokens show to one another, where that is not x itself.
         """
         read = x if read is None else read
-        q, v = self._heads(self.query, x), self._heads(self.value, read)
-        k = self._heads(self.key or self.query, read)
+        if read is x and self.key is not None:
+            q, k, v = (self._split(y) for y in linears(x, (self.query, self.key, self.value)))
+        else:
+            q, v = self._heads(self.query, x), self._heads(self.value, read)
+            k = self._heads(self.key or self.query, read)
         site = Site(
             self.layer,
             lambda one: self._vectors(self.query, one),
@@ -160,7 +163,12 @@ class MultiHeadAttention(nn.Module):
         return self._join(y), state
 
     def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
-        return projection(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+        return self._split(projection(x))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[B, T, H D] as heads [B, H, T, D]."""
+        rows, length, width = x.shape
+        return x.view(rows, length, width // self.head_size, self.head_size).transpose(1, 2)
 
     def _vectors(self, projection: nn.Module, x: Tensor) -> Tensor:
         """Vectors [R, E] that are no tokens, projected to the heads of the queries: [H, R, D]."""

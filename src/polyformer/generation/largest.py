@@ -1,0 +1,39 @@
+"""The largest of very many numbers, found among blocks of them: `topk` and `argmax` are slow at many."""
+
+import torch
+from torch import Tensor
+
+BLOCK, FEWEST = 128, 1 << 13
+"""Numbers of a block, whose largest one is quickly found; and how many make blocks worth it."""
+
+
+def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row of x [N, M], in order, and where they are: [N, count] each."""
+    length = x.shape[1]
+    blocks = length // BLOCK
+    if length < FEWEST or blocks < count:
+        values, index = x.topk(count)
+        return values, index
+    whole = x[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
+    # Blocks with the largest maxima have all of them; ascending, so that equals keep their order.
+    chosen = whole.amax(2).topk(count).indices.sort().values
+    some = whole.gather(1, chosen.unsqueeze(2).expand(-1, -1, BLOCK)).flatten(1)
+    rest = x[:, blocks * BLOCK :]
+    values, index = torch.cat([some, rest], 1).topk(count)
+    inside = chosen.gather(1, (index // BLOCK).clamp_max(count - 1)) * BLOCK + index % BLOCK
+    return values, torch.where(index < some.shape[1], inside, index - some.shape[1] + blocks * BLOCK)
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """Greedy: the first token of the highest logit, [N] of [N, V]."""
+    length = logits.shape[1]
+    blocks = length // BLOCK
+    if length < FEWEST:
+        return logits.argmax(-1)
+    peaks = logits[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)).amax(2)
+    rest = logits[:, blocks * BLOCK :]
+    if rest.shape[1]:
+        peaks = torch.cat([peaks, rest.amax(1, keepdim=True)], 1)
+    first = peaks.argmax(1, keepdim=True) * BLOCK
+    inside = (first + torch.arange(BLOCK, device=logits.device)).clamp_max(length - 1)
+    return first.squeeze(1) + logits.gather(1, inside).argmax(1)
