@@ -44,6 +44,17 @@ def test_it_is_added_to_the_first_layer_alone():
     assert list(position.parameters()) == []
 
 
+@pytest.mark.parametrize("width", [6, 7])
+def test_all_sines_may_stand_before_all_cosines(width: int):
+    x, pos = torch.zeros(1, 5, width, dtype=torch.float64), torch.arange(5)
+    made = SinusoidalConfig(layout="halves").build(Shape(hidden_size=width)).embed(x, pos, 0)[0]
+    sines = (width + 1) // 2
+    for p in range(5):
+        for j in range(width):
+            angle = p / 10000 ** (2 * (j % sines) / width)
+            assert math.isclose(made[p, j], math.sin(angle) if j < sines else math.cos(angle), abs_tol=1e-14)
+
+
 def test_far_positions_are_exact_in_float32():
     """The angles are made in float64: in float32 a position of a million would be wrong at once."""
     p = 1_000_003
@@ -51,6 +62,8 @@ def test_far_positions_are_exact_in_float32():
     assert abs(float(made[0, 0, 0]) - math.sin(p)) < 1e-6
 
 
-def test_base_is_checked():
+def test_options_are_checked():
     with pytest.raises(InputError, match=r"base: expected a wavelength factor above 1, got 1.0"):
         SinusoidalConfig(base=1.0)
+    with pytest.raises(InputError, match=r"layout: expected 'pairs' or 'halves', got 'turns'"):
+        SinusoidalConfig(layout="turns")  # type: ignore[arg-type]

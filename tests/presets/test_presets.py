@@ -38,7 +38,7 @@ def test_parts_are_set_by_kind():
     )
     assert config.decoder is not None
     assert (config.decoder.block.kind, config.decoder.norm.kind) == ("parallel", "rms")
-    assert config.decoder.position.to_dict() == {"kind": "sinusoidal", "base": 50.0}
+    assert config.decoder.position.to_dict() == {"kind": "sinusoidal", "layout": "pairs", "base": 50.0}
     small = model_config("transformer-small")
     assert small.decoder is not None
     assert small.decoder.block == PreNormConfig()

@@ -1,21 +1,27 @@
 """Sinusoidal positions, added to the input: PE(p, 2i) = sin(p / 10000^(2i/E)), PE(p, 2i+1) = cos of the same.
 
+`layout` says where they stand: sines and cosines in turn ("pairs": the paper), or all sines and then all
+cosines ("halves": CTRL).
 No parameters, any length; PE(p + k) is a fixed linear map of PE(p). Vaswani et al. 2017, section 3.5.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.position.base import Position, PositionConfig, Shape, sinusoids
+
+Layout = Literal["pairs", "halves"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SinusoidalConfig(PositionConfig):
     """Positions count from 0."""
 
+    layout: Layout = "pairs"
     base: float = 10000.0
 
     kind: ClassVar[str] = "sinusoidal"
@@ -23,11 +29,17 @@ class SinusoidalConfig(PositionConfig):
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.5"
 
     def __post_init__(self) -> None:
+        if self.layout not in ("pairs", "halves"):
+            raise InputError(f"layout: expected 'pairs' or 'halves', got {self.layout!r}")
         if self.base <= 1:
             raise InputError(f"base: expected a wavelength factor above 1, got {self.base}")
 
     def build(self, shape: Shape) -> "Sinusoidal":
         return Sinusoidal(shape.input_size, self)
+
+    @classmethod
+    def examples(cls) -> tuple["SinusoidalConfig", ...]:
+        return cls(), cls(layout="halves", base=500.0)
 
 
 class Sinusoidal(Position):
@@ -35,7 +47,12 @@ class Sinusoidal(Position):
 
     def __init__(self, hidden_size: int, config: SinusoidalConfig):
         super().__init__()
-        self.hidden_size, self.base = hidden_size, config.base
+        self.hidden_size, self.config = hidden_size, config
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
-        return x if layer else x + sinusoids(pos, self.hidden_size, self.base).to(x.dtype)
+        if layer:
+            return x
+        waves = sinusoids(pos, self.hidden_size, self.config.base)
+        if self.config.layout == "halves":
+            waves = torch.cat([waves[..., ::2], waves[..., 1::2]], -1)
+        return x + waves.to(x.dtype)

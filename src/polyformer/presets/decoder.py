@@ -1,9 +1,13 @@
 """Language models: a decoder alone."""
 
+import dataclasses
+
+from polyformer.attention import Full, PerLayer, SoftmaxConfig, Window
 from polyformer.block import PreNormConfig
 from polyformer.feedforward import DenseConfig
+from polyformer.heads import LanguageModelConfig
 from polyformer.model import ModelConfig
-from polyformer.position import LearnedConfig
+from polyformer.position import LearnedConfig, RopeConfig, SinusoidalConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, StackConfig
 
@@ -53,6 +57,82 @@ def gpt2_large() -> ModelConfig:
 def gpt2_xl() -> ModelConfig:
     """Radford et al. 2019, table 2, the largest: 48 layers of 1600, 1558M parameters (in it 1542M)."""
     return decoder(48, 1600, 25, vocab=50257, positions=1024)
+
+
+BANDED = PerLayer((Full(), Window(255, 0)))
+"""Layers that see all and layers that see the last 256 tokens, in turn."""
+
+
+def gpt3(layers: int, width: int, heads: int) -> ModelConfig:
+    """GPT-2 with dense and locally banded layers in turn; how wide the bands are the paper does not say."""
+    config = decoder(layers, width, heads, vocab=50257, positions=2048)
+    return config.override("mechanism", SoftmaxConfig(pattern=BANDED))
+
+
+@register("gpt3-125m")
+def gpt3_125m() -> ModelConfig:
+    """Brown et al. 2020, table 2.1, small: 12 layers of 768."""
+    return gpt3(12, 768, 12)
+
+
+@register("gpt3-6.7b")
+def gpt3_7b() -> ModelConfig:
+    """Brown et al. 2020, table 2.1, 6.7B: 32 layers of 4096."""
+    return gpt3(32, 4096, 32)
+
+
+@register("gpt3-175b")
+def gpt3_175b() -> ModelConfig:
+    """Brown et al. 2020, table 2.1, 175B: 96 layers of 12288."""
+    return gpt3(96, 12288, 96)
+
+
+def gpt_neo(layers: int, width: int, heads: int) -> ModelConfig:
+    """GPT-3's layers with unscaled scores, and no bias in the projections to queries, keys and values."""
+    config = gpt3(layers, width, heads).override("dropout", 0.0)
+    config = config.override("mechanism", SoftmaxConfig(pattern=BANDED, scale=1.0))
+    return config.override("decoder.attention.bias", ("output",))
+
+
+@register("gpt-neo-125m")
+def gpt_neo_125m() -> ModelConfig:
+    """Black et al. 2021: 12 layers of 768."""
+    return gpt_neo(12, 768, 12)
+
+
+@register("gpt-neo-1.3b")
+def gpt_neo_1b() -> ModelConfig:
+    """Black et al. 2021: 24 layers of 2048."""
+    return gpt_neo(24, 2048, 16)
+
+
+@register("gpt-neo-2.7b")
+def gpt_neo_3b() -> ModelConfig:
+    """Black et al. 2021: 32 layers of 2560."""
+    return gpt_neo(32, 2560, 20)
+
+
+@register("gpt-j-6b")
+def gpt_j() -> ModelConfig:
+    """Wang and Komatsuzaki 2021: 28 layers of 4096, a quarter of each head turned, 6B parameters."""
+    config = decoder(28, 4096, 16, vocab=50400, positions=2048).override("dropout", 0.0)
+    config = config.override("block", "parallel").override("tied", False)
+    config = config.override("position", RopeConfig(layout="pairs", fraction=0.25))
+    return dataclasses.replace(
+        config.override("decoder.attention.bias", False), head=LanguageModelConfig(bias=True)
+    )
+
+
+@register("ctrl")
+def ctrl() -> ModelConfig:
+    """Keskar et al. 2019, section 3.2: 48 layers of 1280 and texts of 256 tokens, 1.63B parameters.
+
+    Sinusoids, all sines first, beside token vectors scaled by the root of their width.
+    """
+    config = decoder(48, 1280, 16, vocab=246534, positions=256)
+    config = config.override("position", SinusoidalConfig(layout="halves")).override("eps", 1e-6)
+    config = config.override("intermediate_size", 8192).override("activation", "relu")
+    return dataclasses.replace(config.override("embedding.scaled", True), head=LanguageModelConfig(bias=True))
 
 
 @register("decoder-small")

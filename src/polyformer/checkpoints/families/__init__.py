@@ -1,5 +1,16 @@
 """The families, one file each: tables of options, tensors and heads."""
 
-from polyformer.checkpoints.families import bert, deberta, gpt, gpt2, roberta, t5, xlm_roberta
+from polyformer.checkpoints.families import (
+    bert,
+    ctrl,
+    deberta,
+    gpt,
+    gpt2,
+    gpt_neo,
+    gptj,
+    roberta,
+    t5,
+    xlm_roberta,
+)
 
-__all__ = ["bert", "deberta", "gpt", "gpt2", "roberta", "t5", "xlm_roberta"]
+__all__ = ["bert", "ctrl", "deberta", "gpt", "gpt2", "gpt_neo", "gptj", "roberta", "t5", "xlm_roberta"]

@@ -1,0 +1,51 @@
+"""GPT-3 by name: the sizes of the paper's table 2.1, and layers that see all or a band in turn."""
+
+import pytest
+import torch
+
+from polyformer.attention import SoftmaxConfig, Window
+from polyformer.model import Transformer
+from polyformer.presets import create_model, model_config
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "layers", "width", "heads", "head"),
+    [
+        ("gpt3-125m", 125e6, 12, 768, 12, 64),
+        ("gpt3-6.7b", 6.7e9, 32, 4096, 32, 128),
+        ("gpt3-175b", 175.0e9, 96, 12288, 96, 128),
+    ],
+)
+def test_sizes_of_the_table(name: str, table: float, layers: int, width: int, heads: int, head: int):
+    config = model_config(name)
+    stack = config.decoder
+    assert stack is not None
+    assert (stack.num_hidden_layers, config.hidden_size, stack.attention.num_attention_heads) == (
+        layers, width, heads,
+    )  # fmt: skip
+    assert (stack.attention.width(width), config.max_position_embeddings) == (head, 2048)
+    with torch.device("meta"):
+        model = Transformer(config)
+    count = sum(one.numel() for one in model.parameters())
+    plain = 50257 * width + 2048 * width + layers * (12 * width**2 + 13 * width) + 2 * width
+    assert count == plain
+    assert abs(count / table - 1) < 0.01
+
+
+def test_every_other_layer_is_banded():
+    stack = model_config("gpt3-125m").decoder
+    assert stack is not None
+    mechanism = stack.attention.mechanism
+    assert isinstance(mechanism, SoftmaxConfig)
+    bands = [isinstance(mechanism.at(layer).pattern, Window) for layer in range(12)]
+    assert bands == [False, True] * 6
+
+
+def test_a_banded_layer_sees_its_band_alone():
+    sizes = {"num_hidden_layers": 2, "hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20}
+    model = create_model("gpt3-125m", **sizes, vocab_size=23, max_position_embeddings=300).eval()
+    ids = torch.randint(23, (1, 300))
+    whole, band = model(ids, output_attentions=True).attentions
+    assert (whole[0, :, 299] > 0).all()
+    assert (band[0, :, 299, :44] == 0).all()
+    assert (band[0, :, 299, 44:] > 0).all()
