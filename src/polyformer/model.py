@@ -300,6 +300,16 @@ class Transformer(nn.Module):
             hidden_states=None if seen is None else tuple(found.unpack(one) for one in seen),
         )  # fmt: skip
 
+    def _marked(self, given: Given, ids: Tensor, stack: Stack) -> Given:
+        """With the global tokens that the head asks for, where a pattern of the stack reads marks."""
+        mask = (
+            None if given.mask is None else given.mask[:, -ids.shape[1] :]
+        )  # of a decoder it has the past too
+        marks = self.config.head.marks(ids, mask)
+        if marks is None or not reads_marks(stack.mechanism):
+            return given
+        return dataclasses.replace(given, marks=marks)
+
     def _sees_all(self, side: str) -> bool:
         """Whether every token of a side sees all others of its document (or all before it)."""
         stack = getattr(self.config, side)
@@ -314,7 +324,9 @@ class Transformer(nn.Module):
         stack, embedding = self.get_submodule(side), self.get_submodule(f"{side}_embedding")
         assert isinstance(stack, Stack)
         assert isinstance(embedding, Embedding)
-        if given.marks is not None and not reads_marks(stack.mechanism):
+        if given.marks is None:
+            given = self._marked(given, ids, stack)
+        elif not reads_marks(stack.mechanism):
             raise InputError(
                 f"global_attention_mask: no pattern of the {side} reads it; add `| Marked()` to its attention"
             )

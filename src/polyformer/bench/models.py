@@ -141,7 +141,7 @@ def longformer(config: ModelsBench) -> tuple[nn.Module, nn.Module, dict[str, Ten
         **_sizes(config), attention_window=config.window, max_position_embeddings=config.length + 2,
         type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5, attention_probs_dropout_prob=0.0,
     ), add_pooling_layer=False)  # fmt: skip
-    ours = _ours("longformer-base", config, Window(config.window // 2) | Marked(), theirs, skipped=2)
+    ours = _ours("longformer-base", config, Window(config.window // 2) | Marked(), theirs)
     ids = torch.randint(2, config.vocab_size, (config.batch, config.length), device=config.device)
     marks = torch.zeros_like(ids)
     marks[:, : config.marked] = 1
@@ -165,7 +165,7 @@ def bigbird(config: ModelsBench) -> tuple[nn.Module, nn.Module, dict[str, Tensor
     for table in drawn(placed, ids):
         rows = [((), *map(tuple, head.tolist()), ()) for head in table]
         layers.append(PerHead(tuple(fixed | Links(config.block, tuple(one)) for one in rows)))
-    return _ours("bert-base", config, PerLayer(tuple(layers)), theirs, skipped=0), placed, {"input_ids": ids}
+    return _ours("bert-base", config, PerLayer(tuple(layers)), theirs), placed, {"input_ids": ids}
 
 
 @torch.no_grad()
@@ -200,8 +200,8 @@ def _placed(model: nn.Module, config: ModelsBench) -> nn.Module:
     return model.to(config.device, getattr(torch, config.dtype))
 
 
-def _ours(preset: str, config: ModelsBench, pattern: Pattern, theirs: nn.Module, skipped: int) -> nn.Module:
-    """The preset around `pattern` with their weights; their table of positions begins with `skipped` rows."""
+def _ours(preset: str, config: ModelsBench, pattern: Pattern, theirs: nn.Module) -> nn.Module:
+    """The preset around `pattern` with their weights."""
     sizes = _sizes(config)
     del sizes["hidden_dropout_prob"]
     model = create_model(preset, **sizes, dropout=0.0, max_position_embeddings=config.length,
@@ -214,8 +214,7 @@ def _ours(preset: str, config: ModelsBench, pattern: Pattern, theirs: nn.Module,
     for old, new in names.items():
         for kind in ("weight", "bias"):
             if f"{old}.{kind}" in weights:
-                table = weights[f"{old}.{kind}"]
-                found[f"{new}.{kind}"] = table[skipped:] if "position" in old else table
+                found[f"{new}.{kind}"] = weights[f"{old}.{kind}"]
     model.load_state_dict(found)
     return _placed(model, config)
 

@@ -37,6 +37,10 @@ class HeadConfig(Config):
     def build(self, shape: "HeadShape") -> "Head":
         raise NotImplementedError
 
+    def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Which of the tokens [B, T] are global for patterns with `Marked()` where the caller marks none."""
+        return None
+
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor | None:
         """Random labels for texts [rows, length], for tests and measurements; None if it takes none."""
         return None

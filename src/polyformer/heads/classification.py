@@ -31,6 +31,7 @@ class ClassifyConfig(HeadConfig):
     bias: bool = True  # of the last layer
     dropout: float = 0.1
     drops_twice: bool = False  # dropout before that layer too, as RoBERTa's
+    marks_first: bool = False  # the first token is global where the caller marks none, as Longformer's
     problem: str | None = None
     end_token: int | None = None
 
@@ -54,6 +55,12 @@ class ClassifyConfig(HeadConfig):
 
     def build(self, shape: HeadShape) -> "Classify":
         return Classify(shape.hidden_size, self)
+
+    def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+        if not self.marks_first:
+            return None
+        real = torch.ones_like(ids) if mask is None else mask.long()
+        return (real.cumsum(1) == 1).long() * real
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
         if self.problem == "multi_label":
@@ -137,14 +144,31 @@ class Tag(Head):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanConfig(HeadConfig):
-    """Where an answer starts and ends."""
+    """Where an answer starts and ends.
+
+    `separator`: the token that ends the question, all of which is global where the caller marks none.
+    """
+
+    separator: int | None = None
+    span_dropout: float = 0.0  # of the hidden states
 
     kind: ClassVar[str] = "span"
     row: ClassVar[str] = "A3"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.2"
 
     def build(self, shape: HeadShape) -> "Span":
-        return Span(shape.hidden_size)
+        return Span(shape.hidden_size, self.span_dropout)
+
+    @classmethod
+    def examples(cls) -> tuple["SpanConfig", ...]:
+        return cls(), cls(separator=2)
+
+    def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+        if self.separator is None:
+            return None
+        ends = ids == self.separator
+        before = (ends.cumsum(1) == 0) & ends.any(1, keepdim=True)
+        return before.long() if mask is None else before.long() * mask
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
         return torch.randint(length, (rows, 2))
@@ -153,12 +177,13 @@ class SpanConfig(HeadConfig):
 class Span(Head):
     """labels [B, 2], first and last token of the answer or -100; predictions [B, T, 2], padding at -inf."""
 
-    def __init__(self, hidden_size: int):
+    def __init__(self, hidden_size: int, dropout: float):
         super().__init__()
+        self.dropout = Dropout(dropout)
         self.output = Linear(hidden_size, 2)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        logits = self.output(inputs.hidden)
+        logits = self.output(self.dropout(inputs.hidden))
         if inputs.mask is not None:
             logits = logits.masked_fill(~inputs.mask.unsqueeze(-1), -torch.inf)
         return None if labels is None else mean_cross_entropy(logits.transpose(1, 2), labels), lambda: logits

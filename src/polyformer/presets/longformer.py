@@ -28,7 +28,7 @@ def longformer(
                 global_projections=True,
             ),
             feedforward=DenseConfig(intermediate_size=4 * width, activation="gelu"),
-            position=LearnedConfig(),
+            position=LearnedConfig(offset=2),
             norm=LayerNormConfig(eps=1e-5),
         ),
         head=MaskedConfig(eps=1e-5),
@@ -40,8 +40,9 @@ def longformer(
 def longformer_base() -> ModelConfig:
     """Beltagy et al. 2020, section 5: RoBERTa-base with windows of 512 and 4096 positions.
 
-    The sizes of the published `allenai/longformer-base-4096`, whose table of positions has two more rows that
-    no text reaches. The first token is global and so are those that `global_attention_mask` marks.
+    The sizes of the published allenai/longformer-base-4096, 149M parameters. The first token is global and so
+    are those that `global_attention_mask` marks; as a checkpoint of the hub, whose first token is an ordinary
+    one, it is saved with `attention=Window(256) | Marked()`.
     """
     return longformer(12, 768, 12, 50265, 4096, Window(256) | Global(1) | Marked())
 

@@ -8,9 +8,22 @@ from polyformer.checkpoints.families import (
     gpt2,
     gpt_neo,
     gptj,
+    longformer,
     roberta,
     t5,
     xlm_roberta,
 )
 
-__all__ = ["bert", "ctrl", "deberta", "gpt", "gpt2", "gpt_neo", "gptj", "roberta", "t5", "xlm_roberta"]
+__all__ = [
+    "bert",
+    "ctrl",
+    "deberta",
+    "gpt",
+    "gpt2",
+    "gpt_neo",
+    "gptj",
+    "longformer",
+    "roberta",
+    "t5",
+    "xlm_roberta",
+]
