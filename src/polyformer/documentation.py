@@ -50,22 +50,50 @@ def member_table() -> str:
 
 
 def preset_table() -> str:
-    """The presets with their exact parameter counts, made on the `meta` device."""
+    """The presets with their exact parameter counts."""
+    lines = ["| preset | parameters | what |", "|---|---|---|"]
+    lines += [
+        f"| `{name}` | {parameters(name):,} | {_cell(sentence(MODELS[name]))} |" for name in MODELS.names()
+    ]
+    return "\n".join(lines)
+
+
+def parameters(preset: str) -> int:
+    """How many a preset has, made on the `meta` device."""
     from polyformer.model import Transformer
 
-    lines = ["| preset | parameters | what |", "|---|---|---|"]
-    for name in MODELS.names():
-        with torch.device("meta"):
-            count = sum(parameter.numel() for parameter in Transformer(model_config(name)).parameters())
-        lines.append(f"| `{name}` | {count:,} | {_cell(sentence(MODELS[name]))} |")
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Transformer(model_config(preset)).parameters())
+
+
+def family_table() -> str:
+    """The families of public checkpoints: what loads, and what is refused by name."""
+    from polyformer.checkpoints import FAMILIES
+
+    lines = ["| model_type | row | source | objective | classes | sizes (parameters) | only with |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for name in sorted(FAMILIES):
+        one = FAMILIES[name]
+        classes = ", ".join(f"`{one.classes}{task}`" for task in one.tasks)
+        sizes = ", ".join(f"`{size}` ({parameters(size):,})" for size in one.sizes)
+        fixed = ", ".join(f"`{option}={value!r}`" for option, value in one.fixed.items())
+        lines.append(
+            f"| `{name}` | {one.row} | {one.paper} | {one.objective} | {classes} | {sizes} | {fixed} |"
+        )
     return "\n".join(lines)
+
+
+def verified() -> str:
+    """The version of transformers that the families are tested against."""
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
+    return next(f"transformers {pin.partition('==')[2]}" for pin in pins if pin.startswith("transformers=="))
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-TABLES = {"members": member_table, "presets": preset_table}
+TABLES = {"members": member_table, "presets": preset_table, "families": family_table, "verified": verified}
 
 
 def generated(text: str) -> str:

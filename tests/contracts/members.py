@@ -162,7 +162,12 @@ def cases() -> tuple[Case, ...]:
     found += [
         Case(name, shrunk(change(base))) for name, change in VARIANTS.items() for base in bases().values()
     ]
-    return (*found, *(Case(name, shrunk(MODELS[name]())) for name in MODELS))
+    presets: list[Case] = []  # the sizes of one family are one tiny model
+    for name in MODELS:
+        config = shrunk(MODELS[name]())
+        if all(config != one.config for one in presets):
+            presets.append(Case(name, config))
+    return (*found, *presets)
 
 
 def one_each() -> list[Case]:

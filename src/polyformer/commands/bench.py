@@ -9,6 +9,7 @@ EXAMPLES = """examples:
   polyformer bench attention
   polyformer bench attention --members "Window(256)" "Window(256) + alibi" --lengths 4096 8192 --backward
   polyformer bench training --layers 6 --repeats 3
+  polyformer bench families --presets bert-base --head classify --data IMDB-DIR --tokenizer DIR --backward
   polyformer bench generation
   polyformer bench models --models longformer --length 2048
 """
@@ -16,8 +17,8 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    what: Literal["attention", "generation", "models", "training"] = argument(
-        "attention, generation, models or training"
+    what: Literal["attention", "families", "generation", "models", "training"] = argument(
+        "attention, families, generation, models or training"
     )
     changes: dict[str, Any] = changes("--NAME VALUE ... changes one setting of the measurement", bare=True)
 

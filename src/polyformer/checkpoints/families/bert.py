@@ -104,10 +104,10 @@ class Bert(Family):
             PretrainingConfig(sentence=ClassifyConfig(dropout=0.0)), PRETRAINING, PRETRAINING_FIELDS, COPIES
         ),
         "ForMaskedLM": Task(MaskedConfig(), MASKED, MASKED_FIELDS, COPIES),
+        "ForSequenceClassification": Task(ClassifyConfig(), {**POOLER, "classifier": "head.output"}),
         "ForNextSentencePrediction": Task(
             ClassifyConfig(dropout=0.0), {**POOLER, "cls.seq_relationship": "head.output"}, labelled=False
         ),
-        "ForSequenceClassification": Task(ClassifyConfig(), {**POOLER, "classifier": "head.output"}),
         "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}),
         "ForQuestionAnswering": Task(SpanConfig(), {"qa_outputs": "head.output"}),
     }

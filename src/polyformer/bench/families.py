@@ -1,0 +1,165 @@
+"""Public models beside transformers' own, with the same weights: forward, and a training step.
+
+Texts are full rows of random tokens, or real ones: with `data`, a directory with IMDB's train.tsv[.gz], and
+`tokenizer`, each batch holds texts as they come, padded to its longest, so that the share of padding is the
+data's own.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.bench.timing import in_turn, median
+from polyformer.checkpoints import FAMILIES, Family, from_transformers
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError, unknown
+from polyformer.data import DataConfig, Tokenizer, read
+from polyformer.presets import model_config
+from polyformer.recipes.find import with_data
+from polyformer.training.config import at_least
+
+Batch = dict[str, Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FamiliesBench(Config):
+    """Presets of public families, in turn with transformers; dropout in the training step alone."""
+
+    presets: tuple[str, ...] = ("bert-base",)
+    head: str | None = None  # its kind, such as "classify"; by default the preset's
+    layers: int | None = None  # of each stack; by default the preset's
+    batch: int = 8
+    batches: int = 2  # measured together
+    length: int = 512  # the most tokens of a row
+    data: str | None = None  # by default full rows of random tokens
+    tokenizer: str | None = None
+    backward: bool = False
+    threads: int | None = None
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        at_least(1, batch=self.batch, batches=self.batches, length=self.length, repeats=self.repeats)
+        if (self.data is None) != (self.tokenizer is None):
+            raise InputError("data, tokenizer: expected both, for real texts, or neither, for full rows")
+        for name in self.presets:
+            if name not in family_of():
+                raise unknown("preset of a public family", name, family_of())
+
+
+def family_of() -> dict[str, Family]:
+    """The presets of the families."""
+    return {preset: FAMILIES[name] for name in FAMILIES for preset in FAMILIES[name].sizes}
+
+
+def run(config: FamiliesBench) -> dict[str, float]:
+    """Ratios, theirs over ours, by "preset pass"; prints the medians and how far the outputs differ."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    found: dict[str, float] = {}
+    for preset in config.presets:
+        try:
+            ours, theirs = pair(preset, config)
+        except ImportError:
+            print("transformers is not installed: no comparison (pip install 'polyformer[peers]')")
+            return found
+        batches = texts(config, ours.config.vocab_size)
+        for one in batches:
+            if ours.encoder is not None and ours.decoder is not None:
+                one["decoder_input_ids"] = one["input_ids"][:, : max(1, config.length // 4)]
+        real = torch.cat([one["attention_mask"].flatten() for one in batches]).float().mean().item()
+        print(f"{preset}: {real:.0%} of the tokens are real, "
+              f"outputs differ by {difference(ours, theirs, batches[0]):.1e} at most")  # fmt: skip
+        passes = {"forward": forward} | ({"training step": step} if config.backward else {})
+        for name, call in passes.items():
+            models = {"transformers": theirs, "polyformer": ours}
+            seconds = in_turn({key: call(one, batches) for key, one in models.items()}, config.repeats)
+            medians = {key: median(one) for key, one in seconds.items()}
+            ratio = medians["transformers"] / medians["polyformer"]
+            found[f"{preset} {name}"] = ratio
+            shown = ", ".join(f"{key} {one * 1e3:.0f} ms" for key, one in medians.items())
+            print(f"{preset} {name}: {shown}: {ratio:.2f} times as fast", flush=True)
+    return found
+
+
+def pair(preset: str, config: FamiliesBench) -> tuple[Any, nn.Module]:
+    """The preset with random weights as our model and as theirs."""
+    import transformers
+
+    family = family_of()[preset]
+    task = family.task({}, config.head or model_config(preset).head)
+    model = dataclasses.replace(model_config(preset), head=family.tasks[task].head)
+    if config.layers is not None:
+        model = model.override("num_hidden_layers", config.layers)
+    described, _ = family.hub(model)
+    torch.manual_seed(0)
+    hub = transformers.AutoConfig.for_model(**described)
+    theirs = getattr(transformers, family.classes + task)(hub)
+    return from_transformers(theirs), theirs
+
+
+def texts(config: FamiliesBench, vocabulary: int) -> list[Batch]:
+    """The batches."""
+    torch.manual_seed(1)
+    if config.data is None or config.tokenizer is None:
+        ids = torch.randint(5, min(vocabulary, 1000), (config.batches, config.batch, config.length))
+        return [{"input_ids": one, "attention_mask": torch.ones_like(one)} for one in ids]
+    tokenizer = Tokenizer.load(config.tokenizer)
+    paths = with_data({"path": "train.tsv"}, config.data)
+    rows = read(DataConfig(format="tsv", header=("label", "rating", "text")), ("text",), paths["path"])
+    found = []
+    for number in range(config.batches):
+        chosen = [rows[number * config.batch + i]["text"] for i in range(config.batch)]
+        encoded = [one[: config.length] for one in tokenizer.encode_batch(chosen)]
+        longest = max(map(len, encoded))
+        mask = torch.stack([(torch.arange(longest) < len(one)).long() for one in encoded])
+        ids = torch.zeros_like(mask)
+        for row, one in zip(ids, encoded):
+            row[: len(one)] = torch.tensor(one).clamp_max(vocabulary - 1)
+        found.append({"input_ids": ids, "attention_mask": mask})
+    return found
+
+
+def forward(model: nn.Module, batches: list[Batch]) -> Callable[[], None]:
+    """One pass over all batches in evaluation."""
+
+    def call() -> None:
+        model.eval()
+        with torch.no_grad():
+            for one in batches:
+                predicted(model(**one))
+
+    return call
+
+
+def step(model: nn.Module, batches: list[Batch]) -> Callable[[], None]:
+    """One pass in training, and its gradients; the loss is the mean square of what is predicted."""
+
+    def call() -> None:
+        model.train()
+        for one in batches:
+            model.zero_grad(set_to_none=True)
+            predicted(model(**one)).square().mean().backward()
+
+    return call
+
+
+def predicted(output: Any) -> Tensor:
+    """What a model predicts, or its last hidden states."""
+    for name in ("logits", "prediction_logits", "start_logits", "last_hidden_state"):
+        found = getattr(output, name, None)
+        if found is not None:
+            return found
+    raise AssertionError("no predictions")
+
+
+@torch.no_grad()
+def difference(ours: nn.Module, theirs: nn.Module, batch: Batch) -> float:
+    """The greatest difference at real tokens."""
+    mine, other = (predicted(one.eval()(**batch)) for one in (ours, theirs))
+    if mine.shape[:2] == batch["attention_mask"].shape:
+        real = batch["attention_mask"].bool()
+        mine, other = mine[real], other[real]
+    return (mine - other).abs().max().item()
