@@ -10,6 +10,7 @@ from polyformer.core.errors import InputError, unknown
 
 COMMANDS = (
     "train",
+    "distill",
     "evaluate",
     "generate",
     "translate",

@@ -17,7 +17,7 @@ from polyformer.objectives.distillation import (
 
 def test_soft_targets_worked_by_hand():
     """At T = 2 the teacher's logits (2 ln 3, 0) are the odds 3 : 1, the student's (0, 0) even ones:
-    T^2 KL = 4 (3/4 ln(3/4 / 1/2) + 1/4 ln(1/4 / 1/2)) = 3 ln 3/2 - ln 2, half of it with an item that agrees."""
+    T^2 KL = 4 (3/4 ln(3/4 / 1/2) + 1/4 ln(1/4 / 1/2)) = 3 ln 3/2 - ln 2, half with an item that agrees."""
     teacher = torch.tensor([[2 * math.log(3), 0.0], [5.0, -1.0]])
     student = torch.tensor([[0.0, 0.0], [6.0, 0.0]])
     expected = (3 * math.log(1.5) - math.log(2)) / 2

@@ -16,6 +16,7 @@ from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
     from polyformer.recipes import Recipe
+    from polyformer.recipes.fit import Fitted
 
 EXAMPLES = """examples:
   polyformer train
@@ -50,13 +51,16 @@ class Options:
 
 def run(options: Options) -> None:
     from polyformer.recipes import Recipe
+    from polyformer.recipes.fit import is_main
 
     recipe = Recipe.from_dict(described(options))
     if options.print:
         print(recipe.to_yaml(), end="")
         return
     recipe.model.config()  # an unknown preset or option is said before data are read
-    train(recipe, options)
+    fitted = train(recipe, options.recipe or "default", options.out, options.resume)
+    if is_main():
+        conclude(fitted, recipe.seed)
 
 
 def described(options: Options) -> dict[str, Any]:
@@ -106,19 +110,18 @@ def _explicit(options: Options) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def train(recipe: "Recipe", options: Options) -> None:
-    """Train, and say how it went."""
-    from polyformer.recipes.fit import fit, is_main, world
+def train(recipe: "Recipe", name: str, out: str | None, resume: str | None) -> "Fitted":
+    """Train in the folder `out` or `resume`, by default a new one called after `name`."""
+    from polyformer.recipes.fit import fit, world
     from polyformer.recipes.run import choose_device, new_folder
 
     choose_device(recipe.training.engine.device)
-    given = options.resume or options.out
+    given = resume or out
     if given is None and world() > 1:
         raise InputError("--out: with several processes, name the folder of the run")
-    name = options.recipe or "default"
     folder = Path(given) if given else new_folder(Path(name).stem)
     try:
-        fitted = fit(recipe, folder, resume=options.resume is not None)
+        return fit(recipe, folder, resume=resume is not None)
     except KeyboardInterrupt:
         way = (
             f"; go on with: polyformer train --resume {folder}"
@@ -130,8 +133,6 @@ def train(recipe: "Recipe", options: Options) -> None:
     finally:
         with contextlib.suppress(OSError):
             folder.rmdir()  # only where nothing was written
-    if is_main():
-        conclude(fitted, recipe.seed)
 
 
 def conclude(fitted: Any, seed: int) -> None:

@@ -2,11 +2,11 @@
 
     loss = L_generator + weight * L_discriminator        weight = 50
 
-Of the tokens x, those at the places M (15 %) are hidden. The generator, a small masked language model, guesses
-them: L_generator = -mean_{t in M} log p(x_t). A token y_t drawn from p stands at each of these places in what
-the discriminator reads, and L_discriminator is the binary cross-entropy, over all real tokens, of telling y_t
-from x_t; a token that the generator guessed right counts as original. No gradient flows through the drawing,
-which makes this no adversarial game. Clark et al. 2020, section 2.
+Of the tokens x, those at the places M (15 %) are hidden. The generator, a small masked language model,
+guesses them: L_generator = -mean_{t in M} log p(x_t). A token y_t drawn from p stands at each of these places
+in what the discriminator reads, and L_discriminator is the binary cross-entropy, over all real tokens, of
+telling y_t from x_t; a token that the generator guessed right counts as original. No gradient flows through
+the drawing, which makes this no adversarial game. Clark et al. 2020, section 2.
 """
 
 import torch

@@ -11,8 +11,10 @@ from polyformer.core.files import read_tensors
 from polyformer.core.weights import load_weights
 from polyformer.data import Splits, load
 from polyformer.model import WEIGHTS, Transformer
+from polyformer.recipes.distill import Distilling
 from polyformer.recipes.recipe import Recipe
 from polyformer.recipes.run import Run
+from polyformer.recipes.student import take_layers
 from polyformer.tasks import Fitting, TextTask
 from polyformer.training import Result, train
 
@@ -41,7 +43,8 @@ def fit(recipe: Recipe, out: str | Path, resume: bool = False, start: str | Path
     splits = load(recipe.data, recipe.task.needs)
     recipe = dataclasses.replace(recipe, task=recipe.task.resolve(splits.train))
     train_rows, choice = splits.train, recipe.tokenizer
-    known = out if resume else start
+    lesson = recipe.distillation
+    known = out if resume else start or (lesson and lesson.teacher)
     tokenizer = recipe.task.tokenizer(choice, train_rows) if known is None else Run.open(known).tokenizer
     task = recipe.task.build(tokenizer)
     base = recipe.model.config()
@@ -58,6 +61,10 @@ def fit(recipe: Recipe, out: str | Path, resume: bool = False, start: str | Path
     if start is not None:
         load_weights(model, read_tensors(Path(start) / WEIGHTS), Path(start) / WEIGHTS)
     fitting = Fitting(task, splits, recipe.seed)
+    if lesson is not None:
+        teacher = Run.open(lesson.teacher).model("cpu")
+        take_layers(model, teacher)
+        fitting = Distilling(task, splits, recipe.seed, model, teacher, lesson)
     # Nothing is written before all that can be wrong with the input was found.
     run = Run(Path(out))
     if is_main():

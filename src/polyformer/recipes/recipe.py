@@ -8,6 +8,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, TokenizerConfig
 from polyformer.model import ModelConfig
+from polyformer.objectives.distillation import DistillationConfig
 from polyformer.presets import model_config, overridden
 from polyformer.tasks import LanguageModellingConfig, TaskConfig
 from polyformer.training import OptimizerConfig, ScheduleConfig, TrainingConfig
@@ -70,6 +71,7 @@ class Recipe(Config):
     optimizer: OptimizerConfig = AdamW()
     schedule: ScheduleConfig = Cosine()
     training: TrainingConfig = TrainingConfig()
+    distillation: DistillationConfig | None = None  # a teacher whose layers and predictions are learnt from
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -1,0 +1,116 @@
+"""Distillation in the training loop: a run's model, with fewer layers, learns from that run.
+
+The recipe names the teacher (`distillation`), so that a distilled run trains, resumes and is read as others
+are. The teacher stands beside the model, frozen and in evaluation mode, and is not saved with it. See
+`polyformer.objectives.distillation` for the loss, `student` for what the student begins with.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.core.labels import IGNORED, next_labels
+from polyformer.data import Splits
+from polyformer.data.batching import Batch
+from polyformer.heads import ClassifyConfig, LanguageModelConfig, MaskedConfig, TagConfig
+from polyformer.model import ModelConfig, Transformer
+from polyformer.objectives.distillation import DistillationConfig, distillation_loss
+from polyformer.outputs import ModelOutput
+from polyformer.recipes.recipe import ModelChoice, Recipe
+from polyformer.recipes.run import Run
+from polyformer.recipes.student import student_config
+from polyformer.tasks import Fitting, TextTask
+
+
+def distilled(teacher: str | Path, layers: int | None = None) -> Recipe:
+    """The recipe of a student of the run in `teacher`, with `layers` layers or half of the teacher's.
+
+    Everything else is as in the teacher's own recipe.
+    """
+    folder = Path(teacher).absolute()
+    run = Run.open(folder)
+    config = student_config(run.model("cpu").config, layers)
+    return dataclasses.replace(
+        run.recipe,
+        model=ModelChoice(options=config.to_dict()),
+        distillation=DistillationConfig(teacher=str(folder)),
+    )
+
+
+class Distilling(Fitting):
+    """A task and its data, whose loss is the triple one; `student` is the model that the loop trains."""
+
+    def __init__(self, task: TextTask, splits: Splits, seed: int, student: Transformer, teacher: Transformer,
+                 config: DistillationConfig):  # fmt: skip
+        check_distils(task, student.config)
+        super().__init__(task, splits, seed)
+        self.student, self.config = student, config
+        self.teacher = teacher.eval().requires_grad_(False)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        output, taught = model(**batch), self._taught(batch)
+        chosen = labelled(self.student.config, batch)
+        logits = logits_at(self.student, output, chosen), logits_at(self.teacher, taught, chosen)
+        real = real_tokens(self.student.config, batch)
+        hidden = output.last_hidden_state[real], taught.last_hidden_state[real]
+        return distillation_loss(self.config, output.loss, logits, hidden)
+
+    @torch.no_grad()
+    def _taught(self, batch: Batch) -> ModelOutput:
+        self.teacher.to(batch["labels"].device)
+        if self.teacher.encoder is not None and self.teacher.decoder is not None:
+            return self.teacher(**batch)  # its decoder reads the labels
+        return self.teacher(**{name: one for name, one in batch.items() if name != "labels"})
+
+
+def check_distils(task: TextTask, config: ModelConfig) -> None:
+    """Raises `InputError` for what has no soft labels, or more to its loss than the labels'."""
+    head = config.head
+    if type(task).loss is not TextTask.loss or not isinstance(
+        head, ClassifyConfig | TagConfig | LanguageModelConfig | MaskedConfig
+    ):
+        raise InputError(
+            f"distillation: {type(task).__name__} with the head {head.kind!r} is not learnt from a teacher; "
+            "classification, tagging and language modelling (masked or not) are"
+        )
+    if isinstance(head, ClassifyConfig) and (
+        head.num_labels == 1 or head.problem not in (None, "single_label")
+    ):
+        raise InputError(
+            "distillation: expected one of several labels for a text, got a head of another problem"
+        )
+
+
+def labelled(config: ModelConfig, batch: Batch) -> Tensor | None:
+    """Where tokens [B, T] are predicted that have a label; None for a head that predicts of whole texts."""
+    if isinstance(config.head, ClassifyConfig):
+        return None
+    labels, mask = batch["labels"], batch.get("attention_mask")
+    if config.encoder is None and isinstance(config.head, LanguageModelConfig):
+        labels = next_labels(labels, batch.get("document_ids"), None if mask is None else mask.bool())
+    return labels != IGNORED
+
+
+def logits_at(model: Transformer, output: ModelOutput, chosen: Tensor | None) -> Tensor:
+    """What the head predicts [N, classes], of tokens at the `chosen` places alone."""
+    if chosen is None:
+        return output.logits
+    head = model.config.head
+    if head.again or isinstance(head, TagConfig):
+        return output.logits[chosen]
+    # never the whole [B, T, V]: a masked language model predicts one token in seven
+    return model.next_logits(
+        dataclasses.replace(output, last_hidden_state=output.last_hidden_state[chosen, None])
+    )
+
+
+def real_tokens(config: ModelConfig, batch: Batch) -> Tensor:
+    """Where the last hidden states [B, T] are those of tokens, not of padding."""
+    if config.encoder is not None and config.decoder is not None:
+        return batch["labels"] != IGNORED
+    if "attention_mask" in batch:
+        return batch["attention_mask"].bool()
+    return torch.ones_like(batch["input_ids"], dtype=torch.bool)

@@ -1,0 +1,88 @@
+"""A teacher's student: the same model with fewer layers, which begins with the weights of some of them."""
+
+import dataclasses
+
+from torch import Tensor, nn
+
+from polyformer.attention import AlternateConfig
+from polyformer.core.errors import InputError
+from polyformer.feedforward import AlternateFeedForwardConfig
+from polyformer.model import ModelConfig, Transformer
+from polyformer.objectives.distillation import chosen_layers
+from polyformer.stack import StackConfig
+
+SIDES = ("encoder", "decoder")
+
+
+def student_config(teacher: ModelConfig, layers: int | None = None) -> ModelConfig:
+    """`teacher` with `layers` layers (of an encoder-decoder on either side), by default half of its own."""
+    stacks = {side: getattr(teacher, side) for side in SIDES}
+    return dataclasses.replace(
+        teacher, **{side: _shorter(one, layers) for side, one in stacks.items() if one is not None}
+    )
+
+
+def _shorter(stack: StackConfig, layers: int | None) -> StackConfig:
+    """Layers that differ in their attention or feed-forward keep what they had in the teacher."""
+    count = layers or max(1, stack.num_hidden_layers // 2)
+    chosen = chosen_layers(stack.num_hidden_layers, count)
+    mechanism, feedforward = stack.attention.mechanism, stack.feedforward
+    mechanisms = tuple(mechanism.at(i) for i in chosen)
+    if any(mechanism.at(j) != one for j, one in enumerate(mechanisms)):
+        mechanism = AlternateConfig(mechanisms=mechanisms)
+    feedforwards = tuple(feedforward.at(i) for i in chosen)
+    if any(feedforward.at(j) != one for j, one in enumerate(feedforwards)):
+        feedforward = AlternateFeedForwardConfig(feedforwards=feedforwards)
+    groups = stack.num_hidden_groups
+    return dataclasses.replace(
+        stack,
+        num_hidden_layers=count,
+        num_hidden_groups=None if groups is None else min(groups, count),
+        attention=dataclasses.replace(stack.attention, mechanism=mechanism),
+        feedforward=feedforward,
+    )
+
+
+def take_layers(student: Transformer, teacher: Transformer) -> None:
+    """Put the teacher's weights into the student, of its layers those of `chosen_layers`.
+
+    Raises `InputError` where the two differ in more than their layers.
+    """
+    theirs = teacher.state_dict()
+    found: dict[str, Tensor] = {}
+    for name, own in student.state_dict().items():
+        source = _source(name, student, teacher)
+        if source not in theirs:
+            raise InputError(f"student: its {name!r} is none of the teacher's; change nothing but the layers")
+        tensor = _rows(name, theirs[source], own, student, teacher)
+        if tensor.shape != own.shape:
+            raise InputError(
+                f"student: {name!r} has shape {tuple(own.shape)}, the teacher's {tuple(tensor.shape)}; "
+                "change nothing but the layers"
+            )
+        found[name] = tensor
+    student.load_state_dict(found)
+
+
+def _source(name: str, student: nn.Module, teacher: nn.Module) -> str:
+    """The teacher's name of a tensor: a list of parts shorter in the student has the chosen ones of them."""
+    own = name.split(".")
+    words = list(own)
+    for place, word in enumerate(own):
+        if word.isdigit():
+            mine = len(student.get_submodule(".".join(own[:place])))  # type: ignore[arg-type]
+            theirs = len(teacher.get_submodule(".".join(words[:place])))  # type: ignore[arg-type]
+            if mine < theirs:
+                words[place] = str(chosen_layers(theirs, mine)[int(word)])
+    return ".".join(words)
+
+
+def _rows(name: str, tensor: Tensor, own: Tensor, student: Transformer, teacher: Transformer) -> Tensor:
+    """Of a position scheme's table with a row for every layer, the rows of the chosen ones."""
+    side, part = name.split(".")[:2] if name.count(".") else (name, "")
+    if side not in SIDES or part != "position" or tensor.shape == own.shape:
+        return tensor
+    counts = [len(one.get_submodule(side).groups) for one in (student, teacher)]  # type: ignore[arg-type]
+    if [len(own), len(tensor)] != counts:
+        return tensor
+    return tensor[chosen_layers(counts[1], counts[0])]
