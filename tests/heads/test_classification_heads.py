@@ -206,3 +206,10 @@ def test_a_text_is_read_where_its_last_end_token_stands():
     for other in (None, ids[:, :4]):
         with pytest.raises(InputError, match=r"last token 6 of the text, so expected \(2, 5\)"):
             head(dataclasses.replace(given, ids=other), None)
+
+
+def test_span_dropout_is_of_training_alone():
+    head, given = made(SpanConfig(span_dropout=0.5)), inputs()
+    whole = head(given, None)[1]()
+    same(made(SpanConfig())(given, None)[1]()[MASK], whole[MASK])
+    assert not torch.equal(head.train()(given, None)[1]()[MASK], whole[MASK])

@@ -13,6 +13,15 @@ from polyformer.model import Transformer
 from polyformer.presets import model_config
 
 VOCAB, LENGTH = 23, 11
+HEADS = (
+    "Model",
+    "ForMaskedLM",
+    "ForTokenClassification",
+    "ForSequenceClassification",
+    "ForQuestionAnswering",
+)
+"""What most families have."""
+
 TOKENS = torch.full((3, LENGTH), -100)
 TOKENS[0, 3], TOKENS[1, 0], TOKENS[2, 2], TOKENS[1, 7], TOKENS[2, 9] = 5, 22, 0, 3, 1
 """Of a text padded on either side a few tokens."""

@@ -8,7 +8,7 @@ import pytest
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 transformers = pytest.importorskip("transformers")
 
-from encoders import PROBLEMS, counts, verify_encoder  # noqa: E402
+from encoders import HEADS, PROBLEMS, counts, verify_encoder  # noqa: E402
 
 from polyformer.checkpoints import FAMILIES  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
@@ -23,13 +23,6 @@ CONFIGS: list[dict[str, Any]] = [
     {"hidden_act": "relu", "num_attention_heads": 2, "hidden_size": 10, "num_hidden_layers": 3,
      "pad_token_id": 0, "max_position_embeddings": 12, "classifier_dropout": 0.3},
 ]  # fmt: skip
-HEADS = [
-    "Model",
-    "ForMaskedLM",
-    "ForTokenClassification",
-    "ForSequenceClassification",
-    "ForQuestionAnswering",
-]
 CASES = [
     *(("Roberta", head, config, "right", "one") for head in HEADS for config in range(3)),
     *(("Roberta", head, 1, "left", "one") for head in ("ForMaskedLM", "ForTokenClassification")),
