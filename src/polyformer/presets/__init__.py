@@ -1,6 +1,7 @@
 """Sizes and choices, one file a family."""
 
 from polyformer.presets import (
+    albert,
     bigbird,
     deberta,
     decoder,
@@ -24,6 +25,7 @@ from polyformer.presets.base import (
 
 __all__ = [
     "MODELS",
+    "albert",
     "bigbird",
     "create_model",
     "deberta",

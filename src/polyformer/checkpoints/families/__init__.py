@@ -1,6 +1,7 @@
 """The families, one file each: tables of options, tensors and heads."""
 
 from polyformer.checkpoints.families import (
+    albert,
     bert,
     ctrl,
     deberta,
@@ -16,6 +17,7 @@ from polyformer.checkpoints.families import (
 )
 
 __all__ = [
+    "albert",
     "bert",
     "ctrl",
     "deberta",

@@ -1,0 +1,101 @@
+"""ALBERT: BERT with factorised embeddings, shared layers and sentence-order prediction. Lan et al. 2020.
+
+Dropout comes behind the feed-forward too, as in the paper's own code, where transformers has none; the
+published weights were trained without any.
+"""
+
+from typing import ClassVar
+
+from polyformer.checkpoints.families.bert import EMBEDDINGS, FIELDS, MASKED_FIELDS, PRETRAINING_FIELDS
+from polyformer.checkpoints.families.roberta import changed
+from polyformer.checkpoints.family import Family, Task, register
+from polyformer.checkpoints.fields import Tree, field
+from polyformer.checkpoints.names import layered
+from polyformer.core.errors import InputError
+from polyformer.heads import (
+    ClassifyConfig,
+    EmbedConfig,
+    MaskedConfig,
+    PretrainingConfig,
+    SpanConfig,
+    TagConfig,
+)
+from polyformer.presets import model_config
+
+LAYER = {
+    "attention.query": "attention.query",
+    "attention.key": "attention.key",
+    "attention.value": "attention.value",
+    "attention.dense": "attention.output",
+    "attention.LayerNorm": "block.norms.0",
+    "ffn": "feedforward.up",
+    "ffn_output": "feedforward.down",
+    "full_layer_layer_norm": "block.norms.1",
+}
+OWN_DEFAULTS = {
+    "vocab_size": 30000, "hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384,
+    "hidden_act": "gelu_new", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    "bos_token_id": 2, "eos_token_id": 3,
+}  # fmt: skip
+MASKED = {
+    "predictions.dense": "head.dense",
+    "predictions.LayerNorm": "head.norm",
+    "predictions.bias": "head.bias",
+    "predictions.decoder": "head",
+}
+PRETRAINING = {
+    **{name: ours.replace("head", "head.tokens", 1) for name, ours in MASKED.items()},
+    "{base}pooler": "head.sentence.dense",
+    "sop_classifier.classifier": "head.sentence.output",
+}
+POOLER = {"{base}pooler": "head.dense"}
+COPIES = {
+    "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+    "predictions.decoder.bias": "predictions.bias",
+}
+
+
+@register
+class Albert(Family):
+    """Runs of layers with the same weights; `num_hidden_groups` of them."""
+
+    model_type = "albert"
+    classes = "Albert"
+    row = "T6"
+    paper = "Lan et al. 2020"
+    objective = "masked language modelling of n-grams and sentence-order prediction"
+    base = "albert"
+    template = model_config("albert-base")
+    fields = (
+        *changed(FIELDS, OWN_DEFAULTS),
+        field("embedding_size", 128, "embedding.size"),
+        field("num_hidden_groups", 1, "encoder.num_hidden_groups"),
+    )
+    fixed: ClassVar = {"inner_group_num": 1, "position_embedding_type": "absolute"}
+    inert = ("use_cache",)
+    names: ClassVar = {
+        **{f"embeddings.{theirs}": ours for theirs, ours in EMBEDDINGS.items()},
+        "encoder.embedding_hidden_mapping_in": "encoder_embedding.widen",
+        **layered("encoder.albert_layer_groups.{i}.albert_layers.0", "encoder.layers.{i}", LAYER),
+    }
+    ignored = ("*embeddings.position_ids",)
+    dropouts = ("classifier_dropout_prob", "hidden_dropout_prob")
+    tasks: ClassVar = {
+        "Model": Task(EmbedConfig(pooling="first", hidden=True, normalize=False), POOLER, base=False),
+        "ForPreTraining": Task(
+            PretrainingConfig(), PRETRAINING,
+            (*PRETRAINING_FIELDS, field("classifier_dropout_prob", 0.1, "sentence.dropout")), COPIES,
+        ),
+        "ForMaskedLM": Task(MaskedConfig(), MASKED, MASKED_FIELDS, COPIES),
+        "ForSequenceClassification": Task(ClassifyConfig(), {**POOLER, "classifier": "head.output"}),
+        "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}),
+        "ForQuestionAnswering": Task(SpanConfig(), {"qa_outputs": "head.output"}),
+    }  # fmt: skip
+    sizes = ("albert-base", "albert-large", "albert-xxlarge")
+
+    def check(self, hub: Tree) -> None:
+        layers, groups = hub.get("num_hidden_layers", 12), hub.get("num_hidden_groups", 1)
+        if groups and layers % groups:  # transformers says which by dividing as floats
+            raise InputError(
+                f"config.json: num_hidden_groups is {groups}, expected a divisor of the {layers} layers"
+            )

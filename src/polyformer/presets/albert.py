@@ -1,0 +1,48 @@
+"""ALBERT: BERT with narrow token vectors and one layer's weights for all layers. Lan et al. 2020."""
+
+from polyformer.core.norms import LayerNormConfig
+from polyformer.feedforward import DenseConfig
+from polyformer.heads import MaskedConfig
+from polyformer.model import ModelConfig, SpecialTokens
+from polyformer.position import LearnedConfig
+from polyformer.presets.base import register
+from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
+
+
+def albert(layers: int, width: int, heads: int) -> ModelConfig:
+    """30000 tokens with vectors of 128, and no dropout, as its second version was trained."""
+    return ModelConfig(
+        vocab_size=30000,
+        hidden_size=width,
+        embedding=EmbeddingConfig(normed=True, type_vocab_size=2, size=128),
+        encoder=StackConfig(
+            num_hidden_layers=layers,
+            num_hidden_groups=1,
+            attention=AttentionConfig(num_attention_heads=heads),
+            feedforward=DenseConfig(intermediate_size=4 * width, activation="gelu_tanh"),
+            position=LearnedConfig(),
+            norm=LayerNormConfig(eps=1e-12),
+            dropout=0.0,
+        ),
+        head=MaskedConfig(activation="gelu_tanh"),
+        special=SpecialTokens(pad=0, bos=2, eos=3),
+        initializer_range=0.02,
+    )
+
+
+@register("albert-base")
+def albert_base() -> ModelConfig:
+    """Lan et al. 2020, table 1: 12 layers of 768, 12M parameters."""
+    return albert(12, 768, 12)
+
+
+@register("albert-large")
+def albert_large() -> ModelConfig:
+    """Lan et al. 2020, table 1: 24 layers of 1024, 18M parameters."""
+    return albert(24, 1024, 16)
+
+
+@register("albert-xxlarge")
+def albert_xxlarge() -> ModelConfig:
+    """Lan et al. 2020, table 1: 12 layers of 4096; the table says 235M parameters, the weights are 223M."""
+    return albert(12, 4096, 64)
