@@ -62,6 +62,8 @@ def shrunk(config: ModelConfig, heads: int = HEADS) -> ModelConfig:
             return [small(one) if isinstance(one, dict) else one for one in data]
         if key == "num_attention_heads":
             return heads
+        if key == "fraction" and data is not None:  # of a head's channels, which must be even in number
+            return data if data > 0.5 else 0.5
         if key in LIMITS and data is not None:
             return min(data, heads) if key == "num_key_value_heads" else LIMITS[key]
         return SIZES.get(key, data)
