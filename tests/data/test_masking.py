@@ -91,6 +91,13 @@ def test_a_word_is_hidden_whole_or_not_at_all():
         assert len(found) <= round(0.6 * 7)
 
 
+def test_a_word_ends_at_a_special_token():
+    """What follows it begins a word, though the token does not say so: one of two words is hidden."""
+    for seed in range(20):
+        _, labels = mask([10, 2, 11], seed, share=0.5, starts=STARTS)
+        assert (labels != -100).sum() == 1
+
+
 def test_a_word_longer_than_the_share_leaves_nothing_to_guess():
     corrupted, labels = mask([10, 11, 12], share=0.2, starts=STARTS)
     assert (labels == -100).all()

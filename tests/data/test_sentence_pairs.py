@@ -110,14 +110,24 @@ def test_a_tenth_of_the_documents_has_short_pairs():
     for one in pairs:
         lengths.setdefault(one.first[0] // 1000, len(one.first) + len(one.second))
     short = [length for length in lengths.values() if length < 10]
-    # 10 % draw a length of 2 to 10, of which 10 is not short; 9 leaves a sentence over, which makes no pair
-    assert is_share(len(short), 1000, 0.1 * 8 / 9)
-    assert are_shares([short.count(n) for n in range(2, 10)], [1] * 8)
+    assert is_share(len(short), 1000, 0.1 * 8 / 9)  # 10 % draw a length of 2 to 10, of which 10 is not short
+
+
+def test_short_pairs_have_any_length():
+    pairs = sentence_order_pairs(corpus(1000, 10, 1), np.random.default_rng(0), length=10, short_share=1.0)
+    lengths: dict[int, int] = {}
+    for one in pairs:
+        lengths.setdefault(one.first[0] // 1000, len(one.first) + len(one.second))
+    assert are_shares([list(lengths.values()).count(n) for n in range(2, 11)], [1] * 9)
 
 
 def test_half_of_the_orders_are_swapped():
     documents = corpus(300, 40, 3)
-    found = list(sentence_order_pairs(documents, np.random.default_rng(5), length=24))
+    found = [
+        one
+        for seed in range(3)
+        for one in sentence_order_pairs(documents, np.random.default_rng(seed), length=24)
+    ]
     assert is_share(sum(one.label for one in found), len(found), 0.5)
     for one in found:
         assert one.first[0] // 1000 == one.second[0] // 1000

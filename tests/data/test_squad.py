@@ -85,6 +85,7 @@ def test_no_answer():
     assert exact_match("", []) == f1("", []) == 1
     assert exact_match("x", []) == f1("x", []) == 0
     assert f1("", ["x"]) == 0
+    assert exact_match("", ["the", "x"]) == f1("", ["the", "x"]) == 0  # "the" is nothing and does not count
     assert exact_match("the", ["a"]) == 1  # both are nothing in normal form, and so is the truth
 
 
