@@ -33,6 +33,11 @@ def field(theirs: str, default: Any, *ours: str) -> Field:
     return Field(theirs, default, ours)
 
 
+def both(option: str) -> tuple[str, str]:
+    """The paths of an option of an encoder and a decoder."""
+    return f"encoder.{option}", f"decoder.{option}"
+
+
 def choice(theirs: str, default: Any, names: Mapping[Any, Any], *ours: str) -> Field:
     """A value that has another name on our side: `names` maps theirs to ours, the first of equals back."""
     back: dict[Any, Any] = {}

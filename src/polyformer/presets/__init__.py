@@ -2,6 +2,7 @@
 
 from polyformer.presets import (
     albert,
+    bart,
     bigbird,
     deberta,
     decoder,
@@ -26,6 +27,7 @@ from polyformer.presets.base import (
 __all__ = [
     "MODELS",
     "albert",
+    "bart",
     "bigbird",
     "create_model",
     "deberta",

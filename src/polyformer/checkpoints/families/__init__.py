@@ -2,6 +2,7 @@
 
 from polyformer.checkpoints.families import (
     albert,
+    bart,
     bert,
     ctrl,
     deberta,
@@ -18,6 +19,7 @@ from polyformer.checkpoints.families import (
 
 __all__ = [
     "albert",
+    "bart",
     "bert",
     "ctrl",
     "deberta",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.fields import ACTIVATIONS, Tree, field
+from polyformer.checkpoints.fields import ACTIVATIONS, Tree, both, field
 from polyformer.checkpoints.names import Link, layered
 from polyformer.core.errors import unknown
 from polyformer.feedforward import DenseConfig, GatedConfig
@@ -61,11 +61,6 @@ NAMES = {
 }
 
 
-def both(option: str) -> tuple[str, str]:
-    """The paths of an option of the two stacks."""
-    return f"encoder.{option}", f"decoder.{option}"
-
-
 FIELDS = (
     field("vocab_size", 32128, "vocab_size"),
     field("d_model", 512, "hidden_size"),
@@ -86,11 +81,9 @@ FIELDS = (
 )  # fmt: skip
 
 
-def trunk(head: HeadConfig, copies: Mapping[str, str] | None = None, **options: Any) -> Task:
-    """A class whose trunk stands without a prefix; the oldest files have its token table in the encoder."""
-    return Task(
-        head, base=False, copies={"encoder.embed_tokens.weight": "shared.weight", **(copies or {})}, **options
-    )
+def copies(base: str) -> dict[str, str]:
+    """The stacks' names of the table of tokens, which the oldest files have in place of the shared one."""
+    return {f"{base}{side}.embed_tokens.weight": f"{base}shared.weight" for side in ("encoder", "decoder")}
 
 
 @register
@@ -119,23 +112,30 @@ class T5(Family):
     )
     dropouts = ("classifier_dropout",)
     tasks: ClassVar = {
-        "ForConditionalGeneration": trunk(
+        "ForConditionalGeneration": Task(
             LanguageModelConfig(),
-            names={"lm_head.weight": "head.weight"},
-            fields=(field("scale_decoder_outputs", True, "scaled"),),
-            copies={"lm_head.weight": "shared.weight"},
+            {"lm_head.weight": "head.weight"},
+            (field("scale_decoder_outputs", True, "scaled"),),
+            {"lm_head.weight": "shared.weight", **copies("")},
+            base=False,
         ),
-        "Model": trunk(EmbedConfig(normalize=False)),
-        "EncoderModel": trunk(EmbedConfig(normalize=False), without="decoder"),
+        "Model": Task(EmbedConfig(normalize=False), copies=copies(""), base=False),
+        "EncoderModel": Task(EmbedConfig(normalize=False), copies=copies(""), base=False, without="decoder"),
         "ForSequenceClassification": Task(
             ClassifyConfig(dropout=0.0, drops_twice=True),
             {"classification_head.dense": "head.dense", "classification_head.out_proj": "head.output"},
             (field("eos_token_id", 1, "end_token"),),
+            copies("transformer."),
         ),
         "ForTokenClassification": Task(
-            TagConfig(dropout=0.0), {"classifier": "head.output"}, without="decoder"
+            TagConfig(dropout=0.0),
+            {"classifier": "head.output"},
+            copies=copies("transformer."),
+            without="decoder",
         ),
-        "ForQuestionAnswering": trunk(SpanConfig(), names={"qa_outputs": "head.output"}),
+        "ForQuestionAnswering": Task(
+            SpanConfig(), {"qa_outputs": "head.output"}, copies=copies(""), base=False
+        ),
     }
     sizes = ("t5-small", "t5-base", "t5-large", "t5-v1_1-base")
 
