@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 from families import Inputs, at_real, counted, same, texts, verify
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyformer.checkpoints import FAMILIES
 from polyformer.generation.hub import from_hub
@@ -110,9 +111,15 @@ def read_config(theirs: Any, **options: Any) -> ModelConfig:
     return family.config(hub, family.task(hub, None))
 
 
-def counts(preset: str, head: type[nn.Module], config: Any) -> tuple[int, int]:
-    """Parameters of our preset and of their class, neither given memory."""
+def counts(preset: str, config: Any) -> tuple[int, int]:
+    """Parameters of our preset and of their class of the same task; theirs, made from `config` and from what
+    we say of the preset, are the same. None is given memory."""
+    ours = model_config(preset)
+    family = FAMILIES[config.model_type]
+    described, task = family.hub(ours)
+    head = getattr(transformers, family.classes + task)
     with torch.device("meta"):
-        models = Transformer(model_config(preset)), head(config)
-    ours, theirs = (sum(one.numel() for one in model.parameters()) for model in models)
-    return ours, theirs
+        models = Transformer(ours), head(config), head(type(config)(**described))
+    own, theirs, again = (sum(one.numel() for one in model.parameters()) for model in models)
+    assert theirs == again
+    return own, theirs

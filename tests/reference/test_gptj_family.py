@@ -100,5 +100,5 @@ def test_what_is_not_computed_is_named(options: dict[str, Any], message: str):
 
 def test_size():
     theirs = transformers.GPTJConfig()
-    assert counts("gpt-j-6b", transformers.GPTJForCausalLM, theirs) == (6_050_882_784, 6_050_882_784)
+    assert counts("gpt-j-6b", theirs) == (6_050_882_784, 6_050_882_784)
     assert MODELS["gpt-j-6b"]().decoder == read_config(theirs).decoder

@@ -5,9 +5,9 @@ Keskar et al. 2019. The code is a token like any other: put it before the prompt
 
 from typing import ClassVar
 
-from polyformer.checkpoints.families.gpt2 import ALIASES, LAST
+from polyformer.checkpoints.families.gpt2 import ALIASES, LAST, embedding_dropout, settle
 from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.fields import field
+from polyformer.checkpoints.fields import Tree, field
 from polyformer.checkpoints.names import layered
 from polyformer.heads import EmbedConfig, LanguageModelConfig
 from polyformer.presets import model_config
@@ -70,3 +70,9 @@ class Ctrl(Family):
         "ForSequenceClassification": Task(LAST, {"classifier": "head.output"}),
     }
     sizes = ("ctrl",)
+
+    def adjust(self, tree: Tree, hub: Tree) -> None:
+        settle(tree)
+
+    def describe(self, tree: Tree) -> Tree:
+        return {"embd_pdrop": embedding_dropout(tree)}

@@ -2,7 +2,16 @@
 
 from typing import ClassVar
 
-from polyformer.checkpoints.families.gpt2 import ALIASES, BUFFERS, DROPOUTS, LAST, LAYER, SUMMARY
+from polyformer.checkpoints.families.gpt2 import (
+    ALIASES,
+    BUFFERS,
+    DROPOUTS,
+    LAST,
+    LAYER,
+    SUMMARY,
+    embedding_dropout,
+    settle,
+)
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Tree, choice, field
 from polyformer.checkpoints.names import layered
@@ -62,4 +71,8 @@ class Gpt(Family):
     sizes = ("gpt",)
 
     def adjust(self, tree: Tree, hub: Tree) -> None:
-        tree["decoder"]["feedforward"]["intermediate_size"] = 4 * tree["hidden_size"]
+        tree["decoder"]["feedforward"]["intermediate_size"] = None
+        settle(tree)
+
+    def describe(self, tree: Tree) -> Tree:
+        return {"embd_pdrop": embedding_dropout(tree)}

@@ -71,11 +71,20 @@ COPIES = {"lm_head.weight": "transformer.wte.weight"}
 TAG_FIELDS = (Field("classifier_dropout", None, ("dropout",), lambda value: 0.1 if value is None else value),)
 
 
-def settle_width(tree: Tree) -> None:
-    """The inner width that is meant where none is given: four times the model's."""
-    feedforward = tree["decoder"]["feedforward"]
-    if feedforward["intermediate_size"] is None:
-        feedforward["intermediate_size"] = 4 * tree["hidden_size"]
+def settle(tree: Tree) -> None:
+    """What is meant where nothing is said: an inner width of four times the model's, and, as ours has it, the
+    stack's dropout on the embeddings too."""
+    stack = tree["decoder"]
+    if stack["feedforward"]["intermediate_size"] is None:
+        stack["feedforward"]["intermediate_size"] = 4 * tree["hidden_size"]
+    if tree["embedding"]["embedding_dropout"] == stack["dropout"]:
+        tree["embedding"]["embedding_dropout"] = None
+
+
+def embedding_dropout(tree: Tree) -> float | None:
+    """The dropout on the embeddings, said or not."""
+    own = look_up(tree, "embedding.embedding_dropout")
+    return look_up(tree, "decoder.dropout") if own is None else own
 
 
 def divide_by_layer(tree: Tree) -> None:
@@ -136,9 +145,9 @@ class Gpt2(Family):
     sizes = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
     def adjust(self, tree: Tree, hub: Tree) -> None:
-        settle_width(tree)
+        settle(tree)
         if hub.get("scale_attn_by_inverse_layer_idx"):
             divide_by_layer(tree)
 
     def describe(self, tree: Tree) -> Tree:
-        return describe_scales(tree)
+        return {"embd_pdrop": embedding_dropout(tree), **describe_scales(tree)}

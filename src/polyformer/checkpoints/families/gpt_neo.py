@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from polyformer.attention import PerLayer, SoftmaxConfig, Window
-from polyformer.checkpoints.families.gpt2 import COPIES, LAST, MECHANISM, SPECIAL, settle_width
+from polyformer.checkpoints.families.gpt2 import COPIES, LAST, MECHANISM, SPECIAL, embedding_dropout, settle
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Tree, act, field, look_up
 from polyformer.checkpoints.names import layered
@@ -84,7 +84,7 @@ class GptNeo(Family):
             raise InputError(f"config.json: window_size is {hub['window_size']}; expected 2 or more")
 
     def adjust(self, tree: Tree, hub: Tree) -> None:
-        settle_width(tree)
+        settle(tree)
         each = {"global": Full(), "local": Window(max(hub.get("window_size", 256) - 1, 1), 0)}
         turns = tuple(each[kind] for kind in _period(_kinds(hub)))
         pattern = turns[0] if len(turns) == 1 else PerLayer(turns)
@@ -102,6 +102,7 @@ class GptNeo(Family):
         return {
             "attention_types": [[kinds, 1]],
             "attention_layers": kinds,
+            "embed_dropout": embedding_dropout(tree),
             "window_size": windows[0] if windows else 256,
         }
 

@@ -3,7 +3,15 @@
 import math
 from typing import ClassVar
 
-from polyformer.checkpoints.families.gpt2 import ALIASES, BUFFERS, COPIES, LAST, MECHANISM, settle_width
+from polyformer.checkpoints.families.gpt2 import (
+    ALIASES,
+    BUFFERS,
+    COPIES,
+    LAST,
+    MECHANISM,
+    embedding_dropout,
+    settle,
+)
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Tree, act, field, look_up
 from polyformer.checkpoints.names import layered
@@ -77,7 +85,7 @@ class GptJ(Family):
                              f"the width of a head")  # fmt: skip
 
     def adjust(self, tree: Tree, hub: Tree) -> None:
-        settle_width(tree)
+        settle(tree)
         width = tree["hidden_size"] // tree["decoder"]["attention"]["num_attention_heads"]
         tree["decoder"]["position"]["fraction"] = _fraction(hub.get("rotary_dim", 64), width)
 
@@ -86,7 +94,7 @@ class GptJ(Family):
         if fraction is None:
             return {}
         width = tree["hidden_size"] // tree["decoder"]["attention"]["num_attention_heads"]
-        return {"rotary_dim": int(width * fraction)}
+        return {"rotary_dim": int(width * fraction), "embd_pdrop": embedding_dropout(tree)}
 
 
 def _fraction(turned: int, width: int) -> float:
