@@ -16,6 +16,7 @@ COMMANDS = (
     "translate",
     "classify",
     "tag",
+    "answer",
     "list",
     "convert",
     "show",
