@@ -30,7 +30,7 @@ def run(options: Options) -> None:
     from polyformer.recipes.run import Run
 
     run = Run.open(options.run)
-    model, recipe = run.model(options.device), run.recipe
+    model, recipe = run.measured(options.device), run.recipe
     needs = recipe.task.needs
     if options.data is None:
         splits = load(recipe.data, needs)

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from polyformer.checkpoints import start_from
 from polyformer.core.files import read_tensors
@@ -60,6 +61,9 @@ def fit(recipe: Recipe, out: str | Path, resume: bool = False, start: str | Path
             print(f"from {recipe.model.pretrained}\n{report}")
     if start is not None:
         load_weights(model, read_tensors(Path(start) / WEIGHTS), Path(start) / WEIGHTS)
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed + 1)  # a helper's weights are not the model's
+        joined = task.join(model)
     fitting = Fitting(task, splits, recipe.seed)
     if lesson is not None:
         teacher = Run.open(lesson.teacher).model("cpu")
@@ -70,18 +74,20 @@ def fit(recipe: Recipe, out: str | Path, resume: bool = False, start: str | Path
     if is_main():
         run.begin(recipe, tokenizer, resume)
     result = train(
-        model, fitting, recipe.training, recipe.optimizer, recipe.schedule, out, recipe.seed, resume
+        joined, fitting, recipe.training, recipe.optimizer, recipe.schedule, out, recipe.seed, resume
     )
     scores: Scores = {}
     if is_main():
         model.save_pretrained(out)
-        scores = score(task, model, splits, result.metrics)
+        for name, helper in task.helpers(joined).items():
+            helper.save_pretrained(run.folder / name)
+        scores = score(task, joined, splits, result.metrics)
         facts = {"parameters": sum(one.numel() for one in model.parameters()), "steps": result.step}
         run.record(**facts, metrics=scores)
     return Fitted(run, task, splits, model, result, scores)
 
 
-def score(task: TextTask, model: Transformer, splits: Splits, measured: dict[str, float]) -> Scores:
+def score(task: TextTask, model: nn.Module, splits: Splits, measured: dict[str, float]) -> Scores:
     """The final metrics of every split; `measured`: what is known already of the validation split."""
     scores: Scores = {}
     if splits.validation is not None:

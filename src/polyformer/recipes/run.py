@@ -7,6 +7,7 @@ config.json
 model.safetensors
 metrics.csv        as training went; also metrics.jsonl
 checkpoints/       to resume from
+generator/         what an ELECTRA was trained with, a model as well
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 import yaml
+from torch import nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, read_json, write_json
@@ -86,6 +88,10 @@ class Run:
                 f"{self.folder}: a run of the task {self.recipe.task.kind!r}, which cannot do this"
             )
         return self.task
+
+    def measured(self, device: str = "auto") -> nn.Module:
+        """What the task's metrics are of: the model, with what was trained beside it if anything was."""
+        return self.task.join(self.model(device), self.folder)
 
     def model(self, device: str = "auto") -> Transformer:
         """The trained model, ready to use."""

@@ -4,6 +4,7 @@ from polyformer.tasks.base import Fitting, HeldOut, TaskConfig, TextTask, Worker
 from polyformer.tasks.classify import Classification, ClassificationConfig
 from polyformer.tasks.cpc import ContrastiveModelling, ContrastiveModellingConfig
 from polyformer.tasks.denoise import Denoising, DenoisingConfig
+from polyformer.tasks.electra import Electra, ElectraConfig
 from polyformer.tasks.image import ImageConfig, ImageModelling
 from polyformer.tasks.lm import LanguageModelling, LanguageModellingConfig
 from polyformer.tasks.mlm import MaskedModelling, MaskedModellingConfig
@@ -23,6 +24,8 @@ __all__ = [
     "ContrastiveModellingConfig",
     "Denoising",
     "DenoisingConfig",
+    "Electra",
+    "ElectraConfig",
     "Fitting",
     "HeldOut",
     "ImageConfig",

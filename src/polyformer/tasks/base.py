@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -19,10 +20,10 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.data import Batches, Collate, Splits, Stream, Tokenizer, TokenizerConfig, by_tokens
+from polyformer.data import Batches, Collate, Splits, Stream, Tokenizer, TokenizerConfig, by_tokens, pack
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
 from polyformer.heads import HeadConfig
-from polyformer.model import ModelConfig, SpecialTokens
+from polyformer.model import ModelConfig, SpecialTokens, Transformer
 from polyformer.outputs import ModelOutput
 from polyformer.training import share
 from polyformer.training.config import at_least
@@ -152,6 +153,14 @@ class TextTask(abc.ABC):
         return dataclasses.replace(config, vocab_size=len(tokenizer), special=special, head=head,
                                    max_position_embeddings=positions)  # fmt: skip
 
+    def join(self, model: Transformer, run: Path | None = None) -> nn.Module:
+        """What is trained and measured: `model`, or a module of it and a helper, new or as saved in `run`."""
+        return model
+
+    def helpers(self, joined: nn.Module) -> dict[str, Transformer]:
+        """What `join` put beside the model, by its folder in that of the run."""
+        return {}
+
     @property
     def positions(self) -> int:
         """Tokens in the longest row; 0 where rows have no limit."""
@@ -245,6 +254,14 @@ class Fitting:
         if self.valid is None:
             return {}
         return self.task.measure(model, self.valid, Workers.of(accelerator))
+
+
+def document_rows(documents: Sequence[Sequence[int]], length: int, packed: bool, pad_id: int) -> list[Row]:
+    """Rows of at most `length` tokens from documents: packed end to end, or each with rows of its own."""
+    if packed:
+        return list(pack(documents, length, pad_id=pad_id))
+    parts = (ids[start : start + length] for ids in documents for start in range(0, len(ids), length))
+    return [{"input_ids": np.asarray(part, np.int32)} for part in parts]
 
 
 def guesses(output: ModelOutput, labels: Tensor) -> Tensor:

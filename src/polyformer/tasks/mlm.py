@@ -9,13 +9,21 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-import numpy as np
 from torch import Tensor, nn
 
-from polyformer.data import Masking, MaskingConfig, Tokenizer, pack
+from polyformer.data import Masking, MaskingConfig, Tokenizer
 from polyformer.data.batching import Batch, Corrupt, Row
 from polyformer.heads import HeadConfig, MaskedConfig
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, guesses, of_guesses, required
+from polyformer.tasks.base import (
+    Rows,
+    TaskConfig,
+    TextTask,
+    check_room,
+    document_rows,
+    guesses,
+    of_guesses,
+    required,
+)
 from polyformer.training.config import at_least
 
 
@@ -67,11 +75,7 @@ class MaskedModelling(TextTask):
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
         encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
         documents = [[self.cls, *ids, self.sep] for ids in encoded]
-        length = self.config.row_length
-        if self.config.packed:
-            return list(pack(documents, length, pad_id=self.collate.pad_id))
-        parts = (ids[start : start + length] for ids in documents for start in range(0, len(ids), length))
-        return [{"input_ids": np.asarray(part, np.int32)} for part in parts]
+        return document_rows(documents, self.config.row_length, self.config.packed, self.collate.pad_id)
 
     @property
     def corrupt(self) -> Corrupt:
