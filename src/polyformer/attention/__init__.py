@@ -23,6 +23,7 @@ from polyformer.attention.routing import RoutingConfig
 from polyformer.attention.softmax_attention import SoftmaxConfig
 from polyformer.attention.strided import Strided
 from polyformer.attention.svd import SVDConfig
+from polyformer.attention.whole import Whole
 from polyformer.attention.window import Window
 from polyformer.core.pattern import Pattern
 from polyformer.core.patterns import Causal, Documents, Full, Padding
@@ -59,5 +60,6 @@ __all__ = [
     "SoftmaxConfig",
     "Strided",
     "Summary",
+    "Whole",
     "Window",
 ]

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.core.block_pattern import check_size, side_of
+from polyformer.core.block_pattern import check_size, last_positions, side_of
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.global_tokens import GlobalPattern, Side
@@ -59,7 +59,7 @@ class GlobalEnd(GlobalPattern):
     def _table(self, context: Context, side: Side) -> Tensor:
         """Which queries or keys are global, [B or 1, T]."""
         self._check(context)
-        ends = _last_positions(context)
+        ends = last_positions(context)
         positions, length, shift = side_of(context, side)
         slots = torch.arange(length) + shift
         if side == "q":
@@ -72,20 +72,3 @@ class GlobalEnd(GlobalPattern):
                 "GlobalEnd: a causal query cannot know where its document ends; use it in an encoder, "
                 "or Global for the first tokens"
             )
-
-
-def _last_positions(context: Context) -> Tensor:
-    """For each key slot the position of the last real token of its document, [B or 1, Tk], on the CPU."""
-    slots = torch.arange(context.kv_len).unsqueeze(0)
-    end = torch.full_like(slots, context.kv_len - 1)
-    if context.kv_doc is not None:
-        documents = context.kv_doc.cpu().contiguous()
-        end = torch.searchsorted(documents, documents, right=True) - 1
-    if context.kv_valid is not None:
-        real = torch.where(context.kv_valid.bool().cpu(), slots, -1).cummax(1).values.clamp_min(0)
-        end = real.gather(1, end.expand_as(real))
-    positions, _, _ = side_of(context, "kv")
-    if positions is None:
-        return end
-    rows = max(len(positions), len(end))
-    return positions.expand(rows, -1).gather(1, end.expand(rows, -1))

@@ -117,6 +117,23 @@ def side_of(context: Context, side: Side) -> tuple[Tensor | None, int, int]:
     return positions, length, shift
 
 
+def last_positions(context: Context) -> Tensor:
+    """For each key slot the position of the last real token of its document, [B or 1, Tk], on the CPU."""
+    slots = torch.arange(context.kv_len).unsqueeze(0)
+    end = torch.full_like(slots, context.kv_len - 1)
+    if context.kv_doc is not None:
+        documents = context.kv_doc.cpu().contiguous()
+        end = torch.searchsorted(documents, documents, right=True) - 1
+    if context.kv_valid is not None:
+        real = torch.where(context.kv_valid.bool().cpu(), slots, -1).cummax(1).values.clamp_min(0)
+        end = real.gather(1, end.expand_as(real))
+    positions, _, _ = side_of(context, "kv")
+    if positions is None:
+        return end
+    rows = max(len(positions), len(end))
+    return positions.expand(rows, -1).gather(1, end.expand(rows, -1))
+
+
 def _runs_of_equals(row: Tensor) -> tuple[list[int], list[int]]:
     """Where the runs of equal numbers in a row [T] start, and the numbers."""
     changes = torch.ones_like(row, dtype=torch.bool)

@@ -3,7 +3,16 @@
 Seeds differ from layer to layer, so that layers join other blocks, and are the same for every length.
 """
 
-from polyformer.attention import BlockWindow, Global, GlobalEnd, Pattern, PerLayer, Random, SoftmaxConfig
+from polyformer.attention import (
+    BlockWindow,
+    Global,
+    GlobalEnd,
+    Pattern,
+    PerLayer,
+    Random,
+    SoftmaxConfig,
+    Whole,
+)
 from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import MaskedConfig
@@ -39,12 +48,16 @@ def bigbird_base() -> ModelConfig:
     """Zaheer et al. 2020, appendix E.1, and google/bigbird-roberta-base: the ITC form for 4096 tokens.
 
     Blocks of 64; the first and the last block are global, a window of three, and three random blocks, which
-    see one another here and not on one side only.
+    see one another here and not on one side only. Texts of at most 704 tokens are seen whole, as there.
     """
-    layers = (
-        BlockWindow(64) | Global(64) | GlobalEnd(64) | Random(3, 64, seed=layer) for layer in range(LAYERS)
-    )
-    return bigbird(PerLayer(tuple(layers)), LearnedConfig(), 4096)
+    return bigbird(bigbird_pattern(LAYERS, 64, 3), LearnedConfig(), 4096)
+
+
+def bigbird_pattern(layers: int, block: int, random: int) -> Pattern:
+    """The ITC form for so many layers; shorter texts than all its blocks together are seen whole."""
+    whole = Whole((5 + 2 * random) * block)
+    fixed = whole | BlockWindow(block) | Global(block) | GlobalEnd(block)
+    return PerLayer(tuple(fixed | Random(random, block, seed=layer) for layer in range(layers)))
 
 
 @register("bigbird-etc-base")

@@ -237,11 +237,11 @@ class DebertaV2(DebertaFamily):
     def check(self, hub: Tree) -> None:
         super().check(hub)
         width, heads = (hub.get(one, self.default(one)) for one in ("hidden_size", "num_attention_heads"))
-        size = hub.get("attention_head_size", width // heads)
-        if size * heads != width:
+        size = hub.get("attention_head_size")
+        if size is not None and size * heads != width:
             raise InputError(
                 f"config.json: attention_head_size is {size}, and only hidden_size / num_attention_heads, "
-                f"{width // heads}, is supported"
+                f"{width / heads:g}, is supported"
             )
         norm = hub.get("norm_rel_ebd", "none")
         if norm not in ("none", "layer_norm"):
