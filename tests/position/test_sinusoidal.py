@@ -55,6 +55,21 @@ def test_all_sines_may_stand_before_all_cosines(width: int):
             assert math.isclose(made[p, j], math.sin(angle) if j < sines else math.cos(angle), abs_tol=1e-14)
 
 
+@pytest.mark.parametrize("width", [6, 7, 2])
+def test_factors_may_end_with_the_base(width: int):
+    """As in tensor2tensor: sin(p / 10000^(i / (half - 1))), a zero where the width is odd; from an offset."""
+    config = SinusoidalConfig(layout="halves", inclusive=True, offset=2)
+    x, pos = torch.zeros(1, 5, width, dtype=torch.float64), torch.arange(5)
+    made = config.build(Shape(hidden_size=width)).embed(x, pos, 0)[0]
+    half = width // 2
+    for p in range(5):
+        for i in range(half):
+            angle = (p + 2) / 10000 ** (i / max(half - 1, 1))
+            assert math.isclose(made[p, i], math.sin(angle), abs_tol=1e-14)
+            assert math.isclose(made[p, half + i], math.cos(angle), abs_tol=1e-14)
+        assert made[p, 2 * half :].tolist() == [0.0] * (width % 2)
+
+
 def test_far_positions_are_exact_in_float32():
     """The angles are made in float64: in float32 a position of a million would be wrong at once."""
     p = 1_000_003
@@ -67,3 +82,5 @@ def test_options_are_checked():
         SinusoidalConfig(base=1.0)
     with pytest.raises(InputError, match=r"layout: expected 'pairs' or 'halves', got 'turns'"):
         SinusoidalConfig(layout="turns")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"offset: expected 0 positions or more, got -1"):
+        SinusoidalConfig(offset=-1)

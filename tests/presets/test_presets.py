@@ -8,6 +8,7 @@ import torch
 from polyformer.attention import Causal, Global, SoftmaxConfig, Window
 from polyformer.block import PreNormConfig
 from polyformer.core.errors import InputError
+from polyformer.position import SinusoidalConfig
 from polyformer.presets import MODELS, create_model, list_models, model_config, register
 
 
@@ -38,7 +39,7 @@ def test_parts_are_set_by_kind():
     )
     assert config.decoder is not None
     assert (config.decoder.block.kind, config.decoder.norm.kind) == ("parallel", "rms")
-    assert config.decoder.position.to_dict() == {"kind": "sinusoidal", "layout": "pairs", "base": 50.0}
+    assert config.decoder.position == SinusoidalConfig(base=50.0)
     small = model_config("transformer-small")
     assert small.decoder is not None
     assert small.decoder.block == PreNormConfig()

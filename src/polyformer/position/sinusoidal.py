@@ -1,7 +1,8 @@
 """Sinusoidal positions, added to the input: PE(p, 2i) = sin(p / 10000^(2i/E)), PE(p, 2i+1) = cos of the same.
 
 `layout` says where they stand: sines and cosines in turn ("pairs": the paper), or all sines and then all
-cosines ("halves": CTRL).
+cosines ("halves": CTRL). In tensor2tensor, and so in fairseq and M2M-100, the last of the factors is `base`
+itself (`inclusive`): 10000^(i / (E/2 - 1)), and where E is odd the last channel is zero.
 No parameters, any length; PE(p + k) is a fixed linear map of PE(p). Vaswani et al. 2017, section 3.5.
 """
 
@@ -9,6 +10,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
@@ -19,10 +21,12 @@ Layout = Literal["pairs", "halves"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SinusoidalConfig(PositionConfig):
-    """Positions count from 0."""
+    """Positions count from `offset`."""
 
     layout: Layout = "pairs"
     base: float = 10000.0
+    inclusive: bool = False  # the longest wave is 2 pi base, not just short of it
+    offset: int = 0
 
     kind: ClassVar[str] = "sinusoidal"
     row: ClassVar[str] = "P1"
@@ -33,13 +37,15 @@ class SinusoidalConfig(PositionConfig):
             raise InputError(f"layout: expected 'pairs' or 'halves', got {self.layout!r}")
         if self.base <= 1:
             raise InputError(f"base: expected a wavelength factor above 1, got {self.base}")
+        if self.offset < 0:
+            raise InputError(f"offset: expected 0 positions or more, got {self.offset}")
 
     def build(self, shape: Shape) -> "Sinusoidal":
         return Sinusoidal(shape.input_size, self)
 
     @classmethod
     def examples(cls) -> tuple["SinusoidalConfig", ...]:
-        return cls(), cls(layout="halves", base=500.0)
+        return cls(), cls(layout="halves", base=500.0, inclusive=True, offset=2)
 
 
 class Sinusoidal(Position):
@@ -52,7 +58,15 @@ class Sinusoidal(Position):
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
         if layer:
             return x
-        waves = sinusoids(pos, self.hidden_size, self.config.base)
+        return x + self._waves(pos + self.config.offset if self.config.offset else pos).to(x.dtype)
+
+    def _waves(self, pos: Tensor) -> Tensor:
+        """[..., E] at positions that count from `offset`."""
+        width, base = self.hidden_size, self.config.base
+        if self.config.inclusive:
+            width -= width % 2
+            base **= width / max(width - 2, 1)
+        waves = sinusoids(pos, width, base)
         if self.config.layout == "halves":
             waves = torch.cat([waves[..., ::2], waves[..., 1::2]], -1)
-        return x + waves.to(x.dtype)
+        return F.pad(waves, (0, self.hidden_size - width)) if width < self.hidden_size else waves
