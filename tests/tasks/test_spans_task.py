@@ -61,6 +61,14 @@ def test_positions_hold_input_and_target(tokenizer: Tokenizer):
     assert SpanCorruptionConfig(row_length=24, density=0.8).build(tokenizer).positions > 24
 
 
+def test_without_bos_what_is_written_starts_from_pad():
+    words = Tokenizer.of_words(["<pad>", "</s>", *(f"<extra_id_{i}>" for i in range(3)), "a"])
+    assert CONFIG.build(words).adapt(model_config("transformer-tiny")).special.bos == 0
+    unpadded = Tokenizer.of_words(["</s>", *(f"<extra_id_{i}>" for i in range(3)), "a"])
+    with pytest.raises(InputError, match="tokenizer: it has no <bos> or <pad> token"):
+        CONFIG.build(unpadded).adapt(model_config("transformer-tiny"))
+
+
 def test_it_learns(task: SpanCorruption):
     rows = [{"text": "abcdefghijkl" * 40}]
     before, after = learned(

@@ -12,9 +12,15 @@ from polyformer.data.batching import Batches, Collate, Position, Stream, by_rows
 from polyformer.data.default_text import default_documents
 from polyformer.data.masked_rows import Masking, MaskingConfig
 from polyformer.data.masking import mask_tokens
+from polyformer.data.noise_config import NoiseConfig, spoil
 from polyformer.data.packing import pack
+from polyformer.data.pairs import pair_row
+from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_pairs
 from polyformer.data.sources import DataConfig, Splits, load, read
+from polyformer.data.spans import corrupt_spans, text_length
 from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
+from polyformer.data.translation_pairs import translation_row
+from polyformer.data.words import sentence_ends, word_starts
 
 __all__ = [
     "Batches",
@@ -22,6 +28,7 @@ __all__ = [
     "DataConfig",
     "Masking",
     "MaskingConfig",
+    "NoiseConfig",
     "Position",
     "Splits",
     "Stream",
@@ -29,10 +36,19 @@ __all__ = [
     "TokenizerConfig",
     "by_rows",
     "by_tokens",
+    "corrupt_spans",
     "default_documents",
     "load",
     "mask_tokens",
+    "next_sentence_pairs",
     "pack",
     "padding_share",
+    "pair_row",
     "read",
+    "sentence_ends",
+    "sentence_order_pairs",
+    "spoil",
+    "text_length",
+    "translation_row",
+    "word_starts",
 ]

@@ -3,8 +3,6 @@
 As in T5's vocabulary they stand behind all others, the first with the highest id.
 """
 
-import tokenizers
-
 from polyformer.core.errors import InputError
 from polyformer.data.tokenizer import Tokenizer
 
@@ -17,6 +15,8 @@ def add_sentinels(tokenizer: Tokenizer, count: int = 100) -> Tokenizer:
     missing = [one for one in map(NAME.format, range(count)) if backend.token_to_id(one) is None]
     if not missing:
         return tokenizer
+    import tokenizers
+
     backend = tokenizers.Tokenizer.from_str(backend.to_str())
     backend.add_special_tokens(
         [tokenizers.AddedToken(one, special=True, normalized=False) for one in reversed(missing)]

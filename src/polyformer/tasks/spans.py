@@ -18,6 +18,7 @@ from polyformer.data.batching import Batch, Corrupt, Row
 from polyformer.data.sentinels import add_sentinels, sentinel_ids
 from polyformer.data.spans import corrupt_spans, corrupted_lengths, span_counts, text_length
 from polyformer.heads import HeadConfig, LanguageModelConfig
+from polyformer.model import ModelConfig
 from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, guesses, of_guesses, required
 from polyformer.training.config import at_least
 
@@ -74,6 +75,14 @@ class SpanCorruption(TextTask):
         self.config = config
         self.eos = required(tokenizer.eos_id, "<eos>")
         self.sentinels = sentinel_ids(tokenizer, config.spans)
+
+    def adapt(self, config: ModelConfig) -> ModelConfig:
+        """As in T5 what is written starts from <pad> where the tokenizer has no <bos>."""
+        config = super().adapt(config)
+        if config.special.bos is not None:
+            return config
+        start = required(config.special.pad, "<bos> or <pad>")
+        return dataclasses.replace(config, special=dataclasses.replace(config.special, bos=start))
 
     @property
     def positions(self) -> int:
