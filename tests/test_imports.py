@@ -13,8 +13,8 @@ import polyformer
 ROOT = Path(polyformer.__file__).parent
 ORDER = [
     "core", "position", "attention", "memory", "feedforward", "block", "stack", "heads", "outputs",
-    "generation", "model", "presets", "checkpoints", "data", "objectives", "training", "tasks", "recipes",
-    "visual", "bench", "documentation", "commands", "cli",
+    "generation", "model", "trajectory", "presets", "checkpoints", "data", "objectives", "training",
+    "tasks", "recipes", "visual", "bench", "documentation", "commands", "cli",
 ]  # fmt: skip
 """A part imports from itself and from earlier ones only."""
 

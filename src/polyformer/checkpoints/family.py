@@ -22,7 +22,7 @@ from polyformer.checkpoints.names import ENDINGS, Link, Names, Part, links
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.registry import Registry
 from polyformer.heads import HeadConfig
-from polyformer.model import ModelConfig, OriginConfig
+from polyformer.model import ModelConfig, OriginConfig, Transformer
 
 PROBLEM = choice(
     "problem_type",
@@ -72,7 +72,8 @@ class Family:
     transformers takes them. fixed: options that have one value here. adjusted: options that `adjust` reads
     and `describe` writes. inert: options that change no number. ignored: patterns of tensors that hold
     nothing. dropouts: where a labelled head's stands, the first that is given. num_labels: where nothing
-    says how many. tasks: by the end of the class's name. sizes: presets.
+    says how many. tasks: by the end of the class's name. sizes: presets. model: our class, made from the
+    template's.
     """
 
     model_type: ClassVar[str]
@@ -93,6 +94,7 @@ class Family:
     num_labels: ClassVar[int] = 2
     tasks: ClassVar[Mapping[str, Task]]
     sizes: ClassVar[tuple[str, ...]] = ()
+    model: ClassVar[type[Any]] = Transformer
 
     def adjust(self, tree: Tree, hub: Tree) -> None:
         """Set in our `tree` what no field can say of `hub`."""
@@ -108,6 +110,10 @@ class Family:
         """The most layers that a stack has."""
         stacks = (config.encoder, config.decoder)
         return max(one.num_hidden_layers for one in stacks if one is not None)
+
+    def tied(self, config: ModelConfig) -> bool:
+        """Whether the output layer reads the token table."""
+        return config.embedding.tied
 
     def task(self, hub: Tree, head: "str | HeadConfig | None") -> str:
         """The name of the task that is asked for: by class, by its end, by our kind of head, or in `hub`."""
@@ -151,7 +157,7 @@ class Family:
         tree["origin"] = OriginConfig(
             model_type=self.model_type, architecture=self.classes + task, fields=kept
         ).to_dict()
-        return ModelConfig.from_dict(tree)
+        return type(self.template).from_dict(tree)
 
     def hub(self, config: ModelConfig) -> tuple[Tree, str]:
         """Their configuration of ours, and the task. Raises `InputError` where it cannot say all of it."""
@@ -219,7 +225,7 @@ class Family:
 
         Of a tied model without the copies, which files leave out.
         """
-        copies = self.tasks[task].copies if config.embedding.tied else ()
+        copies = self.tasks[task].copies if self.tied(config) else ()
         found = links(self.table(task), own, self.layers(config))
         return [link for link in found if link.theirs not in copies]
 

@@ -4,6 +4,7 @@ import dataclasses
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,10 @@ from polyformer.core.initialization import initialize
 from polyformer.core.weights import load_weights
 from polyformer.heads import HeadConfig, HeadShape
 from polyformer.model import CONFIG, ModelConfig, Transformer
+from polyformer.trajectory import TrajectoryTransformer
+
+TRAJECTORY = "max_timesteps"
+"""The option by which a configuration in our format is known as that of a `TrajectoryTransformer`."""
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
 
@@ -41,6 +46,9 @@ def from_pretrained(source: str | Path, head: str | HeadConfig | None = None, *,
     """
     folder = _folder(source)
     described = read_json(folder / CONFIG)
+    if TRAJECTORY in described and head is None:
+        trajectories: Any = TrajectoryTransformer.from_pretrained(folder).to(dtype)
+        return trajectories
     if "model_type" not in described:
         if head is not None:
             raise InputError("head: this is a polyformer with a head of its own; leave it out")
@@ -98,7 +106,7 @@ def adopt(described: Tree, given: "Tensors | dict[str, Tensor]", head: str | Hea
     config = family.config(described, task, head if isinstance(head, HeadConfig) else None)
     config = untied(family, task, config, given)
     with torch.device("meta"):
-        model = Transformer(config)
+        model = family.model(config)
     weights = gather(family, task, config, given, model, fresh_head=head is not None)
     load_weights(model, weights if dtype is None else _cast(weights, dtype), "the checkpoint")
     return model.eval()
@@ -111,7 +119,7 @@ def untied(family: Family, task: str, config: ModelConfig,
     What transformers saves of T5 1.1 says that both are tied, and they are not; it believes the files too.
     """
     table = family.table(task)
-    for copy, of in family.tasks[task].copies.items() if config.embedding.tied else ():
+    for copy, of in family.tasks[task].copies.items() if family.tied(config) else ():
         names = {_settled(name, family.base, {copy, of}): name for name in given}
         known = copy in table or copy.removesuffix(".weight") in table
         if known and copy in names and of in names and not torch.equal(given[names[copy]], given[names[of]]):

@@ -38,6 +38,8 @@ def described(config: ModelConfig) -> tuple[Family, dict[str, object], str]:
         return family, *family.hub(config)
     reasons = []
     for name in FAMILIES:
+        if type(FAMILIES[name].template) is not type(config):
+            continue
         try:
             return FAMILIES[name], *FAMILIES[name].hub(config)
         except InputError as error:
