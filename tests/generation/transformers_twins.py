@@ -1,50 +1,73 @@
-"""Small models beside transformers' own with the same weights: GPT-2, and BART out of the parts of ours."""
+"""Small models of transformers beside ours with the same weights, in float64: they write varied texts."""
 
 import torch
 from torch import nn
 
-from polyformer import create_model
-from polyformer.bench.generation import transformers_twin
-from polyformer.model import SpecialTokens, Transformer
-from polyformer.position import LearnedConfig
+from polyformer.checkpoints import from_transformers
+from polyformer.model import Transformer
 
-VOCAB, PAD, BOS, EOS, LENGTH = 31, 0, 1, 2, 7
-ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
+VOCAB, PAD, EOS, LENGTH = 31, 0, 2, 7
+SPECIAL = {"pad_token_id": PAD, "bos_token_id": EOS, "eos_token_id": EOS}
 
 
-def gpt2_twins() -> tuple[Transformer, nn.Module]:
-    """A decoder alone, in float64."""
+def twins(name: str) -> tuple[Transformer, nn.Module]:
+    """A model of the family `name`, one of `FAMILIES`."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        ours = create_model(
-            "gpt2", num_hidden_layers=2, hidden_size=24, num_attention_heads=3, intermediate_size=40,
-            vocab_size=VOCAB, max_position_embeddings=32, initializer_range=0.6,
-            special=SpecialTokens(pad=PAD, eos=EOS),
-        )  # fmt: skip
-    return ours.double().eval(), transformers_twin(ours).double().eval()
+        theirs = FAMILIES[name]().double().eval()
+    if name != "t5":
+        theirs.get_output_embeddings().weight.data[EOS] *= 1.5  # likely often, unlikely often
+    return from_transformers(theirs), theirs
 
 
-def bart_twins() -> tuple[Transformer, nn.Module]:
-    """An encoder-decoder, in float64."""
-    from transformers import BartConfig, BartForConditionalGeneration
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        ours = create_model(
-            "transformer-tiny", vocab_size=VOCAB, hidden_size=24, num_attention_heads=3, intermediate_size=40,
-            activation="gelu", position=LearnedConfig(), max_position_embeddings=32, scaled=False,
-            normed=True, initializer_range=0.5, special=SpecialTokens(pad=PAD, bos=EOS, eos=EOS),
-        )  # fmt: skip
-    theirs = BartForConditionalGeneration(
-        BartConfig(
-            vocab_size=VOCAB, d_model=24, encoder_layers=1, decoder_layers=1, encoder_attention_heads=3,
-            decoder_attention_heads=3, encoder_ffn_dim=40, decoder_ffn_dim=40, max_position_embeddings=32,
-            pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS, decoder_start_token_id=EOS,
-            forced_eos_token_id=None,
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB, n_embd=24, n_layer=2, n_head=3, n_inner=40, n_positions=32,
+            initializer_range=0.6, **SPECIAL,
         )
     )  # fmt: skip
-    theirs.load_state_dict(_as_bart(ours))
-    return ours.double().eval(), theirs.double().eval()
+
+
+def gptj() -> nn.Module:
+    from transformers import GPTJConfig, GPTJForCausalLM
+
+    return GPTJForCausalLM(
+        GPTJConfig(
+            vocab_size=VOCAB, n_embd=24, n_layer=2, n_head=3, n_inner=40, n_positions=32, rotary_dim=4,
+            initializer_range=0.3, **SPECIAL,
+        )
+    )  # fmt: skip
+
+
+def bart() -> nn.Module:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    return BartForConditionalGeneration(
+        BartConfig(
+            vocab_size=VOCAB, d_model=24, encoder_layers=1, decoder_layers=2, encoder_attention_heads=3,
+            decoder_attention_heads=3, encoder_ffn_dim=40, decoder_ffn_dim=40, max_position_embeddings=32,
+            decoder_start_token_id=EOS, forced_eos_token_id=None, init_std=0.6, **SPECIAL,
+        )
+    )  # fmt: skip
+
+
+def t5() -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    model = T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=VOCAB, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_heads=3,
+            decoder_start_token_id=PAD, initializer_factor=3.0, **SPECIAL,
+        )
+    )  # fmt: skip
+    model.shared.weight.data *= 0.1  # else the last token decides the next
+    return model
+
+
+FAMILIES = {"gpt2": gpt2, "gptj": gptj, "bart": bart, "t5": t5}
 
 
 def prompts(left: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,30 +90,3 @@ def texts(tokens: torch.Tensor, eos: tuple[int, ...] = (EOS,)) -> list[list[int]
         ends = [place for place, token in enumerate(row) if token in eos]
         result.append(row[: ends[0] + 1] if ends else row)
     return result
-
-
-def _as_bart(ours: Transformer) -> dict[str, torch.Tensor]:
-    """The weights under BART's names; its table of positions begins with two that are never read."""
-    own = ours.state_dict()
-    table = own["tokens.weight"]
-    tables = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
-    names = {f"{name}.weight": table for name in tables}
-    names["final_logits_bias"] = torch.zeros(1, VOCAB)
-    for side, norms in (
-        ("encoder", ("self_attn_layer_norm", "final_layer_norm")),
-        ("decoder", ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")),
-    ):
-        there, here = f"model.{side}.", f"{side}.layers.0."
-        positions = own[f"{side}.position.tables.0.weight"]
-        names[f"{there}embed_positions.weight"] = torch.cat([positions[:2], positions])
-        parts = {"layernorm_embedding": f"{side}_embedding.norm"}
-        parts |= {f"layers.0.{norm}": f"{here}block.norms.{index}" for index, norm in enumerate(norms)}
-        parts |= {"layers.0.fc1": f"{here}feedforward.up", "layers.0.fc2": f"{here}feedforward.down"}
-        for our, their in ATTENTION.items():
-            parts[f"layers.0.self_attn.{their}"] = f"{here}attention.{our}"
-            if side == "decoder":
-                parts[f"layers.0.encoder_attn.{their}"] = f"{here}cross_attention.{our}"
-        for their, our in parts.items():
-            for kind in ("weight", "bias"):
-                names[f"{there}{their}.{kind}"] = own[f"{our}.{kind}"]
-    return names

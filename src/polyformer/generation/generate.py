@@ -83,7 +83,7 @@ def _chosen(model: Writer, config: GenerationConfig) -> _Chosen:
     own, asked = model.config.special, config.special
     eos = asked.eos
     if eos is None:
-        eos = () if own.eos is None else (own.eos,)
+        eos = () if own.eos is None or own.eos >= model.config.vocab_size else (own.eos,)
     fill = next((one for one in (asked.pad, own.pad, *eos) if one is not None), 0)
     return _Chosen(own.bos if asked.start is None else asked.start, eos, fill)
 
@@ -98,7 +98,7 @@ def _check_options(model: Writer, config: GenerationConfig, chosen: _Chosen, str
         )
     beams, vocabulary = config.beam.num_beams, model.config.vocab_size
     named = {"special.eos": chosen.eos, **config.constraints.ids()}
-    if chosen.start is not None:
+    if model.encoder is not None and chosen.start is not None:
         named["special.start"] = (chosen.start,)
     for name, ids in named.items():
         if any(not 0 <= one < vocabulary for one in ids):
