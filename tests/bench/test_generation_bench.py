@@ -1,39 +1,52 @@
 """The measurement of generation: what it prints and returns, with and without its peer."""
 
+import dataclasses
 import sys
 
 import pytest
 
 from polyformer import InputError
-from polyformer.bench.generation import GenerationBench, run
+from polyformer.bench.generation import MODELS, GenerationBench, contenders, run
 
-SMALL = GenerationBench(batches=(1, 2), prompt=3, new_tokens=2, layers=1, repeats=1)
+SMALL = GenerationBench(models=("t5-small",), batches=(1, 2), beams=(3,), prompt=3, new_tokens=2, layers=1,
+                        repeats=1)  # fmt: skip
+WAYS = [(1, 1), (2, 1), (1, 3)]
 
 
-def test_both_models_write_the_same_tokens(capsys):
+def test_both_libraries_write_the_same_tokens(capsys):
     pytest.importorskip("transformers")
     results = run(SMALL)
-    assert [(one.model, one.batch) for one in results] == [
-        ("transformers", 1), ("polyformer", 1), ("transformers", 2), ("polyformer", 2),
-    ]  # fmt: skip
+    assert [(one.library, one.batch, one.beams) for one in results] == [
+        (library, *way) for way in WAYS for library in ("transformers", "polyformer")
+    ]
     for one in results:
         assert one.tokens_per_second == pytest.approx(one.batch * 2 / one.seconds)
         assert one.rate > 0
-    assert capsys.readouterr().out.count("with the same tokens") == 2
+    assert capsys.readouterr().out.count("with the same tokens") == 3
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_both_libraries_have_models_of_one_size(name, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setitem(MODELS, name, (MODELS[name][0], {**MODELS[name][1], "vocab_size": 1000}))
+    both = contenders(name, dataclasses.replace(SMALL, models=(name,))).values()
+    assert len({sum(one.numel() for one in model.parameters()) for model in both}) == 1
 
 
 def test_without_the_peer_ours_is_measured_alone(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert [one.model for one in run(SMALL)] == ["polyformer", "polyformer"]
+    assert [one.library for one in run(SMALL)] == ["polyformer"] * 3
     assert "transformers is not installed: no comparison" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batches": ()}, r"batches: expected sizes of 1 or more, got \[\]"),
+        ({"batches": (0,)}, r"batches: expected sizes of 1 or more, got \[0\]"),
+        ({"beams": (1,)}, r"beams: expected 2 or more, got \[1\]"),
         ({"new_tokens": 0}, "new_tokens: expected 1 or more, got 0"),
         ({"threads": 0}, "threads: expected 1 or more, got 0"),
+        ({"models": ("gpt2", "bart")}, "unknown model 'bart': did you mean 'bart-base'"),
     ],
 )
 def test_sizes_are_checked(options, message):
