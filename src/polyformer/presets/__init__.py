@@ -16,6 +16,7 @@ from polyformer.presets import (
     roberta,
     t5,
     transformer,
+    xlm,
 )
 from polyformer.presets.base import (
     MODELS,
@@ -48,4 +49,5 @@ __all__ = [
     "roberta",
     "t5",
     "transformer",
+    "xlm",
 ]

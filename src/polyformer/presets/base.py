@@ -39,6 +39,12 @@ def overridden(config: ModelConfig, overrides: dict[str, Any]) -> ModelConfig:
     return config
 
 
+def sizes(layers: int, width: int, heads: int) -> dict[str, int]:
+    """Overrides that make a preset as large as this, its feed-forward of four times the width."""
+    return {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads,
+            "intermediate_size": 4 * width}  # fmt: skip
+
+
 def create_model(name: str, **overrides: Any) -> Transformer:
     """A model with fresh weights: see `model_config` for the overrides."""
     return Transformer(model_config(name, overrides))

@@ -3,16 +3,15 @@
 import dataclasses
 
 from polyformer.heads import DetectConfig, HeadConfig, MaskedConfig
-from polyformer.model import ModelConfig, SpecialTokens
-from polyformer.presets.base import register
-from polyformer.presets.encoder import bert
+from polyformer.model import ModelConfig
+from polyformer.presets.base import model_config, register, sizes
 
 
 def electra(
     layers: int, width: int, heads: int, embedding: int, head: HeadConfig | None = None
 ) -> ModelConfig:
     """A discriminator, or what `head` says. A head of 64, as everywhere in BERT, and BERT's vocabulary."""
-    config = bert(layers, width, heads, special=SpecialTokens(pad=0))
+    config = model_config("bert-base", {**sizes(layers, width, heads), "pad": 0})
     sum_size = None if embedding == width else embedding
     return dataclasses.replace(
         config, embedding=dataclasses.replace(config.embedding, size=sum_size), head=head or DetectConfig()

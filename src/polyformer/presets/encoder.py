@@ -4,30 +4,26 @@ from polyformer.block import PreNormConfig
 from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import ClassifyConfig, MaskedConfig
-from polyformer.model import ModelConfig, SpecialTokens
+from polyformer.model import ModelConfig
 from polyformer.position import LearnedConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 
-def bert(
-    layers: int, width: int, heads: int, vocab: int = 30522, types: int = 2, eps: float = 1e-12,
-    offset: int = 0, special: SpecialTokens | None = None,
-) -> ModelConfig:  # fmt: skip
+def bert(layers: int, width: int, heads: int) -> ModelConfig:
     """BERT's layout: post-norm, learned positions, a norm after the embedding sum, masked language model."""
     return ModelConfig(
-        vocab_size=vocab,
+        vocab_size=30522,
         hidden_size=width,
-        embedding=EmbeddingConfig(normed=True, type_vocab_size=types),
+        embedding=EmbeddingConfig(normed=True, type_vocab_size=2),
         encoder=StackConfig(
             num_hidden_layers=layers,
             attention=AttentionConfig(num_attention_heads=heads),
             feedforward=DenseConfig(intermediate_size=4 * width, activation="gelu"),
-            position=LearnedConfig(offset=offset),
-            norm=LayerNormConfig(eps=eps),
+            position=LearnedConfig(),
+            norm=LayerNormConfig(eps=1e-12),
         ),
-        head=MaskedConfig(eps=eps),
-        special=special or SpecialTokens(),
+        head=MaskedConfig(),
         initializer_range=0.02,
     )
 

@@ -1,14 +1,13 @@
 """RoBERTa and XLM-RoBERTa: BERT's layout, one token type, positions behind padding's id."""
 
-from polyformer.model import ModelConfig, SpecialTokens
-from polyformer.presets.base import register
-from polyformer.presets.encoder import bert
+from polyformer.model import ModelConfig
+from polyformer.presets.base import model_config, register, sizes
 
 
 def roberta(layers: int, width: int, heads: int, vocab: int) -> ModelConfig:
     """Liu et al. 2019, section 3: texts of 512 tokens; two rows of the position table are no position's."""
-    return bert(layers, width, heads, vocab, types=1, eps=1e-5, offset=2,
-                special=SpecialTokens(pad=1, bos=0, eos=2))  # fmt: skip
+    own = {"vocab_size": vocab, "type_vocab_size": 1, "offset": 2, "eps": 1e-5, "pad": 1, "bos": 0, "eos": 2}
+    return model_config("bert-base", {**sizes(layers, width, heads), **own})
 
 
 @register("roberta-base")

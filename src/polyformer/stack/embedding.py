@@ -62,10 +62,11 @@ class Embedding(nn.Module):
         self.widen = nn.Identity() if config.size is None else Linear(width, hidden_size)
 
     def forward(self, tokens: Tensor, position: Position, pos: Tensor, given: Given) -> Tensor:
-        """The sum; types and languages default to 0. `InputError` for some given where the model has none."""
+        """The sum; types default to 0, languages to none. `InputError` for some given where it has none."""
         x = tokens * self.factor if self.factor != 1.0 else tokens
         x = _added(x, self.types, pos, given.types, "token_type_ids", "embedding.type_vocab_size")
-        x = _added(x, self.languages, pos, given.langs, "langs", "embedding.num_languages")
+        languages = None if given.langs is None else self.languages
+        x = _added(x, languages, pos, given.langs, "langs", "embedding.num_languages")
         return self.widen(self.dropout(self.norm(position.embed(x, pos, 0))))
 
 

@@ -18,6 +18,7 @@ from polyformer.checkpoints.families import (
     m2m100,
     roberta,
     t5,
+    xlm,
     xlm_roberta,
 )
 
@@ -39,5 +40,6 @@ __all__ = [
     "m2m100",
     "roberta",
     "t5",
+    "xlm",
     "xlm_roberta",
 ]
