@@ -19,6 +19,7 @@ import polyformer  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
 from polyformer.generation import GenerationConfig  # noqa: E402
 from polyformer.generation.config import SpecialIds  # noqa: E402
+from polyformer.generation.hub import from_hub  # noqa: E402
 from polyformer.model import Transformer  # noqa: E402
 from polyformer.presets import model_config  # noqa: E402
 
@@ -151,13 +152,13 @@ def test_steps_with_a_cache_are_one_pass(side: str, tmp_path: Path):
     same(torch.cat(found, 1), whole)
 
 
-@pytest.mark.parametrize("config", [0, 1])
-def test_it_writes_what_theirs_writes(config: int, tmp_path: Path):
+@pytest.mark.parametrize(("config", "beams"), [(0, 1), (1, 1), (1, 4)])
+def test_it_writes_what_theirs_writes(config: int, beams: int, tmp_path: Path):
     theirs: Any = shaken(made(config=config, forced_eos_token_id=None), 0.5)
     ours = loaded(theirs, tmp_path)
     inputs = source(theirs.config)
-    expected = theirs.generate(**inputs, max_new_tokens=12, do_sample=False)
-    settings = GenerationConfig(max_new_tokens=12)
+    expected = theirs.generate(**inputs, max_new_tokens=12, num_beams=beams, do_sample=False)
+    settings = from_hub({"max_new_tokens": 12, "num_beams": beams})
     assert expected.shape[1] > 4
     for side in ("left", "right"):
         one = source(theirs.config, side)
@@ -182,6 +183,16 @@ def test_the_decoder_alone_continues_as_theirs(tmp_path: Path):
     expected = theirs.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=None)
     found = ours.generate(ids, config=GenerationConfig(max_new_tokens=8, special=SpecialIds(eos=())))
     assert found.sequences.tolist() == expected.tolist()
+
+
+def test_chances_stand_where_theirs_do(tmp_path: Path):
+    ours = loaded(made(dropout=0.3, decoder_layerdrop=0.4), tmp_path)
+    for stack, layerdrop in ((ours.config.encoder, 0.2), (ours.config.decoder, 0.4)):
+        assert stack is not None
+        data = stack.to_dict()
+        assert (data["dropout"], data["layerdrop"], data["final_dropout"]) == (0.3, layerdrop, 0.0)
+        assert data["feedforward"]["inner_dropout"] == 0.1
+        assert data["attention"]["mechanism"]["dropout"] == 0.2
 
 
 @pytest.mark.parametrize(("name", "count"), [("bart-base", 139420416), ("bart-large", 406291456)])

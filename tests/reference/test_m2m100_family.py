@@ -18,8 +18,7 @@ from transformers.models.m2m_100 import modeling_m2m_100  # noqa: E402
 
 import polyformer  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
-from polyformer.generation import GenerationConfig  # noqa: E402
-from polyformer.generation.constraints import ConstraintConfig  # noqa: E402
+from polyformer.generation.hub import from_hub  # noqa: E402
 from polyformer.model import Transformer  # noqa: E402
 from polyformer.position import Shape, SinusoidalConfig  # noqa: E402
 from polyformer.presets import model_config  # noqa: E402
@@ -119,14 +118,14 @@ def test_steps_with_a_cache_are_one_pass(side: str, tmp_path: Path):
     same(torch.cat(found, 1), whole)
 
 
-@pytest.mark.parametrize("config", range(len(CONFIGS)))
-def test_it_translates_into_the_forced_language(config: int, tmp_path: Path):
+@pytest.mark.parametrize(("config", "beams"), [(0, 1), (1, 1), (2, 1), (0, 5)])
+def test_it_translates_into_the_forced_language(config: int, beams: int, tmp_path: Path):
     theirs: Any = shaken(made(config=config), 0.5)
     ours = loaded(theirs, tmp_path)
     inputs = texts(29, pad=theirs.config.pad_token_id, side="left")
-    expected = theirs.generate(**inputs, max_new_tokens=12, do_sample=False, forced_bos_token_id=11)
-    forced = GenerationConfig(max_new_tokens=12, constraints=ConstraintConfig(forced_bos_token_id=11))
-    found = ours.generate(inputs["input_ids"], inputs["attention_mask"], forced)
+    options = {"max_new_tokens": 12, "num_beams": beams, "forced_bos_token_id": 11}
+    expected = theirs.generate(**inputs, **options, do_sample=False)
+    found = ours.generate(inputs["input_ids"], inputs["attention_mask"], from_hub(options))
     assert expected.shape[1] > 4
     for mine, other in zip(found.sequences, expected[:, 1:]):
         end = (other == theirs.config.eos_token_id).nonzero().flatten().tolist()

@@ -19,7 +19,7 @@ from transformers.models.t5 import modeling_t5  # noqa: E402
 import polyformer  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
 from polyformer.core.files import write_tensors  # noqa: E402
-from polyformer.generation import GenerationConfig  # noqa: E402
+from polyformer.generation.hub import from_hub  # noqa: E402
 from polyformer.model import Transformer  # noqa: E402
 from polyformer.presets import model_config  # noqa: E402
 
@@ -167,19 +167,45 @@ def test_steps_with_a_cache_are_one_pass(side: str, tmp_path: Path):
     same(torch.cat(found, 1), whole)
 
 
-@pytest.mark.parametrize("config", range(len(CONFIGS)))
-def test_it_writes_what_theirs_writes(config: int, tmp_path: Path):
+@pytest.mark.parametrize(("config", "beams"), [(0, 1), (1, 1), (2, 1), (0, 4)])
+def test_it_writes_what_theirs_writes(config: int, beams: int, tmp_path: Path):
     theirs: Any = shaken(made(config=config, num_decoder_layers=2), 0.5)  # their cache cannot have more
     ours = loaded(theirs, tmp_path)
     inputs = source(theirs.config, "left")
-    expected = theirs.generate(**inputs, max_new_tokens=12, do_sample=False)
-    settings = GenerationConfig(max_new_tokens=12)
+    expected = theirs.generate(**inputs, max_new_tokens=12, num_beams=beams, do_sample=False)
+    settings = from_hub({"max_new_tokens": 12, "num_beams": beams})
     found = ours.generate(inputs["input_ids"], inputs["attention_mask"], settings)
     assert expected.shape[1] > 4
     for mine, other in zip(found.sequences, expected[:, 1:]):
         end = (other == 1).nonzero().flatten().tolist()
         length = end[0] + 1 if end else len(other)
         assert mine[:length].tolist() == other[:length].tolist()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_attention_weights_are_theirs(side: str, tmp_path: Path):
+    theirs: Any = shaken(made())
+    theirs.set_attn_implementation("eager")
+    ours = loaded(theirs, tmp_path)
+    inputs = {**source(theirs.config, side), "decoder_input_ids": WRITTEN}
+    mine, other = ours(**inputs, output_attentions=True), theirs(**inputs, output_attentions=True)
+    real = inputs["attention_mask"].bool()
+    for name in ("decoder_attentions", "cross_attentions", "encoder_attentions"):
+        own = mine.attentions if name == "decoder_attentions" else getattr(mine, name)
+        for a, b in zip(own, getattr(other, name), strict=True):
+            rows = real if name == "encoder_attentions" else torch.ones(3, 6, dtype=torch.bool)
+            same(a.transpose(1, 2)[rows], b.transpose(1, 2)[rows])
+
+
+def test_dropout_stands_in_all_places(tmp_path: Path):
+    """The embedding sum, sub-layers, attention weights, inside the feed-forward, after the final norm."""
+    ours = loaded(made(dropout_rate=0.25), tmp_path)
+    for stack in (ours.config.encoder, ours.config.decoder):
+        assert stack is not None
+        data = stack.to_dict()
+        found = (data["dropout"], data["final_dropout"], data["feedforward"]["inner_dropout"],
+                 data["attention"]["mechanism"]["dropout"])  # fmt: skip
+        assert found == (0.25,) * 4
 
 
 @pytest.mark.parametrize("config", [0, 1])
