@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   polyformer reproduce linformer-speed     # time and memory beside the paper's tables
   polyformer reproduce linformer-quality --data DIR     # perplexity against k, sharing and n
   polyformer reproduce downstream --sst2 DIR --imdb DIR     # SST-2 and IMDB with each kind of attention
+  polyformer reproduce electra --data DIR --sst2 DIR     # beside masked modelling at equal compute
 """
 
 HOME = "polyformer.bench.reproduce"  # a module for each claim, with `run(config)`
