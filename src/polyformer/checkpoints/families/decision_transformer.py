@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 from polyformer.checkpoints.families.gpt2 import (
     LAYER,
     MECHANISM,
-    SUMMARY,
     describe_scales,
     divide_by_layer,
 )
@@ -62,7 +61,7 @@ class DecisionTransformer(Family):
     }
     fixed: ClassVar = {"add_cross_attention": False}
     adjusted = ("scale_attn_by_inverse_layer_idx",)
-    inert = ("reorder_and_upcast_attn", "use_cache", "vocab_size", "bos_token_id", "eos_token_id", *SUMMARY)
+    inert = ("reorder_and_upcast_attn", "use_cache", "vocab_size", "bos_token_id", "eos_token_id")
     names: ClassVar = {
         "embed_timestep": "timesteps",
         "embed_return": "returns",
