@@ -77,6 +77,7 @@ def test_weights_chunks_and_texts_are_the_same(config: int, tmp_path):
     verify_attentions(ours, theirs)
     verify_cache(ours, theirs)
     verify_generation(ours, theirs)
+    verify_generation(ours, theirs, num_beams=3)
 
 
 @pytest.mark.parametrize("width", [6, 10, 49, 80, 98, 256])
