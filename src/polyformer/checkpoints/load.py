@@ -17,9 +17,12 @@ from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import read_json
 from polyformer.core.initialization import initialize
 from polyformer.core.weights import load_weights
-from polyformer.heads import HeadConfig, HeadShape
+from polyformer.heads import HeadConfig
 from polyformer.model import CONFIG, ModelConfig, Transformer
 from polyformer.trajectory import TrajectoryTransformer
+
+WRAPPED = "polyformer"
+"""The model_type of our models inside transformers."""
 
 TRAJECTORY = "max_timesteps"
 """The option by which a configuration in our format is known as that of a `TrajectoryTransformer`."""
@@ -49,18 +52,29 @@ def from_pretrained(source: str | Path, head: str | HeadConfig | None = None, *,
     if TRAJECTORY in described and head is None:
         trajectories: Any = TrajectoryTransformer.from_pretrained(folder).to(dtype)
         return trajectories
-    if "model_type" not in described:
+    if described.get("model_type", WRAPPED) == WRAPPED:
         if head is not None:
             raise InputError("head: this is a polyformer with a head of its own; leave it out")
-        return Transformer.from_pretrained(folder).to(dtype)
+        return _own(folder, described).to(dtype)
     return adopt(described, open_tensors(folder, allow_pickle), head, dtype)
+
+
+def _own(folder: Path, described: Tree) -> Transformer:
+    """A model in our format, or wrapped for transformers (`polyformer.hub`)."""
+    if "model_type" not in described:
+        return Transformer.from_pretrained(folder)
+    with torch.device("meta"):
+        model = Transformer(ModelConfig.from_dict(described["polyformer"]))
+    given = open_tensors(folder)
+    load_weights(model, {name.removeprefix("model."): given[name] for name in given}, folder)
+    return model.eval()
 
 
 def config_of(source: str | Path) -> ModelConfig:
     """The configuration of a checkpoint, with the head that it was saved with."""
     described = read_json(_folder(source) / CONFIG)
-    if "model_type" not in described:
-        return ModelConfig.from_dict(described)
+    if described.get("model_type", WRAPPED) == WRAPPED:
+        return ModelConfig.from_dict(described.get("polyformer", described))
     family = FAMILIES[described["model_type"]]
     return family.config(described, family.task(described, None))
 
@@ -71,7 +85,7 @@ def start_from(source: str | Path, model: Transformer) -> Report:
     Raises `InputError` for a table of other tokens than the model's.
     """
     described, head = read_json(_folder(source) / CONFIG), None
-    if "model_type" in described:
+    if described.get("model_type", WRAPPED) != WRAPPED:
         kinds = {one.head.kind for one in FAMILIES[described["model_type"]].tasks.values()}
         head = model.config.head if model.config.head.kind in kinds else None
     with warnings.catch_warnings():
@@ -144,6 +158,7 @@ def gather(family: Family, task: str, config: ModelConfig, given: "Tensors | dic
         for name, one in zip(link.part.ours, link.part.split(given[names.pop(stored)])):
             _check_shape(stored, name, one, own[name])
             found[name] = one.contiguous()
+    found |= family.made(own)
     for name in names:
         if not family.expects(name):
             raise unknown("tensor in the checkpoint", name, family.table(task))
@@ -184,10 +199,7 @@ def _shared(own: Mapping[str, Tensor], name: str, found: Mapping[str, Tensor]) -
 
 def _fresh_head(config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     holder = nn.Module()
-    holder.head = config.head.build(
-        HeadShape(hidden_size=config.hidden_size, vocab_size=config.vocab_size, tied=config.embedding.tied,
-                  table_size=config.embedding.width(config.hidden_size))
-    )  # fmt: skip
+    holder.head = config.head.build(config.head_shape())
     initialize(holder, config.initializer_range)
     return dict(holder.to(dtype).state_dict())
 
