@@ -135,7 +135,7 @@ class Case:
         return batch
 
     def labels(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch with labels, where the head takes any, and of pairs, where positions embed them."""
+        """The batch with labels where the head takes any, of pairs where positions embed them, languages and marks."""
         torch.manual_seed(2)
         ids = batch.get("decoder_input_ids", batch["input_ids"])
         counts = [one.num_labels for one in parts(self.config) if isinstance(one, RelationLabelsConfig)]
@@ -147,6 +147,12 @@ class Case:
             }
         found = {"labels": self.config.head.example_labels(len(ids), ids.shape[1], VOCAB),
                  "sentence_labels": self.config.head.example_sentence_labels(len(ids))}  # fmt: skip
+        if self.config.embedding.num_languages:
+            found["langs"] = torch.randint(self.config.embedding.num_languages, batch["input_ids"].shape)
+        encoder = self.config.encoder
+        if encoder is not None and encoder.attention.global_projections:
+            first = torch.arange(batch["input_ids"].shape[1]) < 2
+            found["global_attention_mask"] = first.long().expand(batch["input_ids"].shape)
         return batch | {name: one for name, one in found.items() if one is not None}
 
 

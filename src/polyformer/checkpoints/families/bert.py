@@ -95,6 +95,7 @@ class Bert(Family):
         "add_cross_attention": False,
         "position_embedding_type": "absolute",
     }
+    inert = ("use_cache",)
     names = TRUNK
     ignored = ("*embeddings.position_ids",)
     dropouts = ("classifier_dropout", "hidden_dropout_prob")

@@ -1,7 +1,8 @@
 """RoBERTa: BERT's model, whose positions begin behind padding's id, with heads of its own. Liu et al. 2019.
 
 transformers counts positions over the ids that are not padding's, and we over the tokens that are real: give
-the attention_mask where there is padding, and the two are the same.
+the attention_mask where there is padding, and the two are the same. Given `position_ids` count from 0 here,
+and there from behind padding's id.
 """
 
 from typing import ClassVar
