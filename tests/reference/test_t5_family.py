@@ -152,6 +152,23 @@ def test_an_output_layer_of_its_own_is_found_in_the_files(tmp_path: Path):
         assert not back.config.scale_decoder_outputs
 
 
+def test_the_oldest_files_are_read(tmp_path: Path):
+    """With their name of the class, one stack's table of tokens for the shared one, and a bias never read."""
+    theirs: Any = shaken(made())
+    theirs.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    for name in ("scale_decoder_outputs", "dense_act_fn", "is_gated_act", "tie_word_embeddings"):
+        del saved[name]
+    old = {**saved, "architectures": ["T5WithLMHeadModel"], "n_positions": 512, "output_past": True}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    unread = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    tensors = {name: one.clone() for name, one in theirs.state_dict().items() if name != "shared.weight"}
+    write_tensors(tmp_path / "model.safetensors", {**tensors, unread: torch.zeros(8, 3)})
+    ids = torch.randint(3, 29, (2, 7))
+    ours = polyformer.from_pretrained(tmp_path)
+    same(ours(ids, decoder_input_ids=ids).logits, theirs(input_ids=ids, decoder_input_ids=ids).logits)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_steps_with_a_cache_are_one_pass(side: str, tmp_path: Path):
     theirs: Any = shaken(made())

@@ -139,6 +139,12 @@ class T5(Family):
     }
     sizes = ("t5-small", "t5-base", "t5-large", "t5-v1_1-base")
 
+    def task(self, hub: Tree, head: str | HeadConfig | None) -> str:
+        """As for every family; the oldest checkpoints, t5-large among them, name a class of before."""
+        if hub.get("architectures") == ["T5WithLMHeadModel"]:
+            hub = {**hub, "architectures": ["T5ForConditionalGeneration"]}
+        return super().task(hub, head)
+
     def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
         """As for every family, with what their configuration leaves out written down."""
         hub = {"scale_decoder_outputs": hub.get("tie_word_embeddings") is not False, **hub}
