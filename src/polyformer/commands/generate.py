@@ -27,6 +27,7 @@ class Options:
     )
     seed: int | None = option("sample the same text for the same seed")
     num_beams: int = option("beam search with so many beams (shown at the end)", 1)
+    no_repeat_ngram_size: int = option("no run of so many tokens occurs twice (default: any may)", 0)
     repetition_penalty: float = option("above 1 makes tokens that are there already less likely", 1.0)
     stop: str | None = option("end at this text")
     device: Literal["auto", "cpu", "cuda"] = option(
@@ -57,7 +58,7 @@ def run(options: Options) -> None:
 
 def asked(options: Options):
     """The options as a `GenerationConfig`; any option of sampling asks for sampling."""
-    from polyformer.generation import BeamConfig, GenerationConfig, SamplingConfig
+    from polyformer.generation import BeamConfig, ConstraintConfig, GenerationConfig, SamplingConfig
 
     given = {
         "temperature": options.temperature,
@@ -72,4 +73,5 @@ def asked(options: Options):
         stop=() if options.stop is None else (options.stop,),
         sampling=SamplingConfig(do_sample=True, **given) if given else SamplingConfig(),
         beam=BeamConfig(num_beams=options.num_beams),
+        constraints=ConstraintConfig(no_repeat_ngram_size=options.no_repeat_ngram_size),
     )

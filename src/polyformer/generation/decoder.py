@@ -11,8 +11,8 @@ from polyformer.core.linear import PackedWeights
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.stack import Stack
 
-PACK_AFTER_STEPS = 8
-"""Weights are packed after so many steps, if as many are left: a text that ends sooner would not earn back
+PACK_AFTER_STEPS, PACK_FOR_STEPS = 4, 16
+"""Weights are packed after so many steps, if so many are left: a text that ends sooner would not earn back
 the copying."""
 
 
@@ -52,6 +52,7 @@ class Decoder:
     def __init__(self, model: Writer, room: int):
         self.model, self.room = model, room
         self.packed = PackedWeights()
+        self.packed.copying = False
         self.steps = 0
 
     def start(self, input_ids: Tensor, attention_mask: Tensor | None, first: int | None) -> Start:
@@ -72,7 +73,8 @@ class Decoder:
     def step(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Read tokens [N] after `state`: the logits [N, V] of the next, and the next state."""
         self.steps += 1
-        self.packed.copying = self.steps > PACK_AFTER_STEPS and self.room - self.steps > PACK_AFTER_STEPS
+        if PACK_AFTER_STEPS < self.steps <= self.room - PACK_FOR_STEPS:
+            self.packed.copying = True
         name = "input_ids" if self.model.encoder is None else "decoder_input_ids"
         with self.packed:
             return self._next(self.model(**{name: tokens.unsqueeze(1)}, state=state))
