@@ -200,9 +200,14 @@ def test_a_distilled_run_resumes_bit_for_bit_and_is_read_as_any_other(
     assert "pos\t" in capsys.readouterr().out
 
 
-def test_the_teacher_stays_as_it_was(teachers: dict[str, Path], tmp_path: Path):
+def test_the_teacher_stays_as_it_was_and_the_student_begins_there(teachers: dict[str, Path], tmp_path: Path):
     before = (teachers["lm"] / "model.safetensors").read_bytes()
-    fitted = fit(distilled(teachers["lm"], 1), tmp_path / "out")
+    recipe = distilled(teachers["lm"], 1)
+    still = dataclasses.replace(recipe.optimizer, lr=1e-12, weight_decay=0.0)  # type: ignore[call-arg]
+    fitted = fit(dataclasses.replace(recipe, optimizer=still), tmp_path / "out")
+    theirs = Run.open(teachers["lm"]).model("cpu").state_dict()
+    for name, tensor in fitted.model.state_dict().items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-8)
     assert (teachers["lm"] / "model.safetensors").read_bytes() == before
     assert not any("teacher" in name for name in fitted.model.state_dict())
     assert chosen_layers(4, 1) == [0]
