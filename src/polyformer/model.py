@@ -85,6 +85,13 @@ class ModelConfig(Config):
                 raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
         if self.encoder is None and self.decoder is None:
             raise InputError("encoder, decoder: expected at least one of them")
+        if self.encoder is not None and self.decoder is not None:
+            width = self.encoder.block.width(self.hidden_size)
+            if width != self.hidden_size:
+                raise InputError(
+                    f"encoder.block: a decoder reads vectors of hidden_size {self.hidden_size}, and this "
+                    f"ends with {width}; set its join to 'mean'"
+                )
         if self.decoder is not None:
             self.decoder.attention.mechanism.require("causal")
             if not self.head.causal:
@@ -92,6 +99,15 @@ class ModelConfig(Config):
                     f"head {self.head.kind!r} runs an encoder's last layer again, which a decoder cannot; "
                     f"use it with an encoder alone"
                 )
+
+    def head_shape(self) -> HeadShape:
+        """What the head is built for."""
+        last = self.decoder or self.encoder
+        assert last is not None
+        width, size = last.block.width(self.hidden_size), self.embedding.width(self.hidden_size)
+        wide = width != self.hidden_size and not self.embedding.tied  # token vectors of the head's own
+        return HeadShape(hidden_size=width, vocab_size=self.vocab_size, tied=self.embedding.tied,
+                         table_size=width if wide else size)  # fmt: skip
 
     @classmethod
     def examples(cls) -> tuple["ModelConfig", ...]:
@@ -129,10 +145,7 @@ class Transformer(nn.Module):
             self.add_module(name, None if stack is None else Stack(stack, width, positions, cross, size))
             self.add_module(f"{name}_embedding", None if stack is None else
                             Embedding(config.embedding, width, stack.norm, stack.dropout))  # fmt: skip
-        self.head = config.head.build(
-            HeadShape(hidden_size=width, vocab_size=config.vocab_size, tied=config.embedding.tied,
-                      table_size=size)
-        )  # fmt: skip
+        self.head = config.head.build(config.head_shape())
         initialize(self, config.initializer_range)
 
     encoder: Stack | None

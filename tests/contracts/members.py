@@ -135,7 +135,7 @@ class Case:
         return batch
 
     def labels(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch with labels where the head takes any, of pairs where positions embed them, languages and marks."""
+        """The batch with all that the model reads: labels, also of pairs of tokens, languages, marks."""
         torch.manual_seed(2)
         ids = batch.get("decoder_input_ids", batch["input_ids"])
         counts = [one.num_labels for one in parts(self.config) if isinstance(one, RelationLabelsConfig)]

@@ -9,6 +9,9 @@ bucket at or before i. Without causality it is also one of the next `window` - 1
 itself, which sees itself only where it sees nothing else. A key seen in several rounds counts once; joining
 rounds by their log-sum-exp with log c taken off says the same (equations 4 and 5 of the paper).
 
+With `whole` the first tokens of a text, up to so many, also see one another, and `unscaled` scores are not
+divided by sqrt(D), as in transformers' Reformer, whose keys are q_j / sqrt(|q_j|^2 + key_eps D).
+
 Deviations: the paper cuts the sorted tokens into chunks, whose edges later tokens move; a window sees no
 future. The bucket of a token is that of its key. The heads of a layer share R [D, rounds * buckets / 2],
 which is drawn once. Cost: products of R T `window` pairs of tokens, and T D `rounds` * `buckets` / 2 for the
@@ -48,6 +51,9 @@ class LSHConfig(MechanismConfig):
     buckets: int = 64
     window: int = 64
     plain: bool = False  # all pairs at once: the definition
+    whole: int = 0  # tokens at the start of a text that see one another
+    unscaled: bool = False  # scores are not divided by sqrt(D)
+    key_eps: float = 0.0  # keeps keys of no length finite
 
     kind: ClassVar[str] = "lsh"
     row: ClassVar[str] = "C1"
@@ -67,6 +73,21 @@ class LSHConfig(MechanismConfig):
             )
         if self.window < 1:
             raise InputError(f"window: counts the token itself, expected 1 or more, got {self.window}")
+        if not 0 <= self.whole <= self.window:
+            raise InputError(f"whole: expected 0 to window {self.window} tokens, got {self.whole}")
+        if self.key_eps < 0:
+            raise InputError(f"key_eps: expected 0 or more, got {self.key_eps}")
+
+    def unit(self, k: Tensor) -> Tensor:
+        """Keys of unit length."""
+        k = _exact(k)
+        if not self.key_eps:
+            return F.normalize(k, dim=-1)
+        return k * (k.square().sum(-1, keepdim=True) + self.key_eps * k.shape[-1]).rsqrt()
+
+    def scale(self, head_size: int) -> float:
+        """What scores are multiplied by."""
+        return 1.0 if self.unscaled else head_size**-0.5
 
     def build(self, num_heads: int, head_size: int) -> "LSHAttention":
         return (PlainLSH if self.plain else LSHAttention)(self, head_size)
@@ -80,7 +101,8 @@ class LSHConfig(MechanismConfig):
 
     @classmethod
     def examples(cls) -> tuple["LSHConfig", ...]:
-        return cls(rounds=2, buckets=2, window=3), cls(rounds=3, buckets=4, window=40)
+        whole = cls(rounds=1, buckets=4, window=7, whole=5, unscaled=True, key_eps=1e-6)
+        return cls(rounds=2, buckets=2, window=3), cls(rounds=3, buckets=4, window=40), whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +132,7 @@ class LSHAttention(Mechanism):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
                 position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
-        buckets = self.hash(k)
+        buckets = self._with_first(self.hash(k), context)
         if state is not None:
             assert isinstance(state, Hashed)
             k, v, buckets, state = state.append(k, v, buckets)
@@ -131,6 +153,16 @@ class LSHAttention(Mechanism):
             found.append((where + half * (top < -low).squeeze(-1)).int())
         return torch.cat(found).view(*k.shape[:3], -1).transpose(2, 3)
 
+    def _with_first(self, buckets: Tensor, context: Context) -> Tensor:
+        """One more round, in which the first tokens of a text share a bucket."""
+        if not self.config.whole:
+            return buckets
+        b, index = (torch.arange(n, device=buckets.device) for n in (len(buckets), buckets.shape[-1]))
+        index = index + context.kv_len - len(index)  # after the past
+        first = context.key_position(b.unsqueeze(1), index) < self.config.whole
+        first = first.expand(len(buckets), -1)[:, None, None]
+        return torch.cat([buckets, buckets[:, :, :1].add(1).masked_fill(first, 0)], 2)
+
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context) -> Tensor:
         if recording():
             return _plainly(self.config, q, k, v, buckets, context)
@@ -139,8 +171,8 @@ class LSHAttention(Mechanism):
             return _one_by_one(self.config, q, k, v, buckets, context)
         windows = bucket_windows(buckets, self.config.window, context)
         q = F.pad(q, (0, 0, first, rest))  # the past asks nothing
-        k, v = F.normalize(_exact(k), dim=-1), _exact(v)
-        y = sorted_attention(q, k, v, windows, context, q.shape[3] ** -0.5, itself=False)
+        scale = self.config.scale(q.shape[3])
+        y = sorted_attention(q, self.config.unit(k), _exact(v), windows, context, scale, itself=False)
         return y[:, :, first : first + context.q_len]
 
 
@@ -180,7 +212,7 @@ def _plainly(config: LSHConfig, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor
     seen, itself = seen.any(3), (key == query).squeeze(1)
     others = seen & ~itself
     allowed = others | (seen & ~others.any(-1, keepdim=True))
-    scores = q @ F.normalize(_exact(k), dim=-1).mT * q.shape[3] ** -0.5
+    scores = q @ config.unit(k).mT * config.scale(q.shape[3])
     return softmax(scores, allowed)[0] @ _exact(v)
 
 
@@ -194,7 +226,7 @@ def _one_by_one(config: LSHConfig, q: Tensor, k: Tensor, v: Tensor, buckets: Ten
     rows, keys = same.flatten(0, 3).nonzero(as_tuple=True)
     ends = torch.bincount(rows, minlength=same[..., 0].numel()).cumsum(0)
     last = ends[rows] - torch.arange(len(rows), device=q.device) <= config.window
-    rows, keys = rows[last] // config.rounds, keys[last]
+    rows, keys = rows[last] // buckets.shape[2], keys[last]
     number = torch.arange(q[..., 0].numel(), device=q.device)
     slots = slots.repeat(len(number) // context.q_len)
     seen = torch.zeros(len(number), context.kv_len, dtype=torch.bool, device=q.device)
@@ -205,7 +237,7 @@ def _one_by_one(config: LSHConfig, q: Tensor, k: Tensor, v: Tensor, buckets: Ten
     rows, keys = seen.nonzero(as_tuple=True)
     heads = rows // context.q_len
     k, v = (_exact(x.flatten(0, 1)[heads, keys]) for x in (k, v))
-    scores = (q.flatten(0, 2)[rows] * F.normalize(k, dim=-1)).sum(-1) * q.shape[3] ** -0.5
+    scores = (q.flatten(0, 2)[rows] * config.unit(k)).sum(-1) * config.scale(q.shape[3])
     top = scores.new_zeros(len(number)).scatter_reduce(0, rows, scores.detach(), "amax", include_self=False)
     weights = (scores - top[rows]).exp()
     total = scores.new_zeros(len(number)).index_add(0, rows, weights)

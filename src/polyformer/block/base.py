@@ -27,6 +27,10 @@ class BlockConfig(Config):
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Block":
         raise NotImplementedError
 
+    def width(self, hidden_size: int) -> int:
+        """The width of what a stack of such layers puts out."""
+        return hidden_size
+
 
 class Block(nn.Module):
     """x [B, T, E] through sub-layers, each [B, T, E] -> [B, T, E]."""

@@ -6,9 +6,10 @@ One step for each sub-layer f: (a, b) -> (b, a + dropout(f(norm(b)))); with atte
 steps are the equations above, and a third, for cross-attention, goes on in the same way. Training keeps the
 last outputs alone (stack/reversible.py). Gomez et al. 2017, section 3.1; Kitaev et al. 2020, section 3.
 
-The stack begins with x1 = x2 = x and ends with the mean of both, where Reformer joins them to one vector of
-twice the width. The streams are of twice the precision of the sub-layers, so that what is subtracted again
-leaves next to no error, in half precision too.
+The stack begins with x1 = x2 = x and ends with the mean of both, or with `join="concat"`, as Reformer, with
+both as one vector of twice the width, which the final norm and the head then read. The streams are of twice
+the precision of the sub-layers, so that what is subtracted again leaves next to no error, in half precision
+too.
 """
 
 import dataclasses
@@ -19,17 +20,29 @@ import torch
 from torch import Tensor
 
 from polyformer.block.base import Block, BlockConfig, SubLayer
+from polyformer.core.errors import unknown
 from polyformer.core.norms import NormConfig
+
+JOINS = ("mean", "concat")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReversibleConfig(BlockConfig):
     """y1 = x1 + dropout(F(norm(x2))), y2 = x2 + dropout(G(norm(y1)))."""
 
+    join: str = "mean"  # what becomes of the two streams at the end: that, or "concat"
+
     kind: ClassVar[str] = "reversible"
     row: ClassVar[str] = "C2"
     paper: ClassVar[str] = "Gomez et al. 2017, section 3.1; Kitaev et al. 2020 (Reformer), section 3"
     reversible: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.join not in JOINS:
+            raise unknown("join", self.join, JOINS)
+
+    def width(self, hidden_size: int) -> int:
+        return 2 * hidden_size if self.join == "concat" else hidden_size
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Reversible":
         return Reversible(hidden_size, sublayers, norm, dropout)
@@ -65,6 +78,6 @@ def streams(x: Tensor) -> Tensor:
     return torch.stack([x, x]).double()
 
 
-def joined(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Both streams [2, B, T, E] as one."""
-    return x.mean(0).to(dtype)
+def joined(x: Tensor, dtype: torch.dtype, join: str = "mean") -> Tensor:
+    """Both streams [2, B, T, E] as one, [B, T, E] or, for "concat", [B, T, 2 E]."""
+    return (torch.cat([x[0], x[1]], -1) if join == "concat" else x.mean(0)).to(dtype)

@@ -9,6 +9,8 @@ import fnmatch
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from polyformer.checkpoints.fields import (
     Field,
     Tree,
@@ -106,6 +108,10 @@ class Family:
     def check(self, hub: Tree) -> None:
         """Raises `InputError` for what this family does not compute, beyond `fixed`."""
 
+    def made(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of our tensors `own` that no file of theirs holds: what random numbers start from."""
+        return {}
+
     def layers(self, config: ModelConfig) -> int:
         """The most layers that a stack has."""
         stacks = (config.encoder, config.decoder)
@@ -161,6 +167,8 @@ class Family:
 
     def hub(self, config: ModelConfig) -> tuple[Tree, str]:
         """Their configuration of ours, and the task. Raises `InputError` where it cannot say all of it."""
+        if not self.fits(config):
+            raise InputError(f"format 'hub': no {self.model_type!r} has these stacks; use 'polyformer'")
         task = self.task_of(config)
         tree = config.to_dict()
         origin = config.origin
@@ -204,6 +212,10 @@ class Family:
             named = origin.architecture.removeprefix(self.classes)
             able = [named, *able] if named in able else able
         return able[0] if able else self.task({}, config.head)
+
+    def fits(self, config: ModelConfig) -> bool:
+        """Whether a class of the family has the model's stacks."""
+        return any(self._has_stacks(one, config) for one in self.tasks.values())
 
     def _has_stacks(self, task: Task, config: ModelConfig) -> bool:
         """Whether the model has the stacks that the task's class has, and no other."""

@@ -1,6 +1,7 @@
 """Position schemes, one file each."""
 
 from polyformer.position.alibi import AlibiConfig
+from polyformer.position.axial import AxialConfig
 from polyformer.position.base import (
     Position,
     PositionConfig,
@@ -27,6 +28,7 @@ from polyformer.position.transformer_xl import TransformerXLConfig
 
 __all__ = [
     "AlibiConfig",
+    "AxialConfig",
     "DebertaConfig",
     "DistanceAwareConfig",
     "EtcLabelsConfig",

@@ -5,7 +5,7 @@ from polyformer.block import PreNormConfig
 from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import MaskedConfig
-from polyformer.model import ModelConfig
+from polyformer.model import ModelConfig, SpecialTokens
 from polyformer.position import LearnedConfig, SinusoidalConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
@@ -32,6 +32,7 @@ def longformer(
             norm=LayerNormConfig(eps=1e-5),
         ),
         head=MaskedConfig(eps=1e-5),
+        special=SpecialTokens(pad=1, bos=0, eos=2),
         initializer_range=0.02,
     )
 
@@ -40,11 +41,10 @@ def longformer(
 def longformer_base() -> ModelConfig:
     """Beltagy et al. 2020, section 5: RoBERTa-base with windows of 512 and 4096 positions.
 
-    The sizes of the published allenai/longformer-base-4096, 149M parameters. The first token is global and so
-    are those that `global_attention_mask` marks; as a checkpoint of the hub, whose first token is an ordinary
-    one, it is saved with `attention=Window(256) | Marked()`.
+    The published allenai/longformer-base-4096, 149M parameters. Global tokens are those that
+    `global_attention_mask` marks; `marks_first` of the head `classify` marks the first one by itself.
     """
-    return longformer(12, 768, 12, 50265, 4096, Window(256) | Global(1) | Marked())
+    return longformer(12, 768, 12, 50265, 4096, Window(256) | Marked())
 
 
 @register("longformer-tiny")

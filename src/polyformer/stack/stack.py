@@ -6,7 +6,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from polyformer.block import BlockConfig, PostNormConfig, joined, streams
+from polyformer.block import BlockConfig, PostNormConfig, ReversibleConfig, joined, streams
 from polyformer.core.config import Config
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
@@ -77,6 +77,7 @@ class Stack(nn.Module):
         super().__init__()
         self.recompute = False
         self.reversible = config.block.reversible
+        self.join = config.block.join if isinstance(config.block, ReversibleConfig) else "mean"
         self.mechanism = config.attention.mechanism
         self.position = config.position.build(
             Shape(hidden_size=hidden_size, embedding_size=embedding_size, max_positions=max_positions,
@@ -102,7 +103,8 @@ class Stack(nn.Module):
         first = self.layers[0].get_submodule("attention.mechanism")
         for layer in self.layers[1:]:
             layer.get_submodule("attention.mechanism").tie(first)  # type: ignore[operator]
-        self.final_norm = nn.Identity() if config.block.normalizes_output else config.norm.build(hidden_size)
+        width = config.block.width(hidden_size)
+        self.final_norm = nn.Identity() if config.block.normalizes_output else config.norm.build(width)
         self.final_dropout = nn.Dropout(config.final_dropout)
         self.layerdrop = config.layerdrop
 
@@ -130,7 +132,7 @@ class Stack(nn.Module):
         traced = torch.compiler.is_compiling()
         if self.reversible and torch.is_grad_enabled() and states is None and collect is None and not traced:
             y = run_reversible(self.sequence, x, pos, context, self.position, source)
-            return self.final_dropout(self.final_norm(joined(y, given))), None
+            return self.final_dropout(self.final_norm(joined(y, given, self.join))), None
         skipped = self._skipped() if states is None else []
         new_states = []
         for index, layer in enumerate(self.sequence):
@@ -146,7 +148,7 @@ class Stack(nn.Module):
             else:
                 x, state = layer(*arguments)
             new_states.append(state)
-        x = self.final_dropout(self.final_norm(joined(x, given) if self.reversible else x))
+        x = self.final_dropout(self.final_norm(joined(x, given, self.join) if self.reversible else x))
         if collect is not None:
             collect.append(x)
         return x, tuple(new_states) if states else None

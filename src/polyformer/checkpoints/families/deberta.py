@@ -92,7 +92,13 @@ TASKS = {
     "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}),
     "ForQuestionAnswering": Task(SpanConfig(), {"qa_outputs": "head.output"}),
 }
-OWN = ("relative_attention", "max_relative_positions", "position_biased_input", "pos_att_type")
+OWN = (
+    "relative_attention",
+    "max_relative_positions",
+    "position_biased_input",
+    "pos_att_type",
+    "pooler_hidden_size",
+)
 
 
 def fields(**defaults: Any) -> tuple[Field, ...]:

@@ -1,0 +1,68 @@
+"""Axial positions: a long line of positions as a grid, with a small table of vectors for each of its axes.
+
+    p = (r_1 n_2 + r_2) n_3 + ..        vector_p = concat(W_1[r_1], W_2[r_2], ..)        W_i: [n_i, d_i]
+
+A text of up to n_1 n_2 .. tokens costs n_1 d_1 + n_2 d_2 + .. parameters in place of n_1 n_2 .. E. A position
+beyond the grid is an error. In training transformers drops whole rows of the grid; here nothing but the
+embedding sum is dropped. Kitaev et al. 2020 (Reformer), appendix D, "axial positional embeddings".
+"""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.position.base import Position, PositionConfig, Shape, check_positions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AxialConfig(PositionConfig):
+    """`grid`: the lengths n_i of the axes. `widths`: d_i; by default a quarter of E for each axis but the
+    last, which has the rest."""
+
+    grid: tuple[int, ...] = (64, 64)
+    widths: tuple[int, ...] | None = None
+
+    kind: ClassVar[str] = "axial"
+    row: ClassVar[str] = "T20"
+    paper: ClassVar[str] = "Kitaev et al. 2020 (Reformer), appendix D"
+
+    def __post_init__(self) -> None:
+        if len(self.grid) < 2 or min(self.grid) < 1:
+            raise InputError(f"grid: expected the lengths of 2 axes or more, got {self.grid}")
+        if self.widths is not None and (len(self.widths) != len(self.grid) or min(self.widths) < 1):
+            raise InputError(f"widths: expected one for each of the {len(self.grid)} axes, got {self.widths}")
+
+    @classmethod
+    def examples(cls) -> tuple["AxialConfig", ...]:
+        return cls(grid=(8, 5)), cls(grid=(3, 4, 5))
+
+    def build(self, shape: Shape) -> "Axial":
+        return Axial(self, shape.input_size)
+
+
+class Axial(Position):
+    """Tables [n_i, d_i]."""
+
+    def __init__(self, config: AxialConfig, width: int):
+        super().__init__()
+        self.grid = config.grid
+        quarters = (width // 4,) * (len(config.grid) - 1)
+        widths = config.widths or (*quarters, width - sum(quarters))
+        if sum(widths) != width or min(widths) < 1:
+            raise InputError(f"widths: expected numbers that add up to hidden_size {width}, got {widths}")
+        self.tables = nn.ModuleList(nn.Embedding(n, d) for n, d in zip(config.grid, widths, strict=True))
+        self.max_positions = math.prod(config.grid)
+
+    def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
+        if layer:
+            return x
+        check_positions(pos, math.prod(self.grid))
+        found: list[Tensor] = []
+        for length, table in zip(reversed(self.grid), reversed(self.tables)):
+            found.append(table(pos % length))
+            pos = pos // length
+        return x + torch.cat(found[::-1], -1)
