@@ -126,8 +126,8 @@ class Tokenizer:
         return target
 
     def _write_config(self, directory: Path, **settings: object) -> None:
-        ids, types = self.encode_for_model("a", "a")
-        typed = len(ids) > len(self.encode("a")) * 2 and 1 in types
+        _, types = self.encode_for_model("", "")  # the separators alone: some vocabularies lack every letter
+        typed = 1 in types
         names = ["input_ids", *(["token_type_ids"] if typed else []), "attention_mask"]
         roles = {f"{role}_token": name for role, name in self.roles.items()}
         extra = [self.token(number) for number in sorted(self.special_ids)]
