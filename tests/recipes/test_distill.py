@@ -176,7 +176,8 @@ def test_a_distilled_run_resumes_bit_for_bit_and_is_read_as_any_other(
     teachers: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     out = tmp_path / "student"
-    assert main(["distill", str(teachers["classify"]), "--out", str(out), "--distillation.soft", "3"]) == 0
+    words = ["distill", str(teachers["classify"]), "--out", str(out)]
+    assert main([*words, "--distillation.soft", "3", "--seed", "5"]) == 0
     told = capsys.readouterr().out
     for words in (
         "teacher, validation",
@@ -186,6 +187,7 @@ def test_a_distilled_run_resumes_bit_for_bit_and_is_read_as_any_other(
     ):
         assert words in told
     run = Run.open(out)
+    assert run.recipe.seed == 5
     assert run.recipe.distillation == DistillationConfig(teacher=str(teachers["classify"]), soft=3.0)
     model, teacher = run.model("cpu"), Run.open(teachers["classify"]).model("cpu")
     assert model.config.encoder == dataclasses.replace(teacher.config.encoder, num_hidden_layers=2)  # type: ignore[type-var]

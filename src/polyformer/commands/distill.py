@@ -34,6 +34,7 @@ class Options:
     steps: int | None = option("updates of the weights (default: as many as the teacher's)")
     out: str | None = option("folder of the run (default: runs/distilled-NUMBER)")
     resume: str | None = option("folder of a distilled run to go on with, from its last checkpoint")
+    seed: int | None = option("seed of the order of data, and of dropout (default: the teacher's)")
     device: Literal["auto", "cpu", "cuda"] | None = option(
         "where to compute (default: CUDA where there is one)"
     )
@@ -78,7 +79,7 @@ def described(options: Options) -> dict[str, Any]:
     described = recipe.to_dict()
     if options.data is not None:
         described["data"] = with_data(described["data"], options.data)
-    named = {"training.steps": options.steps, "training.engine.device": options.device}
+    named = {"training.steps": options.steps, "seed": options.seed, "training.engine.device": options.device}
     for name, value in [*((k, v) for k, v in named.items() if v is not None), *options.changes.items()]:
         described = merged(described, nested(name, value))
     return {**described, "data": absolute(described["data"])}

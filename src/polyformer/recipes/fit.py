@@ -36,7 +36,8 @@ class Fitted:
 
 def fit(recipe: Recipe, out: str | Path, resume: bool = False, start: str | Path | None = None) -> Fitted:
     """Train what `recipe` describes, into the folder `out`; `resume` goes on with the run there.
-    `start` is the folder of another run, whose tokenizer and weights a new one begins with.
+    `start` is the folder of another run, whose tokenizer and weights a new one begins with; a recipe with a
+    teacher begins with that one's (see `distill`).
 
     The folder then holds all that `polyformer.recipes.Run` and `from_pretrained` read. Under `torchrun` every
     process calls this alike, and the first one writes.
