@@ -5,10 +5,11 @@ from pathlib import Path
 from torch import Tensor
 
 from polyformer.checkpoints.family import FAMILIES, Family
+from polyformer.checkpoints.fields import differences
 from polyformer.checkpoints.tensors import INDEX, SINGLE
 from polyformer.core.errors import InputError
 from polyformer.core.files import tied_names, write_json, write_tensors
-from polyformer.model import CONFIG, ModelConfig, Transformer
+from polyformer.model import CONFIG, ModelConfig, Transformer, write_generation
 
 SHARD = 5 * 1000**3
 """Bytes of weights from which on they are written as several files."""
@@ -28,23 +29,28 @@ def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
         tensors[name] = tensors[name].clone()
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder, tensors, shard_size)
+    write_generation(model, folder)
     write_json(folder / CONFIG, hub)
 
 
 def described(config: ModelConfig) -> tuple[Family, dict[str, object], str]:
-    """The family of a model, their configuration of it, and the task."""
+    """The family of a model, its own or the likest that can be it; their configuration, and the task."""
     if config.origin is not None:
         family = FAMILIES[config.origin.model_type]
         return family, *family.hub(config)
-    reasons = []
+    able, reasons = [], []
     for name in FAMILIES:
-        if type(FAMILIES[name].template) is not type(config):
+        family = FAMILIES[name]
+        if type(family.template) is not type(config) or not family.fits(config):
             continue
         try:
-            return FAMILIES[name], *FAMILIES[name].hub(config)
+            able.append((family, *family.hub(config)))
         except InputError as error:
             reasons.append(str(error))
-    closest = min(reasons, key=lambda one: one.count(";"))
+    if able:
+        tree = config.to_dict()
+        return min(able, key=lambda one: len(differences(one[0].template.to_dict(), tree)))
+    closest = min(reasons, key=lambda one: one.count(";"), default="none has these stacks")
     raise InputError(f"format 'hub': this model is of no public family; of the nearest: {closest}")
 
 

@@ -6,7 +6,13 @@ published weights were trained without any.
 
 from typing import ClassVar
 
-from polyformer.checkpoints.families.bert import EMBEDDINGS, FIELDS, MASKED_FIELDS, PRETRAINING_FIELDS
+from polyformer.checkpoints.families.bert import (
+    EMBEDDINGS,
+    FIELDS,
+    MASKED_FIELDS,
+    PRETRAINING_FIELDS,
+    check_types,
+)
 from polyformer.checkpoints.families.roberta import changed
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Tree, field
@@ -95,7 +101,8 @@ class Albert(Family):
 
     def check(self, hub: Tree) -> None:
         layers, groups = hub.get("num_hidden_layers", 12), hub.get("num_hidden_groups", 1)
-        if groups and layers % groups:  # transformers says which by dividing as floats
+        if not groups or layers % groups:  # transformers says which by dividing as floats
             raise InputError(
                 f"config.json: num_hidden_groups is {groups}, expected a divisor of the {layers} layers"
             )
+        check_types(hub)

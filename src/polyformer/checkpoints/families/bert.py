@@ -3,8 +3,9 @@
 from typing import ClassVar
 
 from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.fields import act, field
+from polyformer.checkpoints.fields import Tree, act, field
 from polyformer.checkpoints.names import layered
+from polyformer.core.errors import InputError
 from polyformer.heads import (
     ClassifyConfig,
     EmbedConfig,
@@ -78,6 +79,12 @@ PRETRAINING = {
 }
 
 
+def check_types(hub: Tree) -> None:
+    """Raises `InputError` without token types, which transformers adds to every token."""
+    if hub.get("type_vocab_size", 2) < 1:
+        raise InputError("config.json: type_vocab_size is 0, expected 1 or more")
+
+
 @register
 class Bert(Family):
     """The first of the tree."""
@@ -113,3 +120,6 @@ class Bert(Family):
         "ForQuestionAnswering": Task(SpanConfig(), {"qa_outputs": "head.output"}),
     }
     sizes = ("bert-base", "bert-large")
+
+    def check(self, hub: Tree) -> None:
+        check_types(hub)

@@ -17,6 +17,7 @@ from polyformer.checkpoints.families.bert import (
     MASKED,
     PRETRAINING,
     TRUNK,
+    check_types,
 )
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Field, Tree, act, field, look_up, put
@@ -94,6 +95,7 @@ class BigBird(Family):
             )
         if kind == "block_sparse" and hub.get("num_random_blocks", 3) < 1:
             raise InputError("config.json: num_random_blocks is 0, expected 1 or more, as transformers does")
+        check_types(hub)
 
     def adjust(self, tree: Tree, hub: Tree) -> None:
         pattern = None

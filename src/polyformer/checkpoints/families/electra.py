@@ -5,7 +5,7 @@ Either loads with any head: the discriminator's is "ForPreTraining", the generat
 
 from typing import ClassVar
 
-from polyformer.checkpoints.families.bert import EMBEDDINGS, FIELDS, LAYER
+from polyformer.checkpoints.families.bert import EMBEDDINGS, FIELDS, LAYER, check_types
 from polyformer.checkpoints.families.roberta import CLASSIFIER, changed
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Tree, act, field
@@ -63,6 +63,9 @@ class Electra(Family):
         "ForQuestionAnswering": Task(SpanConfig(), {"qa_outputs": "head.output"}),
     }
     sizes = ("electra-small", "electra-base", "electra-large", "electra-base-generator")
+
+    def check(self, hub: Tree) -> None:
+        check_types(hub)
 
     def adjust(self, tree: Tree, hub: Tree) -> None:
         size = hub.get("embedding_size", 128)

@@ -7,7 +7,7 @@ and there from behind padding's id.
 
 from typing import ClassVar
 
-from polyformer.checkpoints.families.bert import FIELDS, POOLER, TRUNK
+from polyformer.checkpoints.families.bert import FIELDS, POOLER, TRUNK, check_types
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Field, Tree, field
 from polyformer.core.errors import InputError
@@ -70,10 +70,13 @@ class Roberta(Family):
     }
     sizes = ("roberta-base", "roberta-large")
 
+    def check(self, hub: Tree) -> None:
+        check_types(hub)
+        if hub.get("pad_token_id", 1) is None:
+            raise InputError("config.json: pad_token_id is None, and positions begin behind it; set it to 1")
+
     def adjust(self, tree: Tree, hub: Tree) -> None:
         pad, rows = hub.get("pad_token_id", 1), hub.get("max_position_embeddings", 512)
-        if pad is None:
-            raise InputError("config.json: pad_token_id is None, and positions begin behind it; set it to 1")
         tree["encoder"]["position"]["offset"] = pad + 1
         tree["max_position_embeddings"] = rows - pad - 1
 

@@ -119,6 +119,9 @@ class Xlm(Family):
         count = {"n_langs": languages} if languages else {}
         return {**found, **count, "causal": causal, "use_lang_emb": languages > 0}
 
+    def _has_stacks(self, task: Task, config: ModelConfig) -> bool:
+        return (config.encoder is None) != (config.decoder is None)
+
     def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
         if config.decoder is None:
             return super().links(config, task, own)
