@@ -15,7 +15,7 @@ from polyformer.attention.marked import reads_marks
 from polyformer.core.config import Config
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.files import atomic_write, read_json, read_tensors, write_tensors
+from polyformer.core.files import atomic_write, read_json, read_tensors, write_json, write_tensors
 from polyformer.core.initialization import initialize
 from polyformer.core.labels import next_labels
 from polyformer.core.penalty import Penalties, joined, penalties
@@ -24,6 +24,7 @@ from polyformer.core.tokens import NO_TOKENS, Given, Tokens
 from polyformer.core.unpad import unpadding
 from polyformer.core.weights import load_weights
 from polyformer.generation import Decode, Generated, GenerationConfig, generate
+from polyformer.generation.hub import from_hub
 from polyformer.heads import HeadConfig, HeadInput, HeadShape, LanguageModelConfig, LastLayer
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.position import related
@@ -32,7 +33,7 @@ from polyformer.stack import Embedding, EmbeddingConfig, LayerState, Source, Sta
 FORMATS = {"polyformer": "polyformer.model", "hub": "polyformer.checkpoints"}
 """Formats of files, and the module whose `save` writes them, found when it is needed."""
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
 
 Goals = tuple[Tensor | None, Tensor | None]
 """Labels of the tokens, and of the text as a whole."""
@@ -146,6 +147,7 @@ class Transformer(nn.Module):
             self.add_module(f"{name}_embedding", None if stack is None else
                             Embedding(config.embedding, width, stack.norm, stack.dropout))  # fmt: skip
         self.head = config.head.build(config.head_shape())
+        self.generation: dict[str, Any] | None = None  # settings, as generation_config.json holds them
         initialize(self, config.initializer_range)
 
     encoder: Stack | None
@@ -270,7 +272,12 @@ class Transformer(nn.Module):
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None,
                  config: GenerationConfig | None = None, streamer: Callable[[Tensor], None] | None = None,
                  decode: Decode | None = None) -> Generated:  # fmt: skip
-        """Continue or translate `input_ids`: see `polyformer.generation.generate`."""
+        """Continue or translate `input_ids`: see `polyformer.generation.generate`.
+
+        Without a `config` by the settings that the checkpoint came with, where it had any (`generation`).
+        """
+        if config is None and self.generation is not None:
+            config = from_hub(self.generation)
         return generate(self, input_ids, attention_mask, config, streamer, decode)
 
     def save_pretrained(self, directory: str | Path, format: str = "polyformer") -> None:
@@ -293,6 +300,7 @@ class Transformer(nn.Module):
         with torch.device("meta"):
             model = cls(ModelConfig.from_dict(read_json(folder / CONFIG)))
         load_weights(model, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
+        model.generation = read_generation(folder)
         return model.eval()
 
     def _source_state(self, encoded: Encoded, layers: tuple[LayerState, ...]) -> ModelState:
@@ -396,8 +404,14 @@ class Transformer(nn.Module):
             losses=losses,
         )  # fmt: skip
 
-    def _head_input(self, hidden: Tensor, valid: Tensor | None, last: LastLayer | None = None,
-                    sentence_labels: Tensor | None = None, ids: Tensor | None = None) -> HeadInput:  # fmt: skip
+    def _head_input(
+        self,
+        hidden: Tensor,
+        valid: Tensor | None,
+        last: LastLayer | None = None,
+        sentence_labels: Tensor | None = None,
+        ids: Tensor | None = None,
+    ) -> HeadInput:
         table = self.tokens if self.decoder_tokens is None else self.decoder_tokens
         return HeadInput(hidden, valid, table.weight, last, sentence_labels, ids)
 
@@ -447,4 +461,16 @@ def save(model: Transformer, folder: Path) -> None:
     """Write `model` in the format of this library."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, dict(model.state_dict()))
+    write_generation(model, folder)
     atomic_write(folder / CONFIG, model.config.to_json().encode())
+
+
+def read_generation(folder: Path) -> dict[str, Any] | None:
+    """The settings for `generate` in a model's directory, where there are any."""
+    return read_json(folder / GENERATION) if (folder / GENERATION).is_file() else None
+
+
+def write_generation(model: Transformer, folder: Path) -> None:
+    """The reverse."""
+    if model.generation is not None:
+        write_json(folder / GENERATION, model.generation)

@@ -18,7 +18,7 @@ from polyformer.core.files import read_json
 from polyformer.core.initialization import initialize
 from polyformer.core.weights import load_weights
 from polyformer.heads import HeadConfig
-from polyformer.model import CONFIG, ModelConfig, Transformer
+from polyformer.model import CONFIG, ModelConfig, Transformer, read_generation
 from polyformer.trajectory import TrajectoryTransformer
 
 WRAPPED = "polyformer"
@@ -56,7 +56,9 @@ def from_pretrained(source: str | Path, head: str | HeadConfig | None = None, *,
         if head is not None:
             raise InputError("head: this is a polyformer with a head of its own; leave it out")
         return _own(folder, described).to(dtype)
-    return adopt(described, open_tensors(folder, allow_pickle), head, dtype)
+    model = adopt(described, open_tensors(folder, allow_pickle), head, dtype)
+    model.generation = read_generation(folder)
+    return model
 
 
 def _own(folder: Path, described: Tree) -> Transformer:
@@ -67,6 +69,7 @@ def _own(folder: Path, described: Tree) -> Transformer:
         model = Transformer(ModelConfig.from_dict(described["polyformer"]))
     given = open_tensors(folder)
     load_weights(model, {name.removeprefix("model."): given[name] for name in given}, folder)
+    model.generation = read_generation(folder)
     return model.eval()
 
 
