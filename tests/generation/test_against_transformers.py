@@ -79,6 +79,12 @@ def test_constrained_beams_are_the_same(twins, name):
     assert_same(twins, num_beams=3, num_return_sequences=3, early_stopping=early, **CONSTRAINTS[name])
 
 
+def test_where_most_tokens_end_a_text_others_are_looked_for_among_more(twins):
+    ends = [EOS, *range(6, VOCAB)]
+    assert_same(twins, num_beams=3, num_return_sequences=3, early_stopping="never", length_penalty=3.0,
+                eos_token_id=ends)  # fmt: skip
+
+
 @pytest.mark.parametrize("row", range(6))
 def test_beams_of_one_text_are_the_same(twins, row):
     assert_same(twins, slice(row, row + 1), num_beams=5, num_return_sequences=5, max_new_tokens=14)
