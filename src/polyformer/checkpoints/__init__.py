@@ -1,7 +1,7 @@
 """Public checkpoints: families of models in the layout of the hub, read and written."""
 
 import polyformer.checkpoints.families  # noqa: F401  (fills the registry)
-from polyformer.checkpoints.convert import Report, convert, transfer
+from polyformer.checkpoints.convert import Report, convert, read_attention, transfer
 from polyformer.checkpoints.family import FAMILIES, Family
 from polyformer.checkpoints.load import config_of, from_pretrained, from_transformers, start_from
 from polyformer.checkpoints.save import save
@@ -14,6 +14,7 @@ __all__ = [
     "convert",
     "from_pretrained",
     "from_transformers",
+    "read_attention",
     "save",
     "start_from",
     "transfer",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyformer.attention import Pattern, SoftmaxConfig
 from polyformer.core.errors import InputError
+from polyformer.core.expression import with_options
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.model import ModelConfig, Transformer
 from polyformer.stack import StackConfig, copy_local_projections
@@ -61,6 +62,14 @@ def convert(model: Transformer, attention: Pattern | MechanismConfig | None = No
             fresh=tuple(name for name in report.fresh if name not in same),
         )  # fmt: skip
     return made.eval(), report
+
+
+def read_attention(text: str) -> Pattern | MechanismConfig:
+    """The pattern or the mechanism that an expression describes, such as `Window(256) | Global(1)` or
+    `linformer(k=128)`; `InputError` for anything else."""
+    if text.partition("(")[0].strip() in MechanismConfig.kinds:
+        return MechanismConfig.from_dict(with_options(text, "attention"), "attention")
+    return Pattern.from_text(text)
 
 
 @torch.no_grad()

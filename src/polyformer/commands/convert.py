@@ -40,7 +40,7 @@ class Options:
 def run(options: Options) -> None:
     from pathlib import Path
 
-    from polyformer.checkpoints import convert, from_pretrained
+    from polyformer.checkpoints import convert, from_pretrained, read_attention
     from polyformer.data import Tokenizer
 
     if Path(options.out).exists() and any(Path(options.out).iterdir()):
@@ -48,7 +48,7 @@ def run(options: Options) -> None:
     model = from_pretrained(options.folder, options.head, allow_pickle=options.allow_pickle)
     if options.attention or options.max_positions or options.global_projections:
         model, report = convert(
-            model, attention_of(options.attention), max_positions=options.max_positions,
+            model, options.attention and read_attention(options.attention), max_positions=options.max_positions,
             global_projections=options.global_projections,
         )  # fmt: skip
         print(report)
@@ -60,16 +60,3 @@ def run(options: Options) -> None:
         print(f"without a tokenizer: {error}")
         return
     tokenizer.save(options.out)
-
-
-def attention_of(text: str | None):
-    """The pattern or the mechanism that a text describes; None for none."""
-    from polyformer.attention import Pattern
-    from polyformer.core.expression import with_options
-    from polyformer.core.mechanism import MechanismConfig
-
-    if text is None:
-        return None
-    if text.partition("(")[0].strip() in MechanismConfig.kinds:
-        return MechanismConfig.from_dict(with_options(text, "attention"), "attention")
-    return Pattern.from_text(text)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyformer.checkpoints.families.bert import COPIES, FIELDS, MASKED
 from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.fields import Field, Tree, act, field, look_up
+from polyformer.checkpoints.fields import Field, Tree, act, field, look_up, read_fields, write_fields
 from polyformer.checkpoints.names import Link, Part, layered
 from polyformer.core.errors import InputError
 from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig, SpanConfig, TagConfig
@@ -44,6 +44,17 @@ class WithoutEffect(Part):
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
         return ours[0].new_zeros(len(ours[0]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Taps(Part):
+    """A matrix for each of the neighbouring tokens, side by side: [E, E, taps]."""
+
+    def split(self, theirs: Tensor) -> Sequence[Tensor]:
+        return theirs.unbind(-1)
+
+    def join(self, ours: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(ours), -1)
 
 
 LAYER = {
@@ -99,6 +110,9 @@ OWN = (
     "pos_att_type",
     "pooler_hidden_size",
 )
+
+
+CONVOLUTION = act("conv_act", "tanh", "encoder.convolution.convolution_activation")
 
 
 def fields(**defaults: Any) -> tuple[Field, ...]:
@@ -226,13 +240,16 @@ class DebertaV2(DebertaFamily):
         vocab_size=128100, hidden_size=1536, num_hidden_layers=24, num_attention_heads=24,
         intermediate_size=6144,
     )  # fmt: skip
-    fixed: ClassVar = {"pooler_dropout": 0.0, "conv_kernel_size": 0}
-    adjusted = (*OWN, "position_buckets", "share_att_key", "norm_rel_ebd")
+    fixed: ClassVar = {"pooler_dropout": 0.0, "conv_groups": 1}
+    adjusted = (*OWN, "position_buckets", "share_att_key", "norm_rel_ebd", "conv_kernel_size", "conv_act")
     names: ClassVar = {
         **TRUNK,
         ABSOLUTE: "encoder.position.absolute",
         ABSOLUTE + ".weight": "encoder.position.tables.0.weight",
         "encoder.LayerNorm": "encoder.position.norm",
+        "encoder.conv.conv.weight": Taps(tuple(f"encoder.convolution.taps.{i}.weight" for i in range(3))),
+        "encoder.conv.conv.bias": "encoder.convolution.taps.1.bias",
+        "encoder.conv.LayerNorm": "encoder.convolution.norm",
         **layered("encoder.layer.{i}", "encoder.layers.{i}", LATER),
         f"{SELF}.pos_key_proj": KEYS,
         f"{SELF}.pos_key_proj.bias": WithoutEffect((KEYS + ".weight",)),
@@ -252,6 +269,22 @@ class DebertaV2(DebertaFamily):
         norm = hub.get("norm_rel_ebd", "none")
         if norm not in ("none", "layer_norm"):
             raise InputError(f"config.json: norm_rel_ebd is {norm!r}, expected 'none' or 'layer_norm'")
+
+        if hub.get("conv_kernel_size", 0) not in (0, 3):
+            raise InputError(f"config.json: conv_kernel_size is {hub['conv_kernel_size']}, expected 0 or 3")
+
+    def adjust(self, tree: Tree, hub: Tree) -> None:
+        super().adjust(tree, hub)
+        tree["encoder"]["convolution"] = None
+        if hub.get("conv_kernel_size", 0):
+            tree["encoder"]["convolution"] = {"convolution_activation": None}
+            read_fields((CONVOLUTION,), hub, tree)
+
+    def describe(self, tree: Tree) -> Tree:
+        found = super().describe(tree)
+        if look_up(tree, "encoder.convolution") is None:
+            return {**found, "conv_kernel_size": 0}
+        return {**found, "conv_kernel_size": 3, **write_fields((CONVOLUTION,), tree)}
 
     def more(self, hub: Tree) -> Tree:
         return {
