@@ -47,8 +47,9 @@ def run(options: Options) -> None:
         raise InputError(f"{options.out}: not empty; choose another directory")
     model = from_pretrained(options.folder, options.head, allow_pickle=options.allow_pickle)
     if options.attention or options.max_positions or options.global_projections:
+        attention = None if options.attention is None else read_attention(options.attention)
         model, report = convert(
-            model, options.attention and read_attention(options.attention), max_positions=options.max_positions,
+            model, attention, max_positions=options.max_positions,
             global_projections=options.global_projections,
         )  # fmt: skip
         print(report)
