@@ -42,6 +42,7 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
         {"position_buckets": 4, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
         {"position_buckets": 6, "max_relative_positions": 17, "type_vocab_size": 2},
         {"share_att_key": True, "pos_att_type": ["c2p"], "num_attention_heads": 2},
+        {"conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": 4, "share_att_key": True},
         *BOTH,
     ],
 }
@@ -59,7 +60,7 @@ CASES = [
     for version, configs in CONFIGS.items()
     for config in range(len(configs))
     for head, side in ((one, "right") for one in HEADS)
-] + [(version, config, "ForMaskedLM", "left") for version in CONFIGS for config in range(3)]
+] + [(version, config, "ForMaskedLM", "left") for version in CONFIGS for config in range(4)]
 
 
 class Norm(torch.nn.LayerNorm):
@@ -159,6 +160,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Deberta", {"pos_att_type": ["p2p"]}, "pos_att_type"),
     ("Deberta", {"relative_attention": False}, "pos_att_type"),
     ("DebertaV2", {"attention_head_size": 6}, "attention_head_size"),
+    ("DebertaV2", {"conv_kernel_size": 5}, "conv_kernel_size"),
+    ("DebertaV2", {"conv_groups": 2}, "conv_groups"),
     ("DebertaV2", {"norm_rel_ebd": "other"}, "norm_rel_ebd"),
 ]
 
@@ -198,3 +201,15 @@ def test_parameters_of_the_published_sizes(
         trunk = getattr(transformers, f"{version}Model")(config)
     assert size(ours) == size(theirs)
     assert abs(size(trunk, without="word_embeddings") / 1e6 - published) < 1.1
+
+
+def test_parameters_of_the_second_version():
+    """microsoft/deberta-v2-xlarge, with a convolution: 0.9 thousand million."""
+    hub = {"conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": 256, "share_att_key": True,
+           "norm_rel_ebd": "layer_norm", "relative_attention": True, "position_biased_input": False,
+           "pos_att_type": ["p2c", "c2p"], "max_relative_positions": -1}  # fmt: skip
+    with torch.device("meta"):
+        theirs = transformers.DebertaV2Model(transformers.DebertaV2Config(**hub))
+        ours = Transformer(FAMILIES["deberta-v2"].config(hub, "Model"))
+    assert size(ours) == size(theirs)
+    assert abs(size(ours) / 1e9 - 0.9) < 0.02

@@ -1,5 +1,6 @@
 """Stacks of layers and the embedding below them."""
 
+from polyformer.stack.convolution import ConvolutionConfig
 from polyformer.stack.embedding import Embedding, EmbeddingConfig
 from polyformer.stack.global_projections import copy_local_projections
 from polyformer.stack.layer import Layer, LayerState, Source
@@ -8,6 +9,7 @@ from polyformer.stack.stack import Stack, StackConfig
 
 __all__ = [
     "AttentionConfig",
+    "ConvolutionConfig",
     "Embedding",
     "EmbeddingConfig",
     "Layer",

@@ -13,6 +13,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.norms import LayerNormConfig, NormConfig
 from polyformer.feedforward import DenseConfig, FeedForwardConfig
 from polyformer.position import PositionConfig, Shape, SinusoidalConfig, changes_scores
+from polyformer.stack.convolution import Convolution, ConvolutionConfig
 from polyformer.stack.layer import Layer, LayerState, Source
 from polyformer.stack.multihead import AttentionConfig
 from polyformer.stack.reversible import run_reversible
@@ -31,6 +32,7 @@ class StackConfig(Config):
     norm: NormConfig = LayerNormConfig()
     dropout: float = 0.1  # of sub-layer outputs and of the embedding sum
     final_dropout: float = 0.0  # of the output, after the final norm (T5)
+    convolution: ConvolutionConfig | None = None  # beside the first layer, in an encoder (DeBERTa's second)
     layerdrop: float = 0.0  # probability that training skips a layer (Fan et al. 2020, LayerDrop)
 
     def __post_init__(self) -> None:
@@ -43,6 +45,10 @@ class StackConfig(Config):
                 raise InputError(f"{name}: expected a probability in [0, 1), got {getattr(self, name)}")
         if self.layerdrop and self.block.reversible:
             raise InputError("layerdrop: a reversible stack runs all of its layers; set it to 0")
+        if self.convolution is not None and (not self.block.normalizes_output or self.layerdrop):
+            raise InputError(
+                "convolution: expected the block 'post' and no layerdrop beside it, as in DeBERTa"
+            )
 
     def group(self, layer: int) -> int:
         """Which group the layer belongs to, and so whose weights it has."""
@@ -103,6 +109,9 @@ class Stack(nn.Module):
         first = self.layers[0].get_submodule("attention.mechanism")
         for layer in self.layers[1:]:
             layer.get_submodule("attention.mechanism").tie(first)  # type: ignore[operator]
+        self.convolution = None
+        if config.convolution is not None:
+            self.convolution = Convolution(config.convolution, hidden_size, config.norm, config.dropout)
         width = config.block.width(hidden_size)
         self.final_norm = nn.Identity() if config.block.normalizes_output else config.norm.build(width)
         self.final_dropout = nn.Dropout(config.final_dropout)
@@ -147,6 +156,8 @@ class Stack(nn.Module):
                 x, state = torch.utils.checkpoint.checkpoint(layer, *arguments, use_reentrant=False)
             else:
                 x, state = layer(*arguments)
+            if self.convolution is not None and not index:
+                x = self.convolution(arguments[0], x, context)
             new_states.append(state)
         x = self.final_dropout(self.final_norm(joined(x, given, self.join) if self.reversible else x))
         if collect is not None:

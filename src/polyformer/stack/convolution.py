@@ -1,0 +1,58 @@
+"""A convolution beside the first layer, which shows it the neighbours of each token.
+
+    y = norm(layer(x) + act(sum_o x_(t + o) W_o + b))        o from -1 to 1
+
+x is the layer's input; tokens beyond the text, padding and other documents count as zeros. W_o: [E, E], so it
+costs three matrix products of E x E a token. DeBERTa's second version has it in its two largest sizes; it
+sees the token that follows, so that no decoder can. He et al. 2021, released code.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.core.activations import activation
+from polyformer.core.config import Config
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.linear import Linear
+from polyformer.core.norms import NormConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvolutionConfig(Config):
+    """Three tokens wide."""
+
+    convolution_activation: str = "gelu"
+
+    row: ClassVar[str] = "T8"
+
+    def __post_init__(self) -> None:
+        activation(self.convolution_activation)
+
+
+class Convolution(nn.Module):
+    """`taps`: W_o, the middle one with b."""
+
+    def __init__(self, config: ConvolutionConfig, hidden_size: int, norm: NormConfig, dropout: float):
+        super().__init__()
+        self.taps = nn.ModuleList(Linear(hidden_size, hidden_size, bias=o == 0) for o in (-1, 0, 1))
+        self.activation = activation(config.convolution_activation)
+        self.norm = norm.build(hidden_size)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, y: Tensor, context: Context) -> Tensor:
+        """The layer's output y [B, T, E] joined with what stands around each token of its input x."""
+        if context.causal:
+            raise InputError("convolution: it sees the token that follows; leave it out of a decoder")
+        if context.kv_valid is not None:
+            x = x.masked_fill(~context.kv_valid.bool().unsqueeze(-1), 0)
+        before, here, after = self.taps
+        last, following = F.pad(x, (0, 0, 1, 0))[:, :-1], F.pad(x, (0, 0, 0, 1))[:, 1:]
+        if context.q_doc is not None:
+            edge = (context.q_doc.diff(dim=-1) != 0).unsqueeze(-1)
+            last = last.masked_fill(F.pad(edge, (0, 0, 1, 0)), 0)
+            following = following.masked_fill(F.pad(edge, (0, 0, 0, 1)), 0)
+        return self.norm(y + self.activation(self.dropout(before(last) + here(x) + after(following))))
