@@ -50,7 +50,7 @@ def search(decoder: Decoder, start: Start, rules: Rules, choose: Choose, copies:
         history.new_zeros(count),
         logits.new_zeros(count, dtype=torch.promote_types(logits.dtype, torch.float32)),
     )
-    alive = torch.arange(count, device=logits.device)
+    alive: Tensor | slice = slice(None)  # which rows are still written; as an index it costs more
     for step in range(rules.max_new_tokens):
         now = prompt + step
         token = choose(process(rules.processors, logits, text[:, :now]))
@@ -65,7 +65,8 @@ def search(decoder: Decoder, start: Start, rules: Rules, choose: Choose, copies:
             break
         if bool(ended.any()):
             stay = (~ended).nonzero().squeeze(1)
-            alive, text, token, state = alive[stay], text[stay], token[stay], state.reorder(stay)
+            alive = stay if isinstance(alive, slice) else alive[stay]
+            text, token, state = text[stay], token[stay], state.reorder(stay)
         logits, state = decoder.step(token, state)
     return Written(written, lengths, scores)
 
