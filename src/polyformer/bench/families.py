@@ -88,12 +88,11 @@ def pair(preset: str, config: FamiliesBench) -> tuple[Any, nn.Module]:
     """The preset with random weights as our model and as theirs."""
     import transformers
 
-    family = family_of()[preset]
-    task = family.task({}, config.head or model_config(preset).head)
-    model = dataclasses.replace(model_config(preset), head=family.tasks[task].head)
+    family, model = family_of()[preset], model_config(preset)
     if config.layers is not None:
         model = model.override("num_hidden_layers", config.layers)
-    described, _ = family.hub(model)
+    described, task = family.hub(model)
+    task = task if config.head is None else family.task({}, config.head)
     torch.manual_seed(0)
     hub = transformers.AutoConfig.for_model(**described)
     theirs = getattr(transformers, family.classes + task)(hub)
