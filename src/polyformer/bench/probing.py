@@ -62,7 +62,7 @@ def _regression(x: np.ndarray, labels: np.ndarray, penalty: float) -> Any:
             "the probe is scikit-learn's, which is not installed; pip install 'polyformer[image]'"
         ) from error
     return pipeline.make_pipeline(
-        scaling.StandardScaler(), linear.LogisticRegression(C=penalty, max_iter=300)
+        scaling.StandardScaler(), linear.LogisticRegression(C=penalty, max_iter=1000)
     ).fit(x, labels)
 
 
