@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
 from polyformer.heads import ClassifyConfig, TagConfig
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.presets import create_model
 
 VOCAB = 31

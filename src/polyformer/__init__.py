@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyformer.architecture import ModelConfig
     from polyformer.attention import (
         ETC,
         BlockWindow,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from polyformer.core.errors import InputError
     from polyformer.core.relative import Relative
     from polyformer.generation import GenerationConfig
-    from polyformer.model import ModelConfig, Transformer
+    from polyformer.model import Transformer
     from polyformer.outputs import ModelOutput, ModelState
     from polyformer.presets import create_model, list_models, model_config, register
 
@@ -74,7 +75,8 @@ _HOMES = {
     "core.errors": ("InputError",),
     "core.relative": ("Relative",),
     "generation": ("GenerationConfig",),
-    "model": ("ModelConfig", "Transformer"),
+    "architecture": ("ModelConfig",),
+    "model": ("Transformer",),
     "outputs": ("ModelOutput", "ModelState"),
     "presets": ("create_model", "list_models", "model_config", "register"),
 }

@@ -14,9 +14,10 @@ import transformers
 from torch import Tensor
 from transformers import modeling_outputs as outputs
 
+from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
 from polyformer.generation.hub import from_hub
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 
 
 class PolyformerConfig(transformers.PreTrainedConfig):

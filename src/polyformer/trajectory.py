@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from polyformer.architecture import OriginConfig
 from polyformer.block import PreNormConfig
 from polyformer.core.config import Config
 from polyformer.core.context import Context
@@ -27,7 +28,7 @@ from polyformer.core.linear import Linear
 from polyformer.core.softmax import recorded
 from polyformer.core.weights import load_weights
 from polyformer.feedforward import DenseConfig
-from polyformer.model import CONFIG, WEIGHTS, OriginConfig, Transformer
+from polyformer.model import CONFIG, WEIGHTS, Transformer
 from polyformer.position import NoPositionConfig
 from polyformer.stack import AttentionConfig, Stack, StackConfig
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import (
     BlockWindow,
     Blockwise,
@@ -16,7 +17,6 @@ from polyformer.attention import (
 )
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.model import ModelConfig
 from polyformer.stack import AttentionConfig, StackConfig
 
 

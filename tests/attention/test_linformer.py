@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import LinformerConfig, SoftmaxConfig
 from polyformer.attention.linformer import SHARING, Linformer
 from polyformer.core.context import Context, positions_from_mask
@@ -13,7 +14,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.core.shorten import ConvolutionShorten, LinearShorten
 from polyformer.core.softmax import recorded
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.position import LearnedConfig
 from polyformer.stack import AttentionConfig, StackConfig
 

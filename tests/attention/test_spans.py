@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import AdaptiveSpanConfig, DynamicSpanConfig, Pattern, SoftmaxConfig
 from polyformer.attention.adaptive_span import AdaptiveSpan, spans
 from polyformer.core.attend import prepare
@@ -15,7 +16,7 @@ from polyformer.core.layout import count
 from polyformer.core.penalty import penalties
 from polyformer.core.reach import Reach
 from polyformer.core.tiles import plan
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.position import AlibiConfig, RopeConfig, ShawConfig, T5BiasConfig
 from polyformer.stack import AttentionConfig, StackConfig
 

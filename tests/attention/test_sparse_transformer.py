@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import (
     BlockWindow,
     Fixed,
@@ -21,7 +22,7 @@ from polyformer.core.attend import attend
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.layout import count
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.stack import AttentionConfig, StackConfig
 
 

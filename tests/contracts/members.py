@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.attention import Global, Pattern, SoftmaxConfig, Window
 from polyformer.core.config import Config
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.feedforward import DenseConfig
-from polyformer.model import ModelConfig, SpecialTokens, Transformer
+from polyformer.model import Transformer
 from polyformer.outputs import ModelOutput
 from polyformer.position import LearnedConfig, RelationLabelsConfig
 from polyformer.presets import MODELS

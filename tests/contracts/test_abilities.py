@@ -8,10 +8,11 @@ import pytest
 import torch
 from members import bases, mechanisms, shrunk, with_part
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
 from polyformer.core.mechanism import ABILITIES, MechanismConfig
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.position import AlibiConfig
 
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from members import Case, cases, families, members, one_each, parts, patterns
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import Pattern
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.presets import MODELS
 
 

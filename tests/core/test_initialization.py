@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.heads import LanguageModelConfig
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.position import LearnedConfig
 from polyformer.stack import EmbeddingConfig, StackConfig
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.attention import AdaptiveSpanConfig, DynamicSpanConfig
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.core.penalty import joined, penalize, penalties
-from polyformer.model import ModelConfig, SpecialTokens, Transformer
+from polyformer.model import Transformer
 from polyformer.stack import AttentionConfig, StackConfig
 
 

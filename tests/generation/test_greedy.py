@@ -5,9 +5,10 @@ import torch
 from tiny_models import EOS, FAMILIES, PAD, VOCAB, decoder, left_padded, next_log_probabilities, pair, prompts
 
 from polyformer import GenerationConfig, InputError, create_model
+from polyformer.architecture import SpecialTokens
 from polyformer.core.linear import PackedWeights
 from polyformer.generation import decoder as decoder_module
-from polyformer.model import SpecialTokens, Transformer
+from polyformer.model import Transformer
 
 
 def plain_greedy(model: Transformer, prompt: torch.Tensor, steps: int) -> tuple[list[int], float]:

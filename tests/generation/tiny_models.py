@@ -3,7 +3,8 @@
 import torch
 
 from polyformer import create_model
-from polyformer.model import SpecialTokens, Transformer
+from polyformer.architecture import SpecialTokens
+from polyformer.model import Transformer
 
 VOCAB, PAD, BOS, EOS = 13, 0, 1, 2
 SPECIAL = SpecialTokens(pad=PAD, bos=BOS, eos=EOS)

@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.block import BlockConfig, ParallelConfig, PostNormConfig, PreNormConfig
 from polyformer.core.errors import InputError
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import EnhancedMaskedConfig, LanguageModelConfig
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.position import DebertaConfig, NoPositionConfig
 from polyformer.stack import AttentionConfig, StackConfig
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import ETC, SoftmaxConfig
 from polyformer.core.attend import attend
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.position import EtcLabelsConfig, Shape, Site
 from polyformer.position.etc_labels import EtcLabels
 from polyformer.stack import AttentionConfig, StackConfig

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.core.errors import InputError
-from polyformer.model import ModelConfig, SpecialTokens, Transformer
+from polyformer.model import Transformer
 from polyformer.position import (
     LearnedConfig,
     PositionConfig,

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import ETC, Pattern, PerLayer, SoftmaxConfig
 from polyformer.data import Collate
 from polyformer.data.structured import structured
-from polyformer.model import ModelConfig, StackConfig, Transformer
+from polyformer.model import StackConfig, Transformer
 from polyformer.position import EtcLabelsConfig
 from polyformer.presets import create_model, model_config
 

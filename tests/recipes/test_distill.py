@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from polyformer import InputError
+from polyformer.architecture import ModelConfig
 from polyformer.cli import main
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.objectives.distillation import DistillationConfig, chosen_layers
 from polyformer.presets import model_config
 from polyformer.recipes import Recipe, Run, fit

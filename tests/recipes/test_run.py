@@ -8,8 +8,10 @@ import torch
 
 import polyformer
 from polyformer import InputError
+from polyformer.generation import GenerationConfig
 from polyformer.recipes import Recipe, Run, fit, load_tokenizer
 from polyformer.recipes.run import choose_device, new_folder, writer
+from polyformer.recipes.writer import Writer
 from polyformer.tasks import LanguageModelling, Translation
 
 
@@ -112,12 +114,15 @@ def test_what_is_no_run(tmp_path: Path, folder: Path):
 def test_a_saved_model_with_its_tokenizer_writes_too(folder: Path, tmp_path: Path):
     polyformer.from_pretrained(folder).save_pretrained(tmp_path)
     load_tokenizer(folder).save(tmp_path)
-    task, model = writer(tmp_path, "cpu")
-    assert isinstance(task, LanguageModelling)
+    task, model = writer(tmp_path, LanguageModelling, "cpu")
+    assert isinstance(task, Writer)
+    own = Run.open(folder).task_of(LanguageModelling)
+    config = GenerationConfig(max_new_tokens=5)
+    assert task.generate(model, "li", config) == own.generate(model, "li", config)
     assert not model.training
     polyformer.create_model("encoder-tiny").save_pretrained(tmp_path / "encoder")
-    with pytest.raises(InputError, match="encoder: not a language model, which is a decoder alone"):
-        writer(tmp_path / "encoder", "cpu")
+    with pytest.raises(InputError, match="its head is 'classify', with which it cannot generate; use"):
+        writer(tmp_path / "encoder", LanguageModelling, "cpu")
 
 
 def test_new_folders_are_numbered(tmp_path: Path):

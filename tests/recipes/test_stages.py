@@ -9,8 +9,8 @@ import torch
 
 import polyformer
 from polyformer import InputError
+from polyformer.architecture import ModelConfig
 from polyformer.attention import Global, Pattern, PerHead, PerLayer, SoftmaxConfig, Window
-from polyformer.model import ModelConfig
 from polyformer.recipes import Recipe, fit_stages, stages
 from polyformer.recipes.stages import widened
 

@@ -9,9 +9,10 @@ import transformers
 from families import Inputs, at_real, counted, same, texts, verify
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig
 from polyformer.checkpoints import FAMILIES
 from polyformer.generation.hub import from_hub
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 
 PAD = 0

@@ -1,5 +1,5 @@
-"""Of every family: each option of transformers' configuration is honoured, refused by name, or changes nothing;
-and its sizes have as many parameters as transformers' models."""
+"""Of every family: each option of transformers' configuration is honoured, refused by name, or inert; and its
+sizes have as many parameters as transformers' models."""
 
 import os
 from fnmatch import fnmatch

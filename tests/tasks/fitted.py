@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from polyformer.architecture import ModelConfig
 from polyformer.data import Splits
 from polyformer.data.batching import Batch
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.tasks import Fitting, TextTask
 
 Metrics = dict[str, float]

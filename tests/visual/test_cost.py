@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from polyformer.model import ModelConfig, Transformer
+from polyformer.architecture import ModelConfig
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.visual.cost import cost
 from polyformer.visual.tree import parameters, tree

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.bench.timing import in_turn, median
 from polyformer.checkpoints import FAMILIES, from_transformers
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
 from polyformer.generation import BeamConfig, GenerationConfig, SpecialIds
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 
 SMALL_GPTJ = {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8,

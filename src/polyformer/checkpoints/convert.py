@@ -11,11 +11,12 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import Pattern, SoftmaxConfig
 from polyformer.core.errors import InputError
 from polyformer.core.expression import with_options
 from polyformer.core.mechanism import MechanismConfig
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.stack import StackConfig, copy_local_projections
 
 

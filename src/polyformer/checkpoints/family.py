@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig, OriginConfig
 from polyformer.checkpoints.fields import (
     Field,
     Tree,
@@ -24,7 +25,7 @@ from polyformer.checkpoints.names import ENDINGS, Link, Names, Part, links
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.registry import Registry
 from polyformer.heads import HeadConfig
-from polyformer.model import ModelConfig, OriginConfig, Transformer
+from polyformer.model import Transformer
 
 PROBLEM = choice(
     "problem_type",

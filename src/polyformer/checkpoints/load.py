@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.checkpoints.convert import Report, transfer
 from polyformer.checkpoints.family import FAMILIES, Family
 from polyformer.checkpoints.fields import Tree
@@ -18,7 +19,7 @@ from polyformer.core.files import read_json
 from polyformer.core.initialization import initialize
 from polyformer.core.weights import load_weights
 from polyformer.heads import HeadConfig
-from polyformer.model import CONFIG, ModelConfig, Transformer, read_generation
+from polyformer.model import CONFIG, Transformer, read_generation
 from polyformer.trajectory import TrajectoryTransformer
 
 WRAPPED = "polyformer"

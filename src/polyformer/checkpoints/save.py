@@ -4,12 +4,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig
 from polyformer.checkpoints.family import FAMILIES, Family
 from polyformer.checkpoints.fields import differences
 from polyformer.checkpoints.tensors import INDEX, SINGLE
 from polyformer.core.errors import InputError
 from polyformer.core.files import tied_names, write_json, write_tensors
-from polyformer.model import CONFIG, ModelConfig, Transformer, write_generation
+from polyformer.model import CONFIG, Transformer, write_generation
 
 SHARD = 5 * 1000**3
 """Bytes of weights from which on they are written as several files."""

@@ -8,7 +8,7 @@ from polyformer.commands.base import argument, option
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
-    from polyformer.model import ModelConfig
+    from polyformer.architecture import ModelConfig
 
 EXAMPLES = """examples:
   polyformer show gpt2
@@ -73,8 +73,9 @@ def show_model(name: str) -> None:
 
 def described(name: str) -> "ModelConfig":
     """The configuration of a preset, or of the model in a directory."""
+    from polyformer.architecture import ModelConfig
     from polyformer.core.files import read_json
-    from polyformer.model import CONFIG, ModelConfig
+    from polyformer.model import CONFIG
     from polyformer.presets import model_config
 
     if not Path(name).is_dir():
@@ -86,11 +87,9 @@ def described(name: str) -> "ModelConfig":
 
 def reach(config: "ModelConfig") -> int:
     """The longest text: as many tokens as there are learned positions, or any number."""
-    from polyformer.position import LearnedConfig, LearnedPerLayerConfig
+    from polyformer.recipes.reader import longest
 
-    stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
-    learned = any(isinstance(stack.position, LearnedConfig | LearnedPerLayerConfig) for stack in stacks)
-    return config.max_position_embeddings if learned else LENGTHS[-1]
+    return longest(config) or LENGTHS[-1]
 
 
 def costs(model, lengths: list[int]) -> str:

@@ -28,6 +28,11 @@ _HOLDS = {IMAGE: _IMAGE, "text": _TEXT, "source": _TEXT, "target": _TEXT, "token
           "question": _TEXT, "context": _TEXT, "answers": _ANSWERS}  # fmt: skip
 
 
+Format = Literal[
+    "text", "lines", "paragraphs", "articles", "jsonl", "csv", "tsv", "parquet", "conll", "idx", "squad"
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Config):
     """What to read and how; how a source is written stands at the head of `polyformer.data.origins`."""
@@ -37,12 +42,7 @@ class DataConfig(Config):
     test: str | None = None
     # None: by the file's name, .txt being "text". The first four say what a document of a plain text is:
     # the file, a line, what stands between blank lines, an article of WikiText.
-    format: (
-        Literal[
-            "text", "lines", "paragraphs", "articles", "jsonl", "csv", "tsv", "parquet", "conll", "idx", "squad"
-        ]
-        | None
-    ) = None
+    format: Format | None = None
     header: tuple[str, ...] | None = (
         None  # the columns of a csv, tsv or conll file whose first line is a row already
     )
@@ -76,8 +76,8 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
     `needs`: "text" for language models; "text" and "label"; "source" and "target"; "tokens" and "tags"
     (lists); "question", "context" and "answers"; "image" (bytes), "height" and "width". In memory they are
     `datasets.Dataset`, with `streaming` `datasets.IterableDataset`; both give the same rows, but for what is
-    held out of fewer texts than make two for validation. Labels come as the file has them: texts from CSV and TSV, names where a saved data set has
-    names.
+    held out of fewer texts than make two for validation. Labels come as the file has them: texts from CSV and
+    TSV, names where a saved data set has names.
     """
     if config.test_fraction:
         return _hold_out_twice(config, needs)

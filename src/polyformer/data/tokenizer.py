@@ -184,7 +184,7 @@ class Tokenizer:
             raise InputError(f"pairs: expected one for each of {len(texts)} texts, got {len(pairs)}")
         rows = list(texts) if pairs is None else list(zip(texts, pairs))
         try:
-            encoded = self._marking.encode_batch_fast(rows)
+            encoded = self.marking.encode_batch_fast(rows)
         except TypeError:
             check_texts([*texts, *(pairs or [])])
             raise
@@ -192,7 +192,7 @@ class Tokenizer:
         return found if language is None else [(self._spoken(ids, language), types) for ids, types in found]
 
     @cached_property
-    def _marking(self) -> "tokenizers.Tokenizer":
+    def marking(self) -> "tokenizers.Tokenizer":
         """The same tokenizer, which finds special tokens in texts."""
         marking = type(self.backend).from_str(self.backend.to_str())
         marking.encode_special_tokens = False

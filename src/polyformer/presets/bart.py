@@ -1,9 +1,9 @@
 """BART: the encoder-decoder of 2017 with GELU, learned positions and a norm below. Lewis et al. 2020."""
 
+from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.attention import SoftmaxConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import LanguageModelConfig
-from polyformer.model import ModelConfig, SpecialTokens
 from polyformer.position import LearnedConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.core.pattern import Pattern
 from polyformer.core.registry import Registry
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 
 MODELS: Registry[Callable[[], ModelConfig]] = Registry("model")
 """Preset name to the function that makes its configuration; the function's docstring cites the source."""

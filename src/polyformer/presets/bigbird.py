@@ -3,6 +3,7 @@
 Seeds differ from layer to layer, so that layers join other blocks, and are the same for every length.
 """
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import (
     BlockWindow,
     Global,
@@ -16,7 +17,6 @@ from polyformer.attention import (
 from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import MaskedConfig
-from polyformer.model import ModelConfig
 from polyformer.position import EtcLabelsConfig, LearnedConfig, PositionConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig

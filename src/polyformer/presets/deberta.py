@@ -1,10 +1,10 @@
 """DeBERTa: BERT with disentangled positions instead of absolute ones. He et al. 2021; He et al. 2023."""
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import MaskedConfig
-from polyformer.model import ModelConfig
 from polyformer.position import DebertaConfig, PositionConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig

@@ -2,11 +2,11 @@
 
 import dataclasses
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import Full, PerLayer, SoftmaxConfig, Window
 from polyformer.block import PreNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import LanguageModelConfig
-from polyformer.model import ModelConfig
 from polyformer.position import LearnedConfig, RopeConfig, SinusoidalConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, StackConfig

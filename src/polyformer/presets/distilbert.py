@@ -1,6 +1,6 @@
 """DistilBERT: BERT's layout with half the layers and no token types."""
 
-from polyformer.model import ModelConfig
+from polyformer.architecture import ModelConfig
 from polyformer.presets.base import model_config, register
 
 

@@ -3,11 +3,11 @@
 Rows come from `polyformer.data.structured`, which needs the model's number of global tokens.
 """
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import ETC, SoftmaxConfig
 from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import MaskedConfig
-from polyformer.model import ModelConfig
 from polyformer.position import EtcLabelsConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig

@@ -3,11 +3,11 @@
 Pre-norm, ReLU, scaled tokens and tensor2tensor's sinusoids from position 2; layers are left out in training.
 """
 
+from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.attention import SoftmaxConfig
 from polyformer.block import PreNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import LanguageModelConfig
-from polyformer.model import ModelConfig, SpecialTokens
 from polyformer.position import SinusoidalConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig

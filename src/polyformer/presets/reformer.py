@@ -1,11 +1,11 @@
 """Reformer: reversible layers, local and LSH attention in turn, axial positions. Kitaev et al. 2020."""
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import AlternateConfig, BlockWindow, LSHConfig, SoftmaxConfig
 from polyformer.block import ReversibleConfig
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
-from polyformer.model import ModelConfig
 from polyformer.position import AxialConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig

@@ -1,6 +1,6 @@
 """RoBERTa and XLM-RoBERTa: BERT's layout, one token type, positions behind padding's id."""
 
-from polyformer.model import ModelConfig
+from polyformer.architecture import ModelConfig
 from polyformer.presets.base import model_config, register, sizes
 
 

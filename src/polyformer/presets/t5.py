@@ -5,12 +5,12 @@ feed-forward and after the final norm too. Fresh weights are ours (normal, 0.02)
 small; T5 starts each matrix from its own width.
 """
 
+from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.attention import SoftmaxConfig
 from polyformer.block import PreNormConfig
 from polyformer.core.norms import RMSNormConfig
 from polyformer.feedforward import DenseConfig, FeedForwardConfig, GatedConfig
 from polyformer.heads import LanguageModelConfig
-from polyformer.model import ModelConfig, SpecialTokens
 from polyformer.position import T5BiasConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig

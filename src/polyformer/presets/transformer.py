@@ -2,9 +2,9 @@
 
 import dataclasses
 
+from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import LanguageModelConfig
-from polyformer.model import ModelConfig, SpecialTokens
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
 

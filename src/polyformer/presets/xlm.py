@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from polyformer.architecture import ModelConfig
 from polyformer.heads import LanguageModelConfig
-from polyformer.model import ModelConfig
 from polyformer.presets.base import model_config, register, sizes
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED, next_labels
 from polyformer.data import Splits
 from polyformer.data.batching import Batch
 from polyformer.heads import ClassifyConfig, LanguageModelConfig, MaskedConfig, TagConfig
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.objectives.distillation import DistillationConfig, distillation_loss
 from polyformer.outputs import ModelOutput
 from polyformer.recipes.recipe import ModelChoice, Recipe

@@ -3,11 +3,11 @@
 import dataclasses
 from typing import Any, Self
 
+from polyformer.architecture import ModelConfig
 from polyformer.checkpoints import config_of
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, TokenizerConfig
-from polyformer.model import ModelConfig
 from polyformer.objectives.distillation import DistillationConfig
 from polyformer.presets import model_config, overridden
 from polyformer.tasks import LanguageModellingConfig, TaskConfig

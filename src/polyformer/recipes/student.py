@@ -4,10 +4,11 @@ import dataclasses
 
 from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import AlternateConfig
 from polyformer.core.errors import InputError
 from polyformer.feedforward import AlternateFeedForwardConfig
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.objectives.distillation import chosen_layers
 from polyformer.stack import StackConfig
 

@@ -165,7 +165,7 @@ class Stack(nn.Module):
         return x, tuple(new_states) if states else None
 
     def _skipped(self) -> list[int]:
-        """The layers that this training step leaves out; with a state there are none, for all must read it."""
+        """The layers that this training step leaves out; none with a state, which all must read."""
         if not self.training or not self.layerdrop:
             return []
         return (torch.rand(len(self.groups)) < self.layerdrop).nonzero().flatten().tolist()

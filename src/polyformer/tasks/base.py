@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.data import Batches, Collate, Splits, Stream, Tokenizer, TokenizerConfig, by_tokens, pack
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
 from polyformer.heads import HeadConfig
-from polyformer.model import ModelConfig, SpecialTokens, Transformer
+from polyformer.model import Transformer
 from polyformer.outputs import ModelOutput
 from polyformer.training import share
 from polyformer.training.config import at_least
@@ -192,12 +193,7 @@ class TextTask(abc.ABC):
         self, model: nn.Module, rows: Sequence[list[int]], max_tokens: int = 0
     ) -> Iterator[tuple[list[int], Batch]]:
         """Batches of token ids to predict from, on the model's device, each with the numbers of its rows."""
-        device = next(model.parameters()).device
-        lengths = np.array([[len(ids)] for ids in rows], dtype=np.int64).reshape(-1, 1)
-        most = max(max_tokens or self.batch_tokens, int(lengths.max(initial=1)))
-        for chosen in by_tokens(lengths, None, max_tokens=most):
-            batch = self.collate([{"input_ids": rows[i]} for i in chosen])
-            yield chosen.tolist(), {name: one.to(device) for name, one in batch.items()}
+        return batched(model, rows, self.collate, max_tokens or self.batch_tokens)
 
     def finish(self, model: nn.Module, rows: Rows) -> dict[str, float]:
         """Metrics that are too slow to take while training; none for most tasks."""
@@ -254,6 +250,18 @@ class Fitting:
         if self.valid is None:
             return {}
         return self.task.measure(model, self.valid, Workers.of(accelerator))
+
+
+def batched(
+    model: nn.Module, rows: Sequence[list[int]], collate: Collate, max_tokens: int
+) -> Iterator[tuple[list[int], Batch]]:
+    """`TextTask.batched`: batches of at most `max_tokens`, or of one row that is longer."""
+    device = next(model.parameters()).device
+    lengths = np.array([[len(ids)] for ids in rows], dtype=np.int64).reshape(-1, 1)
+    most = max(max_tokens, int(lengths.max(initial=1)))
+    for chosen in by_tokens(lengths, None, max_tokens=most):
+        batch = collate([{"input_ids": rows[i]} for i in chosen])
+        yield chosen.tolist(), {name: one.to(device) for name, one in batch.items()}
 
 
 def document_rows(documents: Sequence[Sequence[int]], length: int, packed: bool, pad_id: int) -> list[Row]:

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import ETC, SoftmaxConfig
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, mask_tokens
 from polyformer.data.batching import Batch, Corrupt, Row
 from polyformer.data.structured import documents_of, split_sentences, structured
 from polyformer.heads import HeadConfig, MaskedConfig
-from polyformer.model import ModelConfig
 from polyformer.objectives.contrastive import contrastive_loss, hide_sentences, pairs_of
 from polyformer.position import EtcLabelsConfig
 from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, exp, required

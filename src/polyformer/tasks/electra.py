@@ -18,13 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED
 from polyformer.data import Masking, MaskingConfig, Tokenizer
 from polyformer.data.batching import Batch, Corrupt, Row
 from polyformer.feedforward.base import SizedConfig
 from polyformer.heads import DetectConfig, HeadConfig, MaskedConfig
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.objectives.detection import draw, replaced
 from polyformer.position import Learned
 from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, document_rows, exp, required

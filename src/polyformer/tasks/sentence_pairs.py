@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
 from polyformer.data import Masking, MaskingConfig, Tokenizer
 from polyformer.data.batching import Batch, Corrupt, Row
@@ -24,7 +25,6 @@ from polyformer.data.pairs import Pair, pair_row
 from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_pairs
 from polyformer.data.structured import split_sentences
 from polyformer.heads import HeadConfig, PretrainingConfig
-from polyformer.model import ModelConfig
 from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, exp, required, with_tables
 from polyformer.training.config import at_least
 

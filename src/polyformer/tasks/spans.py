@@ -13,12 +13,12 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.batching import Batch, Corrupt, Row
 from polyformer.data.sentinels import add_sentinels, sentinel_ids
 from polyformer.data.spans import corrupt_spans, corrupted_lengths, span_counts, text_length
 from polyformer.heads import HeadConfig, LanguageModelConfig
-from polyformer.model import ModelConfig
 from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, guesses, of_guesses, required
 from polyformer.training.config import at_least
 

@@ -11,12 +11,12 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
 from polyformer.data import Masking, MaskingConfig, Tokenizer
 from polyformer.data.batching import Batch, Corrupt, Row
 from polyformer.data.translation_pairs import translation_row
 from polyformer.heads import HeadConfig, MaskedConfig
-from polyformer.model import ModelConfig
 from polyformer.tasks.base import (
     Rows,
     TaskConfig,

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.bench.claims import taken_up, wikitext
 from polyformer.bench.labelled_texts import bag_of_words, prepare
 from polyformer.bench.probing import Probe, probe
@@ -30,7 +31,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
 from polyformer.data.batching import Batch
 from polyformer.heads import DetectConfig, MaskedConfig
-from polyformer.model import ModelConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.recipes import Recipe
 from polyformer.recipes.fit import Fitted

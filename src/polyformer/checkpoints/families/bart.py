@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import act, both, field
 from polyformer.checkpoints.names import Link, Part, layered
 from polyformer.heads import ClassifyConfig, EmbedConfig, LanguageModelConfig, SpanConfig
-from polyformer.model import ModelConfig
 from polyformer.presets import model_config
 
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig
 from polyformer.checkpoints.families.bert import COPIES, FIELDS, MASKED
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Field, Tree, act, field, look_up, read_fields, write_fields
 from polyformer.checkpoints.names import Link, Part, layered
 from polyformer.core.errors import InputError
 from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig, SpanConfig, TagConfig
-from polyformer.model import ModelConfig
 from polyformer.position import DebertaConfig, LearnedConfig, NoPositionConfig
 from polyformer.presets import model_config
 

@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from polyformer.architecture import ModelConfig
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Tree, act, field, look_up
 from polyformer.checkpoints.names import Link, Part, layered
 from polyformer.core.errors import InputError
 from polyformer.heads import EmbedConfig, LanguageModelConfig
-from polyformer.model import ModelConfig
 from polyformer.position import AxialConfig, LearnedConfig
 from polyformer.presets import model_config
 from polyformer.presets.reformer import hashed, local

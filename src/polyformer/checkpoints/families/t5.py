@@ -8,6 +8,7 @@ transformers 5 saves says `scale_decoder_outputs` instead.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from polyformer.architecture import ModelConfig
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import ACTIVATIONS, Tree, both, field
 from polyformer.checkpoints.names import Link, layered
@@ -21,7 +22,6 @@ from polyformer.heads import (
     SpanConfig,
     TagConfig,
 )
-from polyformer.model import ModelConfig
 from polyformer.presets import model_config
 
 SELF = {

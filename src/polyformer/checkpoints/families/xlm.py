@@ -8,11 +8,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from polyformer.architecture import ModelConfig
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Field, Tree, check_fixed, field, write_fields
 from polyformer.checkpoints.names import Link
 from polyformer.heads import ClassifyConfig, EmbedConfig, LanguageModelConfig, SpanConfig, TagConfig
-from polyformer.model import ModelConfig
 from polyformer.presets import model_config
 
 LAYER = {

@@ -1,0 +1,83 @@
+"""What a model is made of: its configuration, and what is built from nothing else."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.heads import HeadConfig, HeadShape, LanguageModelConfig
+from polyformer.stack import EmbeddingConfig, StackConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpecialTokens(Config):
+    """Ids of the tokens that mean something to the model; None where there is none."""
+
+    pad: int | None = None
+    bos: int | None = None  # what an encoder-decoder's output starts from
+    eos: int | None = None  # where generation stops
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OriginConfig(Config):
+    """Whose checkpoint a model was, so that it can be saved as one again."""
+
+    model_type: str
+    architecture: str  # transformers' class
+    fields: dict[str, Any] = dataclasses.field(default_factory=dict)  # options that change no number
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(Config):
+    """A model: with an encoder alone, a decoder alone, or both.
+
+    `initializer_range`: standard deviation of the initial weights; None for the scheme of 2017 (see
+    `initialize`).
+    """
+
+    vocab_size: int
+    hidden_size: int = 512
+    max_position_embeddings: int = 512  # of learned positions; the others take any length
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    encoder: StackConfig | None = None
+    decoder: StackConfig | None = None
+    head: HeadConfig = LanguageModelConfig()
+    special: SpecialTokens = SpecialTokens()
+    initializer_range: float | None = None
+    origin: OriginConfig | None = dataclasses.field(default=None, compare=False)
+
+    row: ClassVar[str] = "A2"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        if self.encoder is None and self.decoder is None:
+            raise InputError("encoder, decoder: expected at least one of them")
+        if self.encoder is not None and self.decoder is not None:
+            width = self.encoder.block.width(self.hidden_size)
+            if width != self.hidden_size:
+                raise InputError(
+                    f"encoder.block: a decoder reads vectors of hidden_size {self.hidden_size}, and this "
+                    f"ends with {width}; set its join to 'mean'"
+                )
+        if self.decoder is not None:
+            self.decoder.attention.mechanism.require("causal")
+            if not self.head.causal:
+                raise InputError(
+                    f"head {self.head.kind!r} runs an encoder's last layer again, which a decoder cannot; "
+                    f"use it with an encoder alone"
+                )
+
+    def head_shape(self) -> HeadShape:
+        """What the head is built for."""
+        last = self.decoder or self.encoder
+        assert last is not None
+        width, size = last.block.width(self.hidden_size), self.embedding.width(self.hidden_size)
+        wide = width != self.hidden_size and not self.embedding.tied  # token vectors of the head's own
+        return HeadShape(hidden_size=width, vocab_size=self.vocab_size, tied=self.embedding.tied,
+                         table_size=width if wide else size)  # fmt: skip
+
+    @classmethod
+    def examples(cls) -> tuple["ModelConfig", ...]:
+        return (cls(vocab_size=11, hidden_size=16, encoder=StackConfig(num_hidden_layers=1)),)

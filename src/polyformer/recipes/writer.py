@@ -1,0 +1,94 @@
+"""A checkpoint that writes: by the settings it came with, and by what the command line says instead."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError, unknown
+from polyformer.generation import BeamConfig, GenerationConfig
+from polyformer.generation.hub import from_hub
+from polyformer.model import Transformer
+from polyformer.recipes.reader import Reader
+from polyformer.tasks.base import batched
+from polyformer.tasks.translate import ROOM
+
+LENGTHS = "max_length", "max_new_tokens"
+
+
+class Writer(Reader):
+    """`rules`: settings of generation, named as on the hub; those of old checkpoints stand in config.json.
+    `prefix`: what stands before every text."""
+
+    def __init__(self, folder: Path, wanted: str, device: torch.device):
+        super().__init__(folder, wanted, device)
+        described = {**self.fields, "architectures": None}  # by which it is known as a config.json
+        self.rules: dict[str, Any] = dict(self.model.generation or described)
+        self.prefix = ""
+
+    def follow(self, **given: Any) -> None:
+        """Write by the settings `given`, and by the checkpoint's others."""
+        if given.get("do_sample"):
+            self.rules |= {"num_beams": 1, "top_k": self.rules.get("top_k", 0)}
+        elif given.get("num_beams", 1) > 1:
+            self.rules["do_sample"] = False
+        self.rules |= given
+
+    def settings(self, most: int) -> GenerationConfig:
+        """How to write: at most `most` new tokens where nothing else is said."""
+        limited = any(self.rules.get(name) is not None for name in LENGTHS)
+        return from_hub(self.rules if limited else {**self.rules, "max_new_tokens": most})
+
+    def generate(self, model: Transformer, prompt: str, config: GenerationConfig,
+                 streamer: Callable[[Tensor], None] | None = None) -> list[str]:  # fmt: skip
+        """What follows `prompt`."""
+        (ids,), (marks, _) = self.encode([prompt]), self.tokenizer.encode_for_model("")
+        if len(ids) > 1 and marks and marks[-1] in (self.tokenizer.eos_id, self.tokenizer.sep_id):
+            ids = ids[:-1]  # the mark that ends a text, which is to go on
+        device, decode = next(model.parameters()).device, self.tokenizer.decode
+        made = model.generate(torch.tensor([ids], device=device), None, config, streamer, decode)
+        return made.texts(decode, config.stop)
+
+    def between(self, source: str | None, target: str | None) -> None:
+        """Translate from one language to another: by the tokenizer's tokens for languages, or by the task of
+        such a name in config.json."""
+        known, tasks = self.tokenizer.languages, self.fields.get("task_specific_params") or {}
+        task = tasks.get(f"translation_{source}_to_{target}")
+        if known:
+            for name, one in (("source", source), ("target", target)):
+                if one is not None and one not in known:
+                    raise unknown(f"--{name}-language", one, known)
+            if target is not None:
+                self.rules["forced_bos_token_id"] = known[target]
+            elif self.rules.get("forced_bos_token_id") is None:
+                raise InputError("--target-language: this model writes many languages; expected one of them, "
+                                 "such as " + ", ".join(list(known)[:8]))  # fmt: skip
+            self.language = source
+        elif task is not None:
+            self.rules |= task
+            self.prefix = self.rules.pop("prefix", "")
+        elif source or target:
+            names = [name.removeprefix("translation_") for name in tasks if name.startswith("translation_")]
+            way = f"expected one of {', '.join(names)}" if names else "leave them out"
+            raise InputError(f"--source-language, --target-language: {self.folder} knows none such; {way}")
+
+    def translate(
+        self, model: Transformer, texts: Sequence[str], beam: BeamConfig | None = None
+    ) -> list[str]:
+        """What the model writes for each text, in at most `ROOM` tokens more than the longest of a batch has
+        where the checkpoint sets no limit."""
+        if beam is not None:
+            self.follow(num_beams=beam.num_beams)
+        rows, written = self.encode([self.prefix + text for text in texts]), [""] * len(texts)
+        most = self.batch_tokens // self.settings(ROOM).beam.num_beams
+        for chosen, batch in batched(model, rows, self.collate, most):
+            config = self.settings(batch["input_ids"].shape[1] + ROOM)
+            made = model.generate(
+                batch["input_ids"], batch["attention_mask"], config, None, self.tokenizer.decode
+            )
+            several = made.texts(self.tokenizer.decode, config.stop)
+            for i, text in zip(chosen, several[:: config.num_return_sequences]):
+                written[i] = text.strip()
+        return written
