@@ -64,7 +64,7 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         ("evaluate .", "not a run .it has no recipe.yaml."),
         ("generate .", "not a model directory .it has no config.json."),
         ("show .", "not a model directory .it has no config.json."),
-        ("show gpt", "unknown model 'gpt': did you mean 'gpt2'"),
+        ("show bert-bse", "unknown model 'bert-bse': did you mean 'bert-base'"),
         ("list decodre-tiny", "unknown name 'decodre-tiny': did you mean 'decoder-tiny'"),
         ("reproduce warmpu", "unknown claim 'warmpu'"),
         ("bench training --layrs 3", "unknown option of TrainingBench 'layrs': did you mean 'layers'"),

@@ -14,7 +14,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    run: str = argument("folder of a run of the task qa")
+    run: str = argument("folder of a run of the task qa, or of a checkpoint with such a head")
     source: str = argument("file of the text that has the answers")
     text: str | None = argument("the question (default: every line of standard input)", None)
     device: Literal["auto", "cpu", "cuda"] = option(
@@ -25,13 +25,12 @@ class Options:
 def run(options: Options) -> None:
     from polyformer.commands.texts import given
     from polyformer.data.opening import opened
-    from polyformer.recipes.run import Run
+    from polyformer.recipes.run import reader
     from polyformer.tasks import Answering
 
     with opened(Path(options.source)) as file:
         context = file.read()
-    run = Run.open(options.run)
-    task, model = run.task_of(Answering), run.model(options.device)
+    task, model = reader(options.run, Answering, options.device)
     for batch in given(options.text):
         for answer in task.answer(model, [{"question": one, "context": context} for one in batch]):
             print(" ".join(answer.split()), flush=True)

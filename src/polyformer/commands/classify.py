@@ -13,7 +13,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    run: str = argument("folder of a run of the task classify")
+    run: str = argument("folder of a run of the task classify, or of a checkpoint with such a head")
     text: str | None = argument("what to classify (default: every line of standard input)", None)
     device: Literal["auto", "cpu", "cuda"] = option(
         "where to compute (default: CUDA where there is one)", "auto"
@@ -22,11 +22,10 @@ class Options:
 
 def run(options: Options) -> None:
     from polyformer.commands.texts import given
-    from polyformer.recipes.run import Run
+    from polyformer.recipes.run import reader
     from polyformer.tasks import Classification
 
-    run = Run.open(options.run)
-    task, model = run.task_of(Classification), run.model(options.device)
+    task, model = reader(options.run, Classification, options.device)
     for batch in given(options.text):
         for shares in task.classify(model, batch):
             label = max(shares, key=lambda name: shares[name])

@@ -1,10 +1,14 @@
 """Continue a text with a trained language model, shown as it is written."""
 
 import sys
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from polyformer.commands.base import argument, option
+
+if TYPE_CHECKING:
+    from polyformer.generation import GenerationConfig
+    from polyformer.recipes.writer import Writer
 
 EXAMPLES = """examples:
   polyformer generate runs/default-1 --prompt "The assert statement"
@@ -13,11 +17,16 @@ EXAMPLES = """examples:
 """
 
 
+SAMPLING = "temperature", "top_k", "top_p", "seed"
+SETTINGS = *SAMPLING, "max_new_tokens", "num_beams", "no_repeat_ngram_size", "repetition_penalty"
+"""Options that the hub calls the same, but for the seed, of which it knows nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    run: str = argument("folder of a run, or of a model with its tokenizer")
+    run: str = argument("folder of a run, or of a checkpoint with its tokenizer")
     prompt: str = option("the text to continue (default: none, the beginning of a document)", "")
-    max_new_tokens: int = option("tokens to write at most", 64)
+    max_new_tokens: int | None = option("tokens to write at most (default: as the checkpoint says, or 64)")
     temperature: float | None = option(
         "sample, with logits divided by this (default: the likeliest token every time)"
     )
@@ -26,9 +35,9 @@ class Options:
         "sample among the fewest likeliest tokens that together have this probability"
     )
     seed: int | None = option("sample the same text for the same seed")
-    num_beams: int = option("beam search with so many beams (shown at the end)", 1)
-    no_repeat_ngram_size: int = option("no run of so many tokens occurs twice (default: any may)", 0)
-    repetition_penalty: float = option("above 1 makes tokens that are there already less likely", 1.0)
+    num_beams: int | None = option("beam search with so many beams (shown at the end)")
+    no_repeat_ngram_size: int | None = option("no run of so many tokens occurs twice (default: any may)")
+    repetition_penalty: float | None = option("above 1 makes tokens that are there already less likely")
     stop: str | None = option("end at this text")
     device: Literal["auto", "cpu", "cuda"] = option(
         "where to compute (default: CUDA where there is one)", "auto"
@@ -38,9 +47,16 @@ class Options:
 def run(options: Options) -> None:
     from polyformer.generation import TextStreamer
     from polyformer.recipes.run import writer
+    from polyformer.recipes.writer import Writer
+    from polyformer.tasks import LanguageModelling
 
-    config = asked(options)
-    task, model = writer(options.run, options.device)
+    given = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
+    if any(name in given for name in SAMPLING):
+        given["do_sample"] = True
+    config = asked(given, options)
+    task, model = writer(options.run, LanguageModelling, options.device)
+    if isinstance(task, Writer):
+        config = told(task, given, options)
     if config.method == "beam":
         print(options.prompt + task.generate(model, options.prompt, config)[0])
         return
@@ -56,22 +72,28 @@ def run(options: Options) -> None:
     show("\n")
 
 
-def asked(options: Options):
-    """The options as a `GenerationConfig`; any option of sampling asks for sampling."""
+def asked(given: "dict[str, Any]", options: Options) -> "GenerationConfig":
+    """What is `given`, over our defaults; any option of sampling asks for sampling."""
     from polyformer.generation import BeamConfig, ConstraintConfig, GenerationConfig, SamplingConfig
 
-    given = {
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "seed": options.seed,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
+    parts = {name: given[name] for name in ("max_new_tokens", "repetition_penalty") if name in given}
+    drawn = {name: given[name] for name in (*SAMPLING, "do_sample") if name in given}
     return GenerationConfig(
-        max_new_tokens=options.max_new_tokens,
-        repetition_penalty=options.repetition_penalty,
-        stop=() if options.stop is None else (options.stop,),
-        sampling=SamplingConfig(do_sample=True, **given) if given else SamplingConfig(),
-        beam=BeamConfig(num_beams=options.num_beams),
-        constraints=ConstraintConfig(no_repeat_ngram_size=options.no_repeat_ngram_size),
+        **parts,
+        stop=stops(options),
+        sampling=SamplingConfig(**drawn),
+        beam=BeamConfig(num_beams=given.get("num_beams", 1)),
+        constraints=ConstraintConfig(no_repeat_ngram_size=given.get("no_repeat_ngram_size", 0)),
     )
+
+
+def told(task: "Writer", given: "dict[str, Any]", options: Options) -> "GenerationConfig":
+    """What is `given`, over what the checkpoint says."""
+    seed = given.pop("seed", None)
+    task.follow(**given, **({"stop_strings": stops(options)} if options.stop else {}))
+    config = task.settings(64)
+    return replace(config, sampling=replace(config.sampling, seed=seed)) if seed is not None else config
+
+
+def stops(options: Options) -> tuple[str, ...]:
+    return () if options.stop is None else (options.stop,)

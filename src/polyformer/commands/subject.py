@@ -31,10 +31,10 @@ class Subject:
 
 
 def subject(name: str, path: str | None, device: str) -> Subject:
-    """A run, a model with its tokenizer, or a preset with fresh weights, which is said. It reads `path`; by
-    default what the run was trained on, else the default text."""
+    """A run, a checkpoint, or a preset with fresh weights, which is said. It reads `path`; by default
+    what the run was trained on, else the default text."""
+    from polyformer.checkpoints import from_pretrained
     from polyformer.data import DataConfig
-    from polyformer.model import Transformer
     from polyformer.recipes.find import with_data
     from polyformer.recipes.run import RECIPE, Run, choose_device, load_tokenizer
 
@@ -47,7 +47,7 @@ def subject(name: str, path: str | None, device: str) -> Subject:
             raise InputError(f"{folder}: a run of the task {run.recipe.task.kind!r}, which reads no text")
         model, tokenizer, data = run.model(device), run.tokenizer, run.recipe.data
     elif folder.is_dir():
-        model = Transformer.from_pretrained(folder).to(choose_device(device))
+        model = from_pretrained(folder).to(choose_device(device))
         tokenizer = load_tokenizer(folder)
     else:
         model, tokenizer = fresh(name)

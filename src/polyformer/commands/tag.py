@@ -16,7 +16,7 @@ WORD = re.compile(r"[@#]?\w+(?:['\u2019.-]\w+)*|\S")  # words with their inner m
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    run: str = argument("folder of a run of the task tag")
+    run: str = argument("folder of a run of the task tag, or of a checkpoint with such a head")
     text: str | None = argument("what to tag (default: every line of standard input)", None)
     device: Literal["auto", "cpu", "cuda"] = option(
         "where to compute (default: CUDA where there is one)", "auto"
@@ -25,11 +25,10 @@ class Options:
 
 def run(options: Options) -> None:
     from polyformer.commands.texts import given
-    from polyformer.recipes.run import Run
+    from polyformer.recipes.run import reader
     from polyformer.tasks import Tagging
 
-    run = Run.open(options.run)
-    task, model = run.task_of(Tagging), run.model(options.device)
+    task, model = reader(options.run, Tagging, options.device)
     for batch in given(options.text):
         sentences = [WORD.findall(text) for text in batch]
         for words, tags in zip(sentences, task.tag(model, sentences)):

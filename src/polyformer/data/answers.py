@@ -10,11 +10,15 @@ questions of at most 64 tokens, answers of at most 30).
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from polyformer.core.errors import InputError
 from polyformer.data.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 NO_ANSWER = (0, 0)  # both ends of the answer on <cls>
 
@@ -24,7 +28,7 @@ Offsets = Sequence[tuple[int, int]]
 @dataclasses.dataclass(frozen=True)
 class Window:
     """A row: its ids and token types, the place of its first token of the text, which token that is, and how
-    many there are."""
+    many there are. No token types where the model has none."""
 
     input_ids: list[int]
     token_type_ids: list[int]
@@ -67,6 +71,36 @@ def encode_with_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tupl
     if [one.ids for one in encoded] != tokenizer.encode_batch(texts):
         raise InputError("tokenizer: it does not say which characters its tokens come from; use another one")
     return [(one.ids, one.offsets) for one in encoded]
+
+
+def encode_marked(
+    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None
+) -> "list[Encoding]":
+    """Each text with the marks that its model reads, every token with its text and its characters in it."""
+    encoded = tokenizer.marking.encode_batch(list(texts) if pairs is None else list(zip(texts, pairs)))
+    if [(one.ids, one.type_ids) for one in encoded] != tokenizer.encode_batch_for_model(texts, pairs):
+        raise InputError("tokenizer: it does not say which characters its tokens come from; use another one")
+    return encoded
+
+
+def marked_windows(pair: "Encoding", *, length: int, stride: int, typed: bool) -> list[Window]:
+    """All of the text that `pair` joins to a question, in windows of at most `length` tokens that begin at
+    most `stride` tokens after one another, each with the question and its marks; `typed` with token types."""
+    places = [place for place, side in enumerate(pair.sequence_ids) if side == 1]
+    start, stop = (places[0], places[-1] + 1) if places else (len(pair.ids), len(pair.ids))
+    room = length - start - (len(pair.ids) - stop)
+    if room < 1:
+        raise InputError(f"question: expected at most {length} tokens with its marks, got {length - room}")
+    stride = min(stride, room)
+    found = []
+    for first in range(0, max(stop - start - room + stride, 1), stride):
+        size = min(room, stop - start - first)
+        ids, types = (
+            [*one[:start], *one[start + first : start + first + size], *one[stop:]]
+            for one in (pair.ids, pair.type_ids)
+        )
+        found.append(Window(ids, types if typed else [], start, first, size))
+    return found
 
 
 def answer_tokens(offsets: Offsets, start: int, stop: int) -> tuple[int, int] | None:

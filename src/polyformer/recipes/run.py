@@ -13,7 +13,7 @@ generator/         what an ELECTRA was trained with, a model as well
 import dataclasses
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import yaml
@@ -24,12 +24,26 @@ from polyformer.core.files import atomic_write, read_json, write_json
 from polyformer.data import Tokenizer
 from polyformer.model import WEIGHTS, Transformer
 from polyformer.recipes.recipe import Recipe
-from polyformer.tasks import LanguageModelling, LanguageModellingConfig, TextTask
+from polyformer.tasks import Answering, Classification, LanguageModelling, Tagging, TextTask, Translation
 from polyformer.training.checkpoint import versions
+
+if TYPE_CHECKING:
+    from polyformer.recipes.reader import Reader
+    from polyformer.recipes.writer import Writer
 
 RECIPE, RECORD = "recipe.yaml", "run.json"
 
+WANTED: dict[type[TextTask], str] = {
+    Answering: "answer",
+    Classification: "classify",
+    LanguageModelling: "generate",
+    Tagging: "tag",
+    Translation: "translate",
+}
+"""The command that uses what a task has trained."""
+
 T = TypeVar("T", bound=TextTask)
+R = TypeVar("R", bound="Reader")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +57,9 @@ class Run:
         """The run in `folder`; raises `InputError` where there is none."""
         folder = Path(folder)
         if not folder.is_dir():
-            raise InputError(f"{folder}: no such directory; expected one that `polyformer train` wrote")
+            raise InputError(
+                f"{folder}: no such directory; expected a run of `polyformer train` or a checkpoint"
+            )
         if not (folder / RECIPE).is_file():
             raise InputError(
                 f"{folder}: not a run (it has no {RECIPE}); expected what `polyformer train` wrote"
@@ -101,15 +117,26 @@ class Run:
         return Transformer.from_pretrained(self.folder).to(choose_device(device))
 
 
-def writer(folder: str | Path, device: str = "auto") -> tuple[LanguageModelling, Transformer]:
-    """The language model in `folder`, of a run or saved by itself beside its tokenizer."""
-    if (Path(folder) / RECIPE).is_file():
-        run = Run.open(folder)
-        return run.task_of(LanguageModelling), run.model(device)
-    model = Transformer.from_pretrained(folder).to(choose_device(device))
-    if model.encoder is not None:
-        raise InputError(f"{folder}: not a language model, which is a decoder alone")
-    return LanguageModelling(LanguageModellingConfig(), load_tokenizer(folder)), model
+def reader(folder: str | Path, kind: type[T], device: str = "auto") -> "tuple[T | Reader, Transformer]":
+    """What reads texts as the task `kind` does for the model in `folder`, a run or a checkpoint; and it."""
+    from polyformer.recipes.reader import Reader
+
+    return _opened(folder, kind, Reader, device)
+
+
+def writer(folder: str | Path, kind: type[T], device: str = "auto") -> "tuple[T | Writer, Transformer]":
+    """The same for a task that writes."""
+    from polyformer.recipes.writer import Writer
+
+    return _opened(folder, kind, Writer, device)
+
+
+def _opened(folder: str | Path, kind: type[T], checkpoint: type[R], device: str) -> tuple[T | R, Transformer]:
+    if Path(folder).is_dir() and not (Path(folder) / RECIPE).is_file():
+        found = checkpoint(Path(folder), WANTED[kind], choose_device(device))
+        return found, found.model
+    run = Run.open(folder)
+    return run.task_of(kind), run.model(device)
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
-from polyformer.data import Batches, Tokenizer, by_tokens
+from polyformer.data import Batches, Collate, Tokenizer, by_tokens
 from polyformer.data.answers import (
     Offsets,
     Window,
@@ -28,7 +29,6 @@ from polyformer.data.answers import (
 from polyformer.data.batching import Batch, Row
 from polyformer.data.squad import exact_match, f1
 from polyformer.heads import HeadConfig, SpanConfig
-from polyformer.model import ModelConfig
 from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, required, with_tables
 from polyformer.training.config import at_least
 
@@ -153,38 +153,52 @@ class Answering(TextTask):
         return {name: 100 * float(np.mean([one(*pair) for pair in zip(answers, truths)]))
                 for name, one in scores.items()}  # fmt: skip
 
-    @torch.no_grad()
     def answer(self, model: nn.Module, rows: Sequence[Row]) -> list[str]:
         """The answer to each row's question, a piece of its context; empty where there is none."""
-        encoded = self.encode(rows)
-        owners = [(number, one) for number, (found, _) in enumerate(encoded) for one in found]
-        best: list[tuple[float, str]] = [(-np.inf, "")] * len(rows)
-        none = np.full(len(rows), np.inf)  # the score of no answer: the least of all windows
-        for window, logits in self._logits(model, [_input(one) for _, one in owners]):
-            number, one = owners[window]
-            text = logits[one.place : one.place + one.size]
-            none[number] = min(none[number], float(logits[0].sum()))
-            if not len(text):
-                continue
-            first, last, score = best_span(text[:, 0], text[:, 1], self.config.max_answer)
-            if score > best[number][0]:
-                where = first + one.first, last + one.first
-                best[number] = score, answer_text(rows[number]["context"], encoded[number][1], *where)
-        if not self.config.unanswerable:
-            return [text for _, text in best]
-        limit = self.config.threshold
-        return ["" if none[number] - score > limit else text for number, (score, text) in enumerate(best)]
+        return answers(model, rows, self.encode(rows), self.config, self.collate)
 
-    def _logits(self, model: nn.Module, rows: list[Row]) -> Iterator[tuple[int, np.ndarray]]:
-        """The number of each row and its logits [T, 2], batch by batch."""
-        device = next(model.parameters()).device
-        longest = max((len(row["input_ids"]) for row in rows), default=1)
-        plan = partial(by_tokens, max_tokens=max(self.batch_tokens, longest))
-        batches = Batches(rows, plan, self.collate, shuffle=False)
-        for chosen, (_, batch) in zip(batches.order(0), batches.epoch(0)):
-            output = model(**{name: one.to(device) for name, one in batch.items()})
-            yield from zip(chosen.tolist(), output.logits.double().cpu().numpy())
+
+@torch.no_grad()
+def answers(
+    model: nn.Module,
+    rows: Sequence[Row],
+    encoded: Sequence[tuple[list[Window], Offsets]],
+    config: AnsweringConfig,
+    collate: Collate,
+) -> list[str]:
+    """`Answering.answer`, of questions whose windows are there already."""
+    owners = [(number, one) for number, (found, _) in enumerate(encoded) for one in found]
+    best: list[tuple[float, str]] = [(-np.inf, "")] * len(rows)
+    none = np.full(len(rows), np.inf)  # the score of no answer: the least of all windows
+    for window, logits in _logits(model, [_input(one) for _, one in owners], config.batch_tokens, collate):
+        number, one = owners[window]
+        text = logits[one.place : one.place + one.size]
+        none[number] = min(none[number], float(logits[0].sum()))
+        if not len(text):
+            continue
+        first, last, score = best_span(text[:, 0], text[:, 1], config.max_answer)
+        if score > best[number][0]:
+            where = first + one.first, last + one.first
+            best[number] = score, answer_text(rows[number]["context"], encoded[number][1], *where)
+    if not config.unanswerable:
+        return [text for _, text in best]
+    limit = config.threshold
+    return ["" if none[number] - score > limit else text for number, (score, text) in enumerate(best)]
+
+
+def _logits(
+    model: nn.Module, rows: list[Row], batch_tokens: int, collate: Collate
+) -> Iterator[tuple[int, np.ndarray]]:
+    """The number of each row and its logits [T, 2], batch by batch."""
+    device = next(model.parameters()).device
+    longest = max((len(row["input_ids"]) for row in rows), default=1)
+    plan = partial(by_tokens, max_tokens=max(batch_tokens, longest))
+    batches = Batches(rows, plan, collate, shuffle=False)
+    for chosen, (_, batch) in zip(batches.order(0), batches.epoch(0)):
+        output = model(**{name: one.to(device) for name, one in batch.items()})
+        yield from zip(chosen.tolist(), output.logits.double().cpu().numpy())
 
 
 def _input(window: Window) -> Row:
-    return {"input_ids": window.input_ids, "token_type_ids": window.token_type_ids}
+    types = {"token_type_ids": window.token_type_ids} if window.token_type_ids else {}
+    return {"input_ids": window.input_ids, **types}
