@@ -107,7 +107,7 @@ def texts(config: FamiliesBench, vocabulary: int) -> list[Batch]:
         return [{"input_ids": one, "attention_mask": torch.ones_like(one)} for one in ids]
     tokenizer = Tokenizer.load(config.tokenizer)
     paths = with_data({"path": "train.tsv"}, config.data)
-    rows = read(DataConfig(format="tsv", header=("label", "rating", "text")), ("text",), paths["path"])
+    rows: Any = read(DataConfig(format="tsv", header=("label", "rating", "text")), ("text",), paths["path"])
     found = []
     for number in range(config.batches):
         chosen = [rows[number * config.batch + i]["text"] for i in range(config.batch)]
