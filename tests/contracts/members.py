@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.attention import Global, Pattern, SoftmaxConfig, Window
+from polyformer.attention.marked import reads_marks
 from polyformer.core.config import Config
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.feedforward import DenseConfig
@@ -151,7 +152,7 @@ class Case:
         if self.config.embedding.num_languages:
             found["langs"] = torch.randint(self.config.embedding.num_languages, batch["input_ids"].shape)
         encoder = self.config.encoder
-        if encoder is not None and encoder.attention.global_projections:
+        if encoder is not None and reads_marks(encoder.attention.mechanism):
             first = torch.arange(batch["input_ids"].shape[1]) < 2
             found["global_attention_mask"] = first.long().expand(batch["input_ids"].shape)
         return batch | {name: one for name, one in found.items() if one is not None}

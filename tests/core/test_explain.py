@@ -57,10 +57,12 @@ def test_long_masks_are_not_built() -> None:
 
 def test_what_torch_would_compute_densely_goes_to_blocks() -> None:
     q, k, v = empty(1, 8192, 8192, v_width=9)
-    assert explain(q, k, v).reasons["sdpa"].startswith("torch has no fused kernel for this dropout or width")
+    assert explain(q, k, v).reasons["sdpa"].startswith("torch has no fused kernel for this width")
     q, k, v = (torch.empty(1, 2, 8192, 1).expand(1, 2, 8192, 8) for _ in range(3))
     assert explain(q, k, v).backend == "sdpa"
-    assert explain(q, k, v, dropout=0.1).backend == "blocks"
+    choice = explain(q, k, v, dropout=0.1)
+    assert choice.backend == "blocks"
+    assert choice.reasons["sdpa"].startswith("torch has no fused kernel for dropout here")
 
 
 def test_score_mods_and_log_sum_exps_go_to_blocks() -> None:

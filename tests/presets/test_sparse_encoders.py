@@ -7,9 +7,10 @@ from polyformer.architecture import ModelConfig
 from polyformer.attention import ETC, Pattern, PerLayer, SoftmaxConfig
 from polyformer.data import Collate
 from polyformer.data.structured import structured
-from polyformer.model import StackConfig, Transformer
+from polyformer.model import Transformer
 from polyformer.position import EtcLabelsConfig
 from polyformer.presets import create_model, model_config
+from polyformer.stack import StackConfig
 
 transformers = pytest.importorskip("transformers")
 

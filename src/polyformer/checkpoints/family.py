@@ -215,8 +215,10 @@ class Family:
         return able[0] if able else self.task({}, config.head)
 
     def fits(self, config: ModelConfig) -> bool:
-        """Whether a class of the family has the model's stacks."""
-        return any(self._has_stacks(one, config) for one in self.tasks.values())
+        """Whether the model is of our class, and a class of the family has its stacks."""
+        return type(config) is type(self.template) and any(
+            self._has_stacks(one, config) for one in self.tasks.values()
+        )
 
     def _has_stacks(self, task: Task, config: ModelConfig) -> bool:
         """Whether the model has the stacks that the task's class has, and no other."""

@@ -42,7 +42,7 @@ def described(config: ModelConfig) -> tuple[Family, dict[str, object], str]:
     able, reasons = [], []
     for name in FAMILIES:
         family = FAMILIES[name]
-        if type(family.template) is not type(config) or not family.fits(config):
+        if not family.fits(config):
             continue
         try:
             able.append((family, *family.hub(config)))

@@ -90,6 +90,9 @@ class DecisionTransformer(Family):
     def layers(self, config: Any) -> int:
         return config.decoder.num_hidden_layers
 
+    def fits(self, config: Any) -> bool:
+        return type(config) is type(self.template)
+
     def task_of(self, config: Any) -> str:
         return "Model"
 
