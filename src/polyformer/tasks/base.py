@@ -21,7 +21,17 @@ from torch import Tensor, nn
 from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.data import Batches, Collate, Splits, Stream, Tokenizer, TokenizerConfig, by_tokens, pack
+from polyformer.data import (
+    Batches,
+    Collate,
+    Masking,
+    Splits,
+    Stream,
+    Tokenizer,
+    TokenizerConfig,
+    by_tokens,
+    pack,
+)
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
 from polyformer.heads import HeadConfig
 from polyformer.model import Transformer
@@ -204,6 +214,38 @@ class TextTask(abc.ABC):
         return {**self.measure(model, self.held_out(rows)), **self.finish(model, rows)}
 
 
+class MaskingTask(TextTask):
+    """Tasks that hide tokens of rows with <cls> and <sep>, as their configuration's `masking` says."""
+
+    stacks = "encoder"
+
+    def __init__(self, config: Any, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self.cls, self.sep = required(tokenizer.cls_id, "<cls>"), required(tokenizer.sep_id, "<sep>")
+        self.masking = Masking(config.masking, tokenizer, required(tokenizer.mask_id, "<mask>"))
+
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        return self.masking.copies(self.prepare_held_out(rows))
+
+    def documents(self, rows: Sequence[Row], length: int, packed: bool) -> list[Row]:
+        """Each text between <cls> and <sep>, in rows of at most `length` tokens: packed end to end, or each
+        with rows of its own."""
+        encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
+        marked = [[self.cls, *ids, self.sep] for ids in encoded]
+        if packed:
+            return list(pack(marked, length, pad_id=self.collate.pad_id))
+        parts = (ids[start : start + length] for ids in marked for start in range(0, len(ids), length))
+        return [{"input_ids": np.asarray(part, np.int32)} for part in parts]
+
+    @property
+    def corrupt(self) -> Corrupt:
+        return self.masking.corrupt
+
+    @property
+    def corrupt_held_out(self) -> Corrupt:
+        return self.corrupt
+
+
 class Fitting:
     """A task and its data, as the training loop asks for them (`polyformer.training.Task`)."""
 
@@ -262,14 +304,6 @@ def batched(
     for chosen in by_tokens(lengths, None, max_tokens=most):
         batch = collate([{"input_ids": rows[i]} for i in chosen])
         yield chosen.tolist(), {name: one.to(device) for name, one in batch.items()}
-
-
-def document_rows(documents: Sequence[Sequence[int]], length: int, packed: bool, pad_id: int) -> list[Row]:
-    """Rows of at most `length` tokens from documents: packed end to end, or each with rows of its own."""
-    if packed:
-        return list(pack(documents, length, pad_id=pad_id))
-    parts = (ids[start : start + length] for ids in documents for start in range(0, len(ids), length))
-    return [{"input_ids": np.asarray(part, np.int32)} for part in parts]
 
 
 def guesses(output: ModelOutput, labels: Tensor) -> Tensor:

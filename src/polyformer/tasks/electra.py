@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED
-from polyformer.data import Masking, MaskingConfig, Tokenizer
-from polyformer.data.batching import Batch, Corrupt, Row
+from polyformer.data import MaskingConfig, Tokenizer
+from polyformer.data.batching import Batch, Row
 from polyformer.feedforward.base import SizedConfig
 from polyformer.heads import DetectConfig, HeadConfig, MaskedConfig
 from polyformer.model import Transformer
 from polyformer.objectives.detection import draw, replaced
 from polyformer.position import Learned
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, document_rows, exp, required
+from polyformer.tasks.base import MaskingTask, Rows, TaskConfig, check_room, exp
 from polyformer.training.config import at_least
 
 GENERATOR = "generator"
@@ -107,41 +107,25 @@ class GeneratorAndModel(nn.Module):
         return Detected(loss, guessed.loss, ids, output.logits, found, logits.argmax(-1))
 
 
-class Electra(TextTask):
+class Electra(MaskingTask):
     """Metrics: loss as trained; of the generator perplexity and accuracy over the hidden tokens; of the model
     detection_loss (nats a token) and accuracy over all tokens, and of the replaced ones the share found
     (recall) and the share they are of those taken for replaced (precision).
     """
 
-    stacks = "encoder"
     sums = 9
     head: HeadConfig = DetectConfig()
 
     def __init__(self, config: ElectraConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.config = config
-        self.cls, self.sep = required(tokenizer.cls_id, "<cls>"), required(tokenizer.sep_id, "<sep>")
-        self.masking = Masking(config.masking, tokenizer, required(tokenizer.mask_id, "<mask>"))
 
     @property
     def positions(self) -> int:
         return self.config.row_length
 
-    def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        return self.masking.copies(self.prepare_held_out(rows))
-
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
-        encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
-        documents = [[self.cls, *ids, self.sep] for ids in encoded]
-        return document_rows(documents, self.config.row_length, self.config.packed, self.collate.pad_id)
-
-    @property
-    def corrupt(self) -> Corrupt:
-        return self.masking.corrupt
-
-    @property
-    def corrupt_held_out(self) -> Corrupt:
-        return self.corrupt
+        return self.documents(rows, self.config.row_length, self.config.packed)
 
     def join(self, model: Transformer, run: Path | None = None) -> GeneratorAndModel:
         device = next(model.parameters()).device

@@ -11,18 +11,16 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from polyformer.data import Masking, MaskingConfig, Tokenizer
-from polyformer.data.batching import Batch, Corrupt, Row
+from polyformer.data import MaskingConfig, Tokenizer
+from polyformer.data.batching import Batch, Row
 from polyformer.heads import HeadConfig, MaskedConfig
 from polyformer.tasks.base import (
+    MaskingTask,
     Rows,
     TaskConfig,
-    TextTask,
     check_room,
-    document_rows,
     guesses,
     of_guesses,
-    required,
 )
 from polyformer.training.config import at_least
 
@@ -52,38 +50,22 @@ class MaskedModellingConfig(TaskConfig):
         return MaskedModelling(self, tokenizer)
 
 
-class MaskedModelling(TextTask):
+class MaskedModelling(MaskingTask):
     """Metrics over the tokens to be guessed: loss (nats a token), perplexity exp(loss), accuracy."""
 
-    stacks = "encoder"
     sums = 3
     head: HeadConfig = MaskedConfig()
 
     def __init__(self, config: MaskedModellingConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.config = config
-        self.cls, self.sep = required(tokenizer.cls_id, "<cls>"), required(tokenizer.sep_id, "<sep>")
-        self.masking = Masking(config.masking, tokenizer, required(tokenizer.mask_id, "<mask>"))
 
     @property
     def positions(self) -> int:
         return self.config.row_length
 
-    def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        return self.masking.copies(self.prepare_held_out(rows))
-
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
-        encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
-        documents = [[self.cls, *ids, self.sep] for ids in encoded]
-        return document_rows(documents, self.config.row_length, self.config.packed, self.collate.pad_id)
-
-    @property
-    def corrupt(self) -> Corrupt:
-        return self.masking.corrupt
-
-    @property
-    def corrupt_held_out(self) -> Corrupt:
-        return self.corrupt
+        return self.documents(rows, self.config.row_length, self.config.packed)
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         return guesses(model(**batch), batch["labels"])

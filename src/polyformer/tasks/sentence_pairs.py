@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
-from polyformer.data import Masking, MaskingConfig, Tokenizer
-from polyformer.data.batching import Batch, Corrupt, Row
+from polyformer.data import MaskingConfig, Tokenizer
+from polyformer.data.batching import Batch, Row
 from polyformer.data.pairs import Pair, pair_row
 from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_pairs
 from polyformer.data.structured import split_sentences
 from polyformer.heads import HeadConfig, PretrainingConfig
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, exp, required, with_tables
+from polyformer.tasks.base import MaskingTask, Rows, TaskConfig, check_room, exp, with_tables
 from polyformer.training.config import at_least
 
 
@@ -80,20 +80,17 @@ class SentenceOrderConfig(SentencePairsConfig):
     make = staticmethod(sentence_order_pairs)
 
 
-class SentencePairs(TextTask):
+class SentencePairs(MaskingTask):
     """Metrics: perplexity and accuracy of hidden tokens, sentence_loss (nats a pair) and sentence_accuracy;
     loss, which is trained, is the sum of both losses.
     """
 
-    stacks = "encoder"
     sums = 6
     head: HeadConfig = PretrainingConfig()
 
     def __init__(self, config: SentencePairsConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.config = config
-        self.cls, self.sep = required(tokenizer.cls_id, "<cls>"), required(tokenizer.sep_id, "<sep>")
-        self.masking = Masking(config.masking, tokenizer, required(tokenizer.mask_id, "<mask>"))
 
     @property
     def positions(self) -> int:
@@ -122,14 +119,6 @@ class SentencePairs(TextTask):
         """The token ids of every sentence; all but the first keep the space before them."""
         sentences = split_sentences(text)
         return self.tokenizer.encode_batch([f" {one}" if i else one for i, one in enumerate(sentences)])
-
-    @property
-    def corrupt(self) -> Corrupt:
-        return self.masking.corrupt
-
-    @property
-    def corrupt_held_out(self) -> Corrupt:
-        return self.corrupt
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         output, labels, pairs = model(**batch), batch["labels"], batch["sentence_labels"]

@@ -13,18 +13,17 @@ from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
-from polyformer.data import Masking, MaskingConfig, Tokenizer
-from polyformer.data.batching import Batch, Corrupt, Row
+from polyformer.data import MaskingConfig, Tokenizer
+from polyformer.data.batching import Batch, Row
 from polyformer.data.translation_pairs import translation_row
 from polyformer.heads import HeadConfig, MaskedConfig
 from polyformer.tasks.base import (
+    MaskingTask,
     Rows,
     TaskConfig,
-    TextTask,
     check_room,
     guesses,
     of_guesses,
-    required,
     with_tables,
 )
 from polyformer.training.config import at_least
@@ -57,18 +56,15 @@ class TranslationModellingConfig(TaskConfig):
         return TranslationModelling(self, tokenizer)
 
 
-class TranslationModelling(TextTask):
+class TranslationModelling(MaskingTask):
     """Metrics over the tokens to be guessed: loss (nats a token), perplexity exp(loss), accuracy."""
 
-    stacks = "encoder"
     sums = 3
     head: HeadConfig = MaskedConfig()
 
     def __init__(self, config: TranslationModellingConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.config = config
-        self.cls, self.sep = required(tokenizer.cls_id, "<cls>"), required(tokenizer.sep_id, "<sep>")
-        self.masking = Masking(config.masking, tokenizer, required(tokenizer.mask_id, "<mask>"))
 
     @property
     def positions(self) -> int:
@@ -78,23 +74,12 @@ class TranslationModelling(TextTask):
         """The model with a vector for each of the two languages, and more where it has them."""
         return with_tables(super().adapt(config), num_languages=max(self.config.languages) + 1)
 
-    def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        return self.masking.copies(self.prepare_held_out(rows))
-
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
         sources, targets = (self.tokenizer.encode_batch([row[side] for row in rows])
                             for side in self.config.needs)  # fmt: skip
         marks = {"begin_id": self.cls, "end_id": self.sep}
         options = {"languages": self.config.languages, "length": self.config.max_length}
         return [translation_row(*pair, **marks, **options) for pair in zip(sources, targets)]
-
-    @property
-    def corrupt(self) -> Corrupt:
-        return self.masking.corrupt
-
-    @property
-    def corrupt_held_out(self) -> Corrupt:
-        return self.corrupt
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         return guesses(model(**batch), batch["labels"])
