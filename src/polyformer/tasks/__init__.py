@@ -1,10 +1,11 @@
 """Tasks: what a model is trained to do with text, and how well it does it."""
 
-from polyformer.tasks.base import Fitting, HeldOut, TaskConfig, TextTask, Workers
+from polyformer.tasks.base import HeldOut, TaskConfig, TextTask, Workers
 from polyformer.tasks.classify import Classification, ClassificationConfig
 from polyformer.tasks.cpc import ContrastiveModelling, ContrastiveModellingConfig
 from polyformer.tasks.denoise import Denoising, DenoisingConfig
 from polyformer.tasks.electra import Electra, ElectraConfig
+from polyformer.tasks.fitting import Fitting
 from polyformer.tasks.image import ImageConfig, ImageModelling
 from polyformer.tasks.lm import LanguageModelling, LanguageModellingConfig
 from polyformer.tasks.mlm import MaskedModelling, MaskedModellingConfig
