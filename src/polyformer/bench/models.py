@@ -13,28 +13,15 @@ from polyformer.attention import (
     Global,
     GlobalEnd,
     Links,
-    Marked,
     Pattern,
     PerHead,
     PerLayer,
-    Window,
 )
 from polyformer.bench.timing import in_turn, median
+from polyformer.checkpoints import convert, from_transformers
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
-from polyformer.presets import create_model
-
-LAYER = {"attention.self.query": "attention.query", "attention.self.key": "attention.key",
-         "attention.self.value": "attention.value", "attention.output.dense": "attention.output",
-         "attention.self.query_global": "attention.global_attention.query",
-         "attention.self.key_global": "attention.global_attention.key",
-         "attention.self.value_global": "attention.global_attention.value",
-         "attention.output.LayerNorm": "block.norms.0", "intermediate.dense": "feedforward.up",
-         "output.dense": "feedforward.down", "output.LayerNorm": "block.norms.1"}  # fmt: skip
-EMBEDDINGS = {"word_embeddings": "tokens", "LayerNorm": "encoder_embedding.norm",
-              "position_embeddings": "encoder.position.tables.0",
-              "token_type_embeddings": "encoder_embedding.types"}  # fmt: skip
-"""Their names of a layer's and of the embedding's parts, and ours."""
+from polyformer.heads import EmbedConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +128,7 @@ def longformer(config: ModelsBench) -> tuple[nn.Module, nn.Module, dict[str, Ten
         **_sizes(config), attention_window=config.window, max_position_embeddings=config.length + 2,
         type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5, attention_probs_dropout_prob=0.0,
     ), add_pooling_layer=False)  # fmt: skip
-    ours = _ours("longformer-base", config, Window(config.window // 2) | Marked(), theirs)
+    ours = _ours(config, theirs)
     ids = torch.randint(2, config.vocab_size, (config.batch, config.length), device=config.device)
     marks = torch.zeros_like(ids)
     marks[:, : config.marked] = 1
@@ -165,7 +152,7 @@ def bigbird(config: ModelsBench) -> tuple[nn.Module, nn.Module, dict[str, Tensor
     for table in drawn(placed, ids):
         rows = [((), *map(tuple, head.tolist()), ()) for head in table]
         layers.append(PerHead(tuple(fixed | Links(config.block, tuple(one)) for one in rows)))
-    return _ours("bert-base", config, PerLayer(tuple(layers)), theirs), placed, {"input_ids": ids}
+    return _ours(config, theirs, PerLayer(tuple(layers))), placed, {"input_ids": ids}
 
 
 @torch.no_grad()
@@ -200,23 +187,10 @@ def _placed(model: nn.Module, config: ModelsBench) -> nn.Module:
     return model.to(config.device, getattr(torch, config.dtype))
 
 
-def _ours(preset: str, config: ModelsBench, pattern: Pattern, theirs: nn.Module) -> nn.Module:
-    """The preset around `pattern` with their weights."""
-    sizes = _sizes(config)
-    del sizes["hidden_dropout_prob"]
-    model = create_model(preset, **sizes, dropout=0.0, max_position_embeddings=config.length,
-                         attention=pattern, head={"kind": "embed", "normalize": False})  # fmt: skip
-    weights = dict(theirs.state_dict())
-    names = {f"embeddings.{old}": new for old, new in EMBEDDINGS.items()}
-    for i in range(config.layers):
-        names |= {f"encoder.layer.{i}.{old}": f"encoder.layers.{i}.{new}" for old, new in LAYER.items()}
-    found = {}
-    for old, new in names.items():
-        for kind in ("weight", "bias"):
-            if f"{old}.{kind}" in weights:
-                found[f"{new}.{kind}"] = weights[f"{old}.{kind}"]
-    model.load_state_dict(found)
-    return _placed(model, config)
+def _ours(config: ModelsBench, theirs: nn.Module, pattern: Pattern | None = None) -> nn.Module:
+    """Their model as ours, around `pattern` where one is given."""
+    model = from_transformers(theirs, EmbedConfig(normalize=False))
+    return _placed(model if pattern is None else convert(model, pattern)[0], config)
 
 
 PAIRS: dict[str, Callable[[ModelsBench], tuple[nn.Module, nn.Module, dict[str, Tensor]]]] = {
