@@ -212,7 +212,27 @@ class TextTask(abc.ABC):
         return {**self.measure(model, self.held_out(rows)), **self.finish(model, rows)}
 
 
-class MaskingTask(TextTask):
+class CorruptingTask(TextTask):
+    """Tasks whose held-out text is corrupted as the training text is, once for all."""
+
+    @property
+    def corrupt_held_out(self) -> Corrupt | None:
+        return self.corrupt
+
+
+class GuessingTask(CorruptingTask):
+    """Tasks measured by the labelled tokens alone: see `of_guesses`."""
+
+    sums = 3
+
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        return guesses(model(**batch), batch["labels"])
+
+    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        return of_guesses(*totals)
+
+
+class MaskingTask(CorruptingTask):
     """Tasks that hide tokens of rows with <cls> and <sep>, as their configuration's `masking` says."""
 
     stacks = "encoder"
@@ -238,10 +258,6 @@ class MaskingTask(TextTask):
     @property
     def corrupt(self) -> Corrupt:
         return self.masking.corrupt
-
-    @property
-    def corrupt_held_out(self) -> Corrupt:
-        return self.corrupt
 
 
 def batched(

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor, nn
 
 from polyformer.data import Tokenizer
-from polyformer.data.batching import Batch, Corrupt, Row
+from polyformer.data.batching import Corrupt, Row
 from polyformer.data.noise_config import NoiseConfig, spoil
 from polyformer.data.words import sentence_ends
 from polyformer.heads import HeadConfig, LanguageModelConfig
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, guesses, of_guesses, required
+from polyformer.tasks.base import GuessingTask, Rows, TaskConfig, check_room, required
 from polyformer.training.config import at_least
 
 
@@ -44,11 +43,10 @@ class DenoisingConfig(TaskConfig):
         return Denoising(self, tokenizer)
 
 
-class Denoising(TextTask):
+class Denoising(GuessingTask):
     """Metrics over the tokens of the whole text and its <eos>: loss, perplexity, accuracy."""
 
     stacks = "encoder-decoder"
-    sums = 3
     head: HeadConfig = LanguageModelConfig()
 
     def __init__(self, config: DenoisingConfig, tokenizer: Tokenizer):
@@ -81,13 +79,3 @@ class Denoising(TextTask):
             return {"input_ids": ids, "labels": row["input_ids"][1:]}
 
         return spoiled
-
-    @property
-    def corrupt_held_out(self) -> Corrupt:
-        return self.corrupt
-
-    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        return guesses(model(**batch), batch["labels"])
-
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        return of_guesses(*totals)

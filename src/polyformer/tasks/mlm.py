@@ -9,18 +9,15 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from torch import Tensor, nn
-
 from polyformer.data import MaskingConfig, Tokenizer
-from polyformer.data.batching import Batch, Row
+from polyformer.data.batching import Row
 from polyformer.heads import HeadConfig, MaskedConfig
 from polyformer.tasks.base import (
+    GuessingTask,
     MaskingTask,
     Rows,
     TaskConfig,
     check_room,
-    guesses,
-    of_guesses,
 )
 from polyformer.training.config import at_least
 
@@ -50,10 +47,9 @@ class MaskedModellingConfig(TaskConfig):
         return MaskedModelling(self, tokenizer)
 
 
-class MaskedModelling(MaskingTask):
+class MaskedModelling(GuessingTask, MaskingTask):
     """Metrics over the tokens to be guessed: loss (nats a token), perplexity exp(loss), accuracy."""
 
-    sums = 3
     head: HeadConfig = MaskedConfig()
 
     def __init__(self, config: MaskedModellingConfig, tokenizer: Tokenizer):
@@ -66,9 +62,3 @@ class MaskedModelling(MaskingTask):
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
         return self.documents(rows, self.config.row_length, self.config.packed)
-
-    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        return guesses(model(**batch), batch["labels"])
-
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        return of_guesses(*totals)

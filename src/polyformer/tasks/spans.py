@@ -11,15 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.batching import Batch, Corrupt, Row
+from polyformer.data.batching import Corrupt, Row
 from polyformer.data.sentinels import add_sentinels, sentinel_ids
 from polyformer.data.spans import corrupt_spans, corrupted_lengths, span_counts, text_length
 from polyformer.heads import HeadConfig, LanguageModelConfig
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, guesses, of_guesses, required
+from polyformer.tasks.base import GuessingTask, Rows, TaskConfig, check_room, required
 from polyformer.training.config import at_least
 
 SENTINELS = 100  # as many as T5 has, or more where rows need them
@@ -63,11 +62,10 @@ class SpanCorruptionConfig(TaskConfig):
         return SpanCorruption(self, tokenizer)
 
 
-class SpanCorruption(TextTask):
+class SpanCorruption(GuessingTask):
     """Metrics over the target's tokens, its sentinels and <eos> among them: loss, perplexity, accuracy."""
 
     stacks = "encoder-decoder"
-    sums = 3
     head: HeadConfig = LanguageModelConfig()
 
     def __init__(self, config: SpanCorruptionConfig, tokenizer: Tokenizer):
@@ -110,13 +108,3 @@ class SpanCorruption(TextTask):
             return {**row, "input_ids": ids, "labels": labels}
 
         return take
-
-    @property
-    def corrupt_held_out(self) -> Corrupt:
-        return self.corrupt
-
-    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        return guesses(model(**batch), batch["labels"])
-
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        return of_guesses(*totals)

@@ -9,21 +9,18 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from torch import Tensor, nn
-
 from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
 from polyformer.data import MaskingConfig, Tokenizer
-from polyformer.data.batching import Batch, Row
+from polyformer.data.batching import Row
 from polyformer.data.translation_pairs import translation_row
 from polyformer.heads import HeadConfig, MaskedConfig
 from polyformer.tasks.base import (
+    GuessingTask,
     MaskingTask,
     Rows,
     TaskConfig,
     check_room,
-    guesses,
-    of_guesses,
     with_tables,
 )
 from polyformer.training.config import at_least
@@ -56,10 +53,9 @@ class TranslationModellingConfig(TaskConfig):
         return TranslationModelling(self, tokenizer)
 
 
-class TranslationModelling(MaskingTask):
+class TranslationModelling(GuessingTask, MaskingTask):
     """Metrics over the tokens to be guessed: loss (nats a token), perplexity exp(loss), accuracy."""
 
-    sums = 3
     head: HeadConfig = MaskedConfig()
 
     def __init__(self, config: TranslationModellingConfig, tokenizer: Tokenizer):
@@ -80,9 +76,3 @@ class TranslationModelling(MaskingTask):
         marks = {"begin_id": self.cls, "end_id": self.sep}
         options = {"languages": self.config.languages, "length": self.config.max_length}
         return [translation_row(*pair, **marks, **options) for pair in zip(sources, targets)]
-
-    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        return guesses(model(**batch), batch["labels"])
-
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        return of_guesses(*totals)
