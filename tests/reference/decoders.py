@@ -6,9 +6,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from families import Inputs, at_real, counted, same, texts, verify
+from families import Inputs, at_real, counted, same, shaken, texts, verify
 from torch import Tensor
 
+import polyformer
 from polyformer.architecture import ModelConfig
 from polyformer.checkpoints import FAMILIES
 from polyformer.generation.hub import from_hub
@@ -57,6 +58,17 @@ def verify_decoder(theirs: Any, folder: Path, side: str, **options: Any) -> Tran
 
 
 @torch.no_grad()
+def verify_writer(theirs: Any, folder: Path) -> None:
+    """Attention weights, chunks with a cache, and texts, greedy and by beams, of a language model."""
+    theirs = shaken(theirs, 0.8)
+    theirs.save_pretrained(folder)
+    ours = polyformer.from_pretrained(folder)
+    verify_attentions(ours, theirs)
+    verify_cache(ours, theirs)
+    verify_generation(ours, theirs)
+    verify_generation(ours, theirs, num_beams=3)
+
+
 def verify_attentions(ours: Transformer, theirs: Any, side: str = "left") -> None:
     """Every layer's weights [B, H, Tq, Tk] at the real queries; `theirs` computes them in full."""
     inputs = texts(ours.config.vocab_size, pad=PAD, side=side)
