@@ -79,24 +79,27 @@ def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None,
             return plan(q, k, v)
     request = prepare(q, k, v, pattern=joined(pattern, mask_mod, layout), score_mod=score_mod,
                       relative=relative, context=context, scale=scale, dropout=dropout)  # fmt: skip
-    if memo is not None and choose(request, backend, return_lse).backend == "sdpa":
+    chosen = None if memo is None else choose(request, backend, return_lse).backend
+    if memo is not None and chosen == "sdpa":
         memo[key] = sdpa.plan(request)
         return memo[key](request.q, request.k, request.v)
     if autocast:  # `prepare` has cast what autocast would; inside, float32 is meant
         with torch.autocast(q.device.type, enabled=False):
-            out, lse = _run(request, backend, return_lse)
+            out, lse = _run(request, backend, return_lse, chosen)
     else:
-        out, lse = _run(request, backend, return_lse)
+        out, lse = _run(request, backend, return_lse, chosen)
     return (out, lse) if return_lse else out
 
 
-def _run(request: Request, backend: str, return_lse: bool) -> tuple[Tensor, Tensor | None]:
-    """One call of a backend, or several where those that walk a layout have it easier."""
+def _run(request: Request, backend: str, return_lse: bool,
+         chosen: str | None = None) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """One call of a backend, the `chosen` one if that is known, or several where those that walk a layout
+    have it easier."""
     if backend == "auto" and not recording() and not torch.compiler.is_compiling():
         lengths = by_document(request)
         if lengths is not None:
             return run_by_document(lengths, request, lambda one: _run(one, backend, return_lse))
-    name = choose(request, backend, return_lse).backend
+    name = chosen or choose(request, backend, return_lse).backend
     if name in ("blocks", "flex") and not torch.compiler.is_compiling():
         groups = arrange.by_pattern(request, together=name == "blocks")
         if groups is not None:
