@@ -3,13 +3,29 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check docs clean
+# What other machines may round, order or schedule otherwise: everything between `attend` and a whole model.
+NUMERIC := $(addprefix tests/,attention block contracts core feedforward heads objectives position stack test_model.py)
+TESTS := $(BIN)/python -m pytest -n 2
+
+.PHONY: demo test test-avx2 test-shuffled test-busy check docs clean
 
 demo: .venv/installed
 	$(BIN)/polyformer train
 
 test: .venv/developed
-	$(BIN)/python -m pytest -n 2
+	$(TESTS)
+
+# The numeric core as a processor without AVX-512 computes it.
+test-avx2: .venv/developed
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(TESTS) $(NUMERIC)
+
+# The numeric core in random order; `--randomly-seed N`, with the seed that it prints, repeats one.
+test-shuffled: .venv/developed
+	$(TESTS) --override-ini addopts= $(NUMERIC)
+
+# The numeric core while every core of the machine is kept busy.
+test-busy: .venv/developed
+	$(BIN)/python tests/under_load.py $(TESTS) $(NUMERIC)
 
 check: .venv/developed
 	$(BIN)/ruff format --check
