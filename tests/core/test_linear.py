@@ -64,6 +64,21 @@ def test_any_strides_will_do(view):
     torch.testing.assert_close(linear(x, turned, offset), F.linear(x, turned, offset), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 22, ROW_STEP])
+def test_what_it_returns_may_be_changed_in_place(rows):
+    x, weight, offset = (one.requires_grad_() for one in inputs(rows, 257, 301))
+    with torch.no_grad():
+        later = linear(x, weight, offset)
+    for y in (linear(x, weight, offset), F.linear(x, weight, offset)):
+        y += 1
+        y.square().sum().backward()
+    later += weight.sum()
+    assert later.requires_grad
+    total = (F.linear(x, weight, offset) + 1).square().sum()
+    for one, expected in zip((x, weight, offset), torch.autograd.grad(total, (x, weight, offset))):
+        torch.testing.assert_close(one.grad, 2 * expected, rtol=1e-4, atol=1e-2)
+
+
 def test_no_rows_give_no_rows():
     _, weight, offset = inputs(6, 8, 5)
     assert linear(torch.zeros(0, 8), weight, offset).shape == (0, 5)

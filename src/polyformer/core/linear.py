@@ -58,7 +58,7 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.flatten(0, -2)
     y = torch.ops.mkldnn._linear_pointwise(_padded(rows), weight, bias, "none", [], "")
-    return y[: len(rows)].unflatten(0, x.shape[:-1])
+    return _shaped(y[: len(rows)], x)
 
 
 def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -67,7 +67,13 @@ def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if rows > ROW_STEP:
         return _onednn(x, weight, bias)
     y = torch.ops.mkldnn._linear_pointwise(x.reshape(rows, -1), weight, bias, "none", [], "")
-    return y.view(*x.shape[:-1], -1)
+    return _shaped(y, x)
+
+
+def _shaped(rows: Tensor, x: Tensor) -> Tensor:
+    """[N, O] as x [..., I] lies. Not a view for autograd: what a custom function returns as a view may not be
+    changed in place, and nobody else has these rows."""
+    return torch.ops.aten._unsafe_view(rows, [*x.shape[:-1], rows.shape[-1]])
 
 
 def _padded(rows: Tensor) -> Tensor:
