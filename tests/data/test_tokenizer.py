@@ -1,6 +1,7 @@
 """Tokenizers keep text, ids and files: round trips for any text, and the formats people have."""
 
 import json
+import unicodedata
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ TEXTS = [
     "Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.",
     "To be, or not to be: that is the question the fox asks the dog.",
 ] * 5
-ALGORITHMS = ("bytes", "bpe", "wordpiece", "unigram")
-SIZES = {"bytes": 260, "bpe": 300, "wordpiece": 120, "unigram": 90}
+ALGORITHMS = ("bytes", "characters", "bpe", "wordpiece", "unigram")
+SIZES = {"bytes": 260, "characters": 60, "bpe": 300, "wordpiece": 120, "unigram": 90}
+NAIVE = "naïve Nguyễn: Việt Nam, fin\n"  # the same in NFC and NFKC
 
 
 @pytest.fixture(scope="module")
@@ -27,21 +29,79 @@ def trained():
     }
 
 
+@pytest.fixture(scope="module")
+def as_written():
+    return {
+        name: Tokenizer.train(
+            TokenizerConfig(algorithm=name, vocab_size=SIZES[name], normalization="none"), TEXTS
+        )
+        for name in ("bytes", "bpe")
+    }
+
+
 @pytest.mark.parametrize("name", ["bytes", "bpe"])
 @given(text=st.text())
-def test_any_unicode_text_survives_bytes_and_bpe(trained, name, text):
-    tokenizer = trained[name]
+def test_any_unicode_text_survives_bytes_and_bpe_that_normalise_nothing(as_written, name, text):
+    tokenizer = as_written[name]
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert not tokenizer.special_ids & set(ids)
 
 
 @given(text=st.text())
-def test_byte_ids_are_the_bytes(trained, text):
-    assert trained["bytes"].encode(text) == list(text.encode())
+def test_byte_ids_are_the_bytes(as_written, text):
+    assert as_written["bytes"].encode(text) == list(text.encode())
 
 
-@pytest.mark.parametrize("name", ["wordpiece", "unigram"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_decomposed_text_has_the_tokens_of_composed_text(name):
+    config = TokenizerConfig(algorithm=name, vocab_size=400)
+    texts = [unicodedata.normalize("NFD", text) for text in [*TEXTS, NAIVE]]
+    tokenizer = Tokenizer.train(config, texts)
+    ids = tokenizer.encode(NAIVE)
+    assert tokenizer.encode(unicodedata.normalize("NFD", NAIVE)) == ids
+    assert tokenizer.unk_id not in ids
+    assert "ễ" in tokenizer.decode(ids)
+
+
+def test_the_form_can_be_chosen_and_is_kept_in_the_file(tmp_path):
+    written = "ﬁn ế"  # a ligature, and a letter with two accents
+    for form in ("nfc", "nfd", "nfkc", "nfkd", "none"):
+        tokenizer = Tokenizer.train(TokenizerConfig(algorithm="bytes", normalization=form), [])
+        tokenizer.save(tmp_path / form)
+        expected = written if form == "none" else unicodedata.normalize(form.upper(), written)
+        for made in (tokenizer, Tokenizer.load(tmp_path / form)):
+            assert made.decode(made.encode(written)) == expected
+    with pytest.raises(InputError, match=r"normalization.*'nfx'"):
+        TokenizerConfig.from_dict({"normalization": "nfx"})
+
+
+def test_characters_are_the_most_frequent_ones():
+    tokenizer = Tokenizer.train(
+        TokenizerConfig(algorithm="characters", vocab_size=8), ["bbb a\n", "b a", "z"]
+    )
+    assert [tokenizer.token(i) for i in range(8)] == [
+        "<pad>",
+        "<s>",
+        "</s>",
+        "<mask>",
+        "<unk>",
+        " ",
+        "a",
+        "b",
+    ]
+    assert tokenizer.encode("ab z</s>") == [6, 7, 5, 4, 4, 4, 4, 4]
+    assert tokenizer.decode([7, 5, 6, 6]) == "b aa"
+    with pytest.raises(InputError, match="vocab_size: expected at least 6 for characters, got 5"):
+        TokenizerConfig(algorithm="characters", vocab_size=5)
+
+
+def test_a_loaded_tokenizer_normalises_as_it_always_did(trained, tmp_path):
+    trained["bpe"].export(tmp_path)  # as GPT-2's files, in which nothing is said of normalisation
+    assert Tokenizer.load(tmp_path).decode(Tokenizer.load(tmp_path).encode("e\u0301")) == "e\u0301"
+
+
+@pytest.mark.parametrize("name", ["characters", "wordpiece", "unigram"])
 def test_words_seen_in_training_survive_the_others(trained, name):
     text = "the lazy fox asks"
     assert trained[name].decode(trained[name].encode(text)) == text
@@ -72,7 +132,7 @@ def test_special_ids(trained, name):
 
 
 # Unigram does not: see Tokenizer.train
-@pytest.mark.parametrize("name", ["bytes", "bpe", "wordpiece"])
+@pytest.mark.parametrize("name", ["bytes", "characters", "bpe", "wordpiece"])
 def test_training_repeats(trained, name):
     again = Tokenizer.train(TokenizerConfig(algorithm=name, vocab_size=SIZES[name]), iter(TEXTS))
     assert json.loads(again.backend.to_str()) == json.loads(trained[name].backend.to_str())
@@ -148,7 +208,7 @@ def test_config_refuses_what_cannot_be():
     with pytest.raises(InputError, match="vocab_size: expected at least 260 for bpe, got 259"):
         TokenizerConfig(vocab_size=259)
     with pytest.raises(
-        InputError, match="algorithm: expected one of bytes, bpe, unigram, wordpiece, got 'sp'"
+        InputError, match="algorithm: expected one of bytes, characters, bpe, unigram, wordpiece, got 'sp'"
     ):
         TokenizerConfig(algorithm="sp")
     config = TokenizerConfig(algorithm="unigram", vocab_size=500)

@@ -87,6 +87,15 @@ def test_a_lossy_tokenizer_says_nothing_about_words():
     assert set(task.metrics([1.0, 1.0], {})) == {"loss", "perplexity"}
 
 
+def test_how_unicode_spells_a_text_changes_no_metric():
+    task = LanguageModellingConfig().build(Tokenizer.train(TokenizerConfig(algorithm="bytes"), []))
+    assert (
+        task.count([{"text": "Vie\u0323\u0302t Nam"}])
+        == task.count([{"text": "Việt Nam"}])
+        == {"words": 2, "bytes": 10}
+    )
+
+
 def test_words_of_wikitext_are_the_published_number(shared_data: Callable[[str], Path], tokenizer: Tokenizer):
     task, _ = made(tokenizer)
     counts = {"valid": 217_646, "test": 245_569}

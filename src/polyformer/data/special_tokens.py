@@ -16,6 +16,7 @@ _SPECIAL = ("<pad>", "<s>", "</s>", "<mask>")
 # What tokenizers trained here get, with the ids 0, 1, ... (bytes: 256, 257, ...).
 SPECIAL_OF = {
     "bytes": _SPECIAL,
+    "characters": (*_SPECIAL, "<unk>"),
     "bpe": _SPECIAL,
     "unigram": (*_SPECIAL, "<unk>"),
     "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),

@@ -1,4 +1,4 @@
-"""Text to token ids and back: bytes, BPE, WordPiece or Unigram, trained here or loaded.
+"""Text to token ids and back: bytes, characters, BPE, WordPiece or Unigram, trained here or loaded.
 
 A thin layer over the `tokenizers` library: one place for the special tokens' names, for the pipelines of each
 algorithm, and for errors. Text is text: what looks like a special token in it is encoded as plain characters.
@@ -18,16 +18,26 @@ from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write, write_json
 from polyformer.data.special_tokens import BYTES, NAMES, SPECIAL_OF
 
+Normalization = Literal["nfc", "nfd", "nfkc", "nfkd", "none"]
+
 if TYPE_CHECKING:
     import tokenizers
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig(Config):
-    """How to make a tokenizer: train one, or load the one at `path`."""
+    """How to make a tokenizer: train one, or load the one at `path`.
 
-    algorithm: Literal["bytes", "bpe", "wordpiece", "unigram"] = "bpe"  # bytes and bpe keep every character
-    vocab_size: int = 8192  # special tokens included; bytes always have 260
+    `normalization` is the Unicode form that texts are brought to before anything else (Unicode Standard Annex
+    15). Without one, a text whose accents are characters of their own (NFD, as macOS writes file names) has
+    other tokens than the same text in the usual form (NFC), several times as many in Vietnamese. It is kept
+    in the tokenizer's file; one that is loaded normalises as it always did.
+    """
+
+    algorithm: Literal["bytes", "characters", "bpe", "wordpiece", "unigram"] = "bpe"
+    # bytes and bpe know every character; bytes always have 260 tokens, characters as many as occur or fewer
+    vocab_size: int = 8192  # special tokens included
+    normalization: Normalization | None = None  # None: nfkc for unigram, as in SentencePiece; else nfc
     lowercase: bool = False
     path: str | None = None  # a tokenizer's file, or a directory with one; then nothing is trained
 
@@ -80,10 +90,12 @@ class Tokenizer:
         `texts` are read once, by WordPiece twice (an iterator is then held in memory). Unigram's scores are
         summed in the order of a hash table, so that their last digits, and with them ids, differ each time.
         """
-        from polyformer.data import pipelines
+        from polyformer.data.tokenizer_training import train_tokenizer
 
+        normalization = config.normalization or ("nfkc" if config.algorithm == "unigram" else "nfc")
+        options = config.algorithm, normalization, config.lowercase, config.vocab_size
         try:
-            return cls(pipelines.train(config.algorithm, config.lowercase, config.vocab_size, texts))
+            return cls(train_tokenizer(*options, texts))
         except Exception as error:
             if type(error) is not Exception:  # the library's own errors are bare; others come from the texts
                 raise
@@ -219,7 +231,9 @@ class Tokenizer:
         return InputError(f"language: this tokenizer has no tokens of languages, got {language!r}")
 
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
-        """The text of `ids`, special tokens left out unless kept; exact for bytes and byte-level BPE."""
+        """The text of `ids`, special tokens left out unless kept.
+
+        Of bytes and byte-level BPE it is the text that was encoded, in its normal form."""
         self._check_ids(ids)
         return self.backend.decode([int(number) for number in ids], skip_special_tokens=not keep_special)
 

@@ -5,6 +5,7 @@ Every document is <bos> text <eos>; documents are packed into rows and do not se
 
 import dataclasses
 import math
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
@@ -58,10 +59,10 @@ class LanguageModelling(TextTask):
     perplexity       exp(loss), per token: comparable under one tokenizer only
     word_perplexity  exp(nats / words): what is published for WikiText. Words are what white space separates,
                      and the end of every line counts as one more (the corpus's <eos>)
-    bits_per_byte    nats / ln 2 / bytes of UTF-8
+    bits_per_byte    nats / ln 2 / bytes of UTF-8 (of the text in NFC)
 
     The last two are left out where the tokenizer loses something of the text, for then its tokens say less
-    than the words do.
+    than the words do. How Unicode spells a character (NFC or NFD) is nothing of the text.
     """
 
     stacks = "decoder"
@@ -92,9 +93,9 @@ class LanguageModelling(TextTask):
         return list(pack(self.documents(rows), length, pad_id=self.collate.pad_id, overlap=overlap))
 
     def count(self, rows: Sequence[Row]) -> dict[str, float]:
-        texts = [row["text"] for row in rows]
+        texts = [composed(row["text"]) for row in rows]
         encoded = self.tokenizer.encode_batch(texts)
-        if any(self.tokenizer.decode(ids) != text for ids, text in zip(encoded, texts)):
+        if any(composed(self.tokenizer.decode(ids)) != text for ids, text in zip(encoded, texts)):
             return {}
         words = sum(len(text.split()) + text.count("\n") for text in texts)
         return {"words": words, "bytes": sum(len(text.encode()) for text in texts)}
@@ -127,6 +128,11 @@ class LanguageModelling(TextTask):
     def start(self, prompt: str) -> list[int]:
         """The token ids of a document that begins with `prompt`."""
         return [self.bos, *self.tokenizer.encode(prompt)]
+
+
+def composed(text: str) -> str:
+    """`text` in NFC."""
+    return unicodedata.normalize("NFC", text)
 
 
 def text_metrics(nats: float, tokens: float, counts: dict[str, float]) -> dict[str, float]:
