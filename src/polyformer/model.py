@@ -222,7 +222,7 @@ class Transformer(nn.Module):
         if not (folder / CONFIG).is_file():
             raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
         with torch.device("meta"):
-            model = cls(ModelConfig.from_dict(read_json(folder / CONFIG)))
+            model = cls(ModelConfig.from_dict(read_json(folder / CONFIG, dict)))
         load_weights(model, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
         model.generation = read_generation(folder)
         return model.eval()
@@ -391,7 +391,7 @@ def save(model: Transformer, folder: Path) -> None:
 
 def read_generation(folder: Path) -> dict[str, Any] | None:
     """The settings for `generate` in a model's directory, where there are any."""
-    return read_json(folder / GENERATION) if (folder / GENERATION).is_file() else None
+    return read_json(folder / GENERATION, dict) if (folder / GENERATION).is_file() else None
 
 
 def write_generation(model: Transformer, folder: Path) -> None:

@@ -185,7 +185,7 @@ class TrajectoryTransformer(nn.Module):
         if not (folder / CONFIG).is_file():
             raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
         with torch.device("meta"):
-            model = cls(TrajectoryConfig.from_dict(read_json(folder / CONFIG)))
+            model = cls(TrajectoryConfig.from_dict(read_json(folder / CONFIG, dict)))
         load_weights(model, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
         return model.eval()
 

@@ -136,7 +136,7 @@ def test_config_of_another_size(copy: Path):
 
 def test_damaged_config(copy: Path):
     (copy / "config.json").write_text('{"model_type": "be')
-    assert "config.json is damaged" in fails(copy)
+    assert "config.json: not JSON" in fails(copy)
 
 
 def test_no_weights(copy: Path):
@@ -212,3 +212,51 @@ def test_a_model_of_no_family_is_refused(tmp_path: Path):
 def test_an_id_outside_the_vocabulary(copy: Path):
     with pytest.raises(InputError, match="expected ids from 0 to 49"):
         polyformer.from_pretrained(copy)(torch.tensor([[1, 50]]))
+
+
+def indexed(folder: Path, weight_map: object, name: str = "model.safetensors.index.json") -> Path:
+    (folder / name).write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+@pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
+@pytest.mark.parametrize(
+    "name", ["../other/model.safetensors", "{}", "a/../../other/x", "..", "", "a\\b", "a" * 300, "a\0b"]
+)
+def test_an_index_names_files_of_its_own_folder_only(copy: Path, tmp_path: Path, name: str, index: str):
+    other = Path(shutil.copytree(copy, tmp_path / "other"))
+    (copy / "model.safetensors").unlink()
+    message = fails(indexed(copy, {"a": name.format(other / "model.safetensors")}, index), allow_pickle=True)
+    assert "expected names of files in its own folder" in message
+    assert len(message) < 1000
+
+
+def test_an_index_follows_no_link_out_of_its_folder(copy: Path, tmp_path: Path):
+    (copy / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    (copy / "part.safetensors").symlink_to(tmp_path / "outside.safetensors")
+    names = [*load_file(tmp_path / "outside.safetensors")]
+    assert "a link to a file outside" in fails(indexed(copy, dict.fromkeys(names, "part.safetensors")))
+
+
+def test_the_links_of_the_hubs_cache_are_followed(copy: Path, tmp_path: Path):
+    cache = tmp_path / "models--a--b"
+    (cache / "blobs").mkdir(parents=True)
+    (cache / "snapshots").mkdir()
+    folder = copy.rename(cache / "snapshots" / "1234")
+    (folder / "model.safetensors").rename(cache / "blobs" / "abcd")
+    (folder / "part.safetensors").symlink_to("../../blobs/abcd")
+    names = [*load_file(cache / "blobs" / "abcd")]
+    assert polyformer.from_pretrained(indexed(folder, dict.fromkeys(names, "part.safetensors")))
+
+
+@pytest.mark.parametrize("weight_map", [[], 3, None, {"a": 3}, {"a": ["b"]}, {"a": None}])
+def test_an_index_of_anything_else(copy: Path, weight_map: object):
+    assert "expected a 'weight_map'" in fails(indexed(copy, weight_map))
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "3", "null", '"x"', "[" * 5000, '{"model_type": []}', '{"a": 1, "a": 2}']
+)
+def test_a_config_that_is_none(copy: Path, content: str):
+    (copy / "config.json").write_text(content)
+    fails(copy)

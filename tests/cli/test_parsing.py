@@ -25,7 +25,7 @@ def test_every_sort_of_option():
     options = parse("train", train, words)
     assert (options.recipe, options.steps, options.plot, options.print) == ("mine.yaml", -1, True, False)
     assert options.data == "a b.txt"
-    assert options.changes == {"optimizer.lr": "1e-3", "task.labels": ["x", "y"]}
+    assert options.changes == {"optimizer.lr": 1e-3, "task.labels": ["x", "y"]}
     assert parse("train", train, []) == train.Options()
 
 
@@ -70,7 +70,7 @@ def test_a_setting_of_a_bench_takes_all_values_after_it():
         (train, ["a", "b"], "unexpected 'b': put quotes around a text of several words"),
         (train, ["--a.b"], "--a.b: expected a value after it"),
         (train, ["--a.b", "--steps"], "--a.b: expected a value after it"),
-        (train, ["--a.b", "[1"], r"--a.b: '\[1' is not a value in YAML; put quotes around a text"),
+        (train, ["--a.b", "[1"], "--a.b, line 1: not YAML .*; put quotes around a text"),
         (generate, [], "run"),
         (bench, ["speed"], "speed"),
     ],

@@ -67,7 +67,7 @@ def test_figures(words: tuple[str, ...], name: str, tmp_path: Path, capsys: pyte
         ("pattern Full --out a.gif", "unknown format of --out 'a.gif'"),
         ("pattern Full --out a", "unknown format of --out 'a' '': expected one of '.png', '.svg'"),
         ("position alibbi", "unknown kind of position 'alibbi': did you mean 'alibi'"),
-        ("position {", "'{' is neither a kind nor a mapping in YAML"),
+        ("position {", "; expected a kind, or a mapping in YAML"),
         ("position alibi --length 0", "length: expected 1 to 1024, got 0"),
         ("position alibi --layer 0", "--layer: belongs to `show pattern`"),
         ("position none", "'none': nothing to draw"),

@@ -107,6 +107,9 @@ def test_a_family_knows_its_members():
         ({"size": 7.0}, "size: expected int, got 7.0"),
         ({"size": True}, "size: expected int, got True"),
         ({"inner": {"rate": "fast"}}, "inner.rate: expected float, got 'fast'"),
+        ({"inner": {"rate": "1e3"}}, "inner.rate: expected float, got '1e3'"),
+        ({"inner": {"rate": float("nan")}}, "inner.rate: expected finite numbers, got nan"),
+        ({"size": 2**70}, "size: expected integers of at most 64 bits"),
         ({"inner": {"rate": True}}, "inner.rate: expected float, got True"),
         ({"flag": 1}, "flag: expected bool, got 1"),
         ({"mode": "fats"}, "unknown mode 'fats': did you mean 'fast'"),
@@ -154,7 +157,7 @@ def test_a_dotted_path_is_set_in_one_place():
 def test_overrides_are_decoded_and_checked():
     assert Outer().override("shape", {"kind": "square", "side": 3}).inner.shape == Square(side=3)
     assert Outer().override("shape", Square(side=3)).inner.shape == Square(side=3)
-    assert Outer().override("rate", "1e-4").inner.rate == 1e-4
+    assert Outer().override("rate", 1e-4).inner.rate == 1e-4
     with pytest.raises(InputError, match="size: expected int, got 'x'"):
         Outer().override("inner.size", "x")
     with pytest.raises(InputError, match="side: expected 0 or more, got -2"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 
 
 def test_near_names_are_offered():
@@ -27,3 +27,36 @@ def test_it_is_a_value_error_whatever_was_given():
     assert isinstance(unknown("kind", None, ["a"]), ValueError)
     with pytest.raises(InputError):
         raise unknown("kind", ["a"], ["a"])
+
+
+def laughs() -> list[object]:
+    """A list whose `repr` has 10^12 entries."""
+    data: list[object] = ["lol"] * 10
+    for _ in range(11):
+        data = [data] * 10
+    return data
+
+
+LARGE = (
+    *(laughs(), {"a": laughs()}, "a" * 10**6, b"a" * 10**6, 10**6000, [10**6000], ["\n" * 300] * 300),
+    {i: i for i in range(10**5)},
+    {"a" * 500: {"b" * 500: {"c" * 500: 1}}},
+)
+
+
+@pytest.mark.parametrize("value", LARGE, ids=range(len(LARGE)))
+def test_a_quotation_is_short_whatever_is_quoted(value: object):
+    assert 0 < len(quote(value)) <= 200
+    assert len(str(unknown("kind", value, ["a"]))) < 300
+
+
+def test_a_short_value_is_quoted_whole_and_a_long_one_keeps_its_ends():
+    for value in ({"b": 1, "a": (2, None)}, [1.5, "é\n"], "text", b"\x00", -3, None):
+        assert quote(value) == repr(value)
+    assert quote("a" * 500 + "z").endswith("z'")
+
+
+def test_a_message_is_bounded_and_keeps_its_end():
+    text = str(InputError("a" * 10**6 + " the way out"))
+    assert len(text) == 2000
+    assert text.endswith("the way out")

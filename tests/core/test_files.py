@@ -207,7 +207,7 @@ def test_a_header_length_that_looks_like_a_pickle_is_read(tmp_path: Path, size: 
 @pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\xff\xfe\x00", b"weights"])
 def test_damaged_json_names_the_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state.json").write_bytes(content)
-    with pytest.raises(InputError, match=r"state.json is damaged or not JSON"):
+    with pytest.raises(InputError, match=r"state.json: not JSON .*restore"):
         read_json(tmp_path / "state.json")
 
 

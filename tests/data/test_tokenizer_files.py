@@ -165,7 +165,7 @@ def test_an_unknown_class_is_named(bert):
 @pytest.mark.parametrize("damage", [b'{"a": ', b"[1]", b"\xff"])
 def test_damaged_settings_are_named(bert, name, damage):
     (bert / name).write_bytes(damage)
-    with pytest.raises(InputError, match=rf"{name}( is damaged|: expected a JSON object)"):
+    with pytest.raises(InputError, match=rf"{name}(: not JSON|: expected an object)"):
         Tokenizer.load(bert)
 
 
@@ -186,7 +186,7 @@ def test_a_damaged_vocabulary_is_named(tmp_path, damage):
     write(tmp_path, config={"model_type": "ctrl"})
     (tmp_path / "vocab.json").write_bytes(damage)
     (tmp_path / "merges.txt").write_text("#version\n")
-    with pytest.raises(InputError, match=r"vocab.json(:| is damaged)"):
+    with pytest.raises(InputError, match=r"vocab.json:"):
         Tokenizer.load(tmp_path)
 
 

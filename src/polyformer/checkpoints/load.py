@@ -49,7 +49,7 @@ def from_pretrained(source: str | Path, head: str | HeadConfig | None = None, *,
             are missing, unexpected, misshapen or damaged.
     """
     folder = _folder(source)
-    described = read_json(folder / CONFIG)
+    described = read_json(folder / CONFIG, dict)
     if TRAJECTORY in described and head is None:
         trajectories: Any = TrajectoryTransformer.from_pretrained(folder).to(dtype)
         return trajectories
@@ -76,7 +76,7 @@ def _own(folder: Path, described: Tree) -> Transformer:
 
 def config_of(source: str | Path) -> ModelConfig:
     """The configuration of a checkpoint, with the head that it was saved with."""
-    described = read_json(_folder(source) / CONFIG)
+    described = read_json(_folder(source) / CONFIG, dict)
     if described.get("model_type", WRAPPED) == WRAPPED:
         return ModelConfig.from_dict(described.get("polyformer", described))
     family = FAMILIES[described["model_type"]]
@@ -88,7 +88,7 @@ def start_from(source: str | Path, model: Transformer) -> Report:
 
     Raises `InputError` for a table of other tokens than the model's.
     """
-    described, head = read_json(_folder(source) / CONFIG), None
+    described, head = read_json(_folder(source) / CONFIG, dict), None
     if described.get("model_type", WRAPPED) != WRAPPED:
         kinds = {one.head.kind for one in FAMILIES[described["model_type"]].tasks.values()}
         head = model.config.head if model.config.head.kind in kinds else None

@@ -8,11 +8,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_json, reading, refuse_pickle
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+LONGEST_NAME = 255  # bytes of a file's name, on every usual file system
 RENAMED = {".gamma": ".weight", ".beta": ".bias"}
 """Endings of norms in the oldest files."""
 
@@ -66,23 +67,61 @@ def _names(path: Path) -> dict[str, tuple[Path, str]]:
 
 def _indexed(folder: Path) -> dict[str, tuple[Path, str]]:
     found: dict[str, tuple[Path, str]] = {}
-    listed = read_json(folder / INDEX)
-    if not isinstance(listed, dict) or not isinstance(listed.get("weight_map"), dict):
-        raise InputError(f"{folder / INDEX} is damaged: it has no 'weight_map'; restore it from a copy")
-    for name in sorted(set(listed["weight_map"].values())):
-        if not (folder / name).is_file():
-            raise InputError(f"no such file: {folder / name}, a part of the weights that {INDEX} lists")
-        found |= _names(folder / name)
-    for name in listed["weight_map"]:
+    listed = _weight_map(folder, INDEX)
+    for path in _parts(folder, INDEX, listed):
+        found |= _names(path)
+    for name in listed:
         if _renamed(name) not in found:
-            raise InputError(f"{folder}: {INDEX} lists the tensor {name!r}, which no file has")
+            raise InputError(f"{folder}: {INDEX} lists the tensor {quote(name)}, which no file has")
     return found
+
+
+def _weight_map(folder: Path, index: str) -> dict[str, str]:
+    """The file of each tensor, as an index says."""
+    listed = read_json(folder / index, dict).get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+        raise InputError(
+            f"{folder / index} is damaged: expected a 'weight_map' of names of tensors to names of "
+            f"files, got {quote(listed)}; restore it from a copy"
+        )
+    return listed
+
+
+def _parts(folder: Path, index: str, listed: dict[str, str]) -> list[Path]:
+    """The files that an index lists, which must lie in its folder: an index comes from others."""
+    names = sorted(set(listed.values()))
+    for name in names:
+        if (
+            name in ("", ".", "..")
+            or "/" in name
+            or "\\" in name
+            or "\0" in name
+            or len(name.encode()) > LONGEST_NAME
+        ):
+            raise InputError(
+                f"{folder / index}: lists {quote(name)}, expected names of files in its own folder"
+            )
+        if not (folder / name).is_file():
+            raise InputError(f"no such file: {folder / name}, a part of the weights that {index} lists")
+        if _leaves(folder, folder / name):
+            raise InputError(
+                f"{folder / name} is a link to a file outside of its folder, which an index may not name; "
+                "put the file itself there"
+            )
+    return [folder / name for name in names]
+
+
+def _leaves(folder: Path, path: Path) -> bool:
+    """Whether a link leads out of the folder: of the hub's cache out of the model's part of it."""
+    home = folder.resolve()
+    if home.parent.name == "snapshots":  # there the files are links to ../../blobs
+        home = home.parent.parent
+    return not path.resolve().is_relative_to(home)
 
 
 def _pickles(folder: Path) -> list[Path]:
     if (folder / PICKLE_INDEX).is_file():
-        names = read_json(folder / PICKLE_INDEX)["weight_map"].values()
-        return [folder / name for name in sorted(set(names))]
+        return _parts(folder, PICKLE_INDEX, _weight_map(folder, PICKLE_INDEX))
     return [folder / PICKLE] if (folder / PICKLE).is_file() else []
 
 

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from polyformer.core.errors import InputError, unknown
+from polyformer.core.parsing import parse_yaml
 
 DOTTED, BARE = r"--[\w-]+(\.[\w-]+)+", r"--[\w.-]+"
 
@@ -64,18 +65,9 @@ def split(argv: list[str], pattern: str, several: bool = False) -> tuple[list[st
             values.append(left.pop(0))
         if not values and not several:
             raise InputError(f"{name}: expected a value after it")
-        read = [_yaml(name, one) for one in values]
+        read = [parse_yaml(one, name, "; put quotes around a text") for one in values]
         found[name.removeprefix("--")] = (read[0] if len(read) == 1 else read) if read else True
     return rest, found
-
-
-def _yaml(name: str, value: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise InputError(f"{name}: {value!r} is not a value in YAML; put quotes around a text") from error
 
 
 def run_module(name: str, settings: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from polyformer.core.errors import InputError, unknown
+from polyformer.core.parsing import parse_yaml
 
 LENGTH, BLOCK, HEADS = 64, 16, 4
 FORMATS = ".png", ".svg"
@@ -61,12 +62,7 @@ def show_position(
 
 def as_data(text: str) -> object:
     """YAML as data."""
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"position: {text!r} is neither a kind nor a mapping in YAML") from error
+    return parse_yaml(text, "position", "; expected a kind, or a mapping in YAML")
 
 
 def target(out: str | None) -> Path | None:

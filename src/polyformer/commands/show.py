@@ -82,7 +82,7 @@ def described(name: str) -> "ModelConfig":
         return model_config(name)
     if not (Path(name) / CONFIG).is_file():
         raise InputError(f"{name}: not a model directory (it has no {CONFIG})")
-    return ModelConfig.from_dict(read_json(Path(name) / CONFIG))
+    return ModelConfig.from_dict(read_json(Path(name) / CONFIG, dict))
 
 
 def reach(config: "ModelConfig") -> int:

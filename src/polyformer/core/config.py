@@ -12,9 +12,8 @@ import typing
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import yaml
-
 from polyformer.core.errors import InputError, unknown
+from polyformer.core.parsing import check_numbers, dump_yaml, parse_json, parse_yaml
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,15 +89,15 @@ class Config:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+        return dump_yaml(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        return cls.from_dict(json.loads(text))
+        return cls.from_dict(parse_json(text, cls.__name__))
 
     @classmethod
     def from_yaml(cls, text: str) -> Self:
-        return cls.from_dict(yaml.safe_load(text))
+        return cls.from_dict(parse_yaml(text, cls.__name__))
 
 
 def encode(value: Any) -> Any:
@@ -142,6 +141,7 @@ def decode(hint: Any, value: Any, where: str) -> Any:
     if isinstance(value, hint):
         if hint is int and isinstance(value, bool):
             raise InputError(f"{where}: expected int, got {value!r}")
+        check_numbers(value, where)
         return value
     if hasattr(hint, "from_text") and isinstance(value, str):
         return hint.from_text(value)
@@ -149,11 +149,6 @@ def decode(hint: Any, value: Any, where: str) -> Any:
         return hint.from_dict(value, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint is float and isinstance(value, str):  # YAML 1.1 reads 1e-4, which has no point, as text
-        try:
-            return float(value)
-        except ValueError:
-            pass
     raise InputError(f"{where}: expected {hint.__name__}, got {value!r}")
 
 

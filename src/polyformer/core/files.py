@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from polyformer.core.errors import InputError
+from polyformer.core.parsing import JSON_BYTES, parse_json
 
 NO_SPACE = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -200,11 +201,22 @@ def write_json(path: str | Path, data: object) -> None:
     atomic_write(path, (json.dumps(data, indent=2) + "\n").encode())
 
 
-def read_json(path: str | Path) -> Any:
-    """What a JSON file holds; `InputError` if it is missing or damaged."""
+_DAMAGED = "; it is damaged: restore it from a copy or make it again"
+
+
+def read_json(path: str | Path, expected: type = object) -> Any:
+    """What a JSON file holds, an `expected` (dict, list); `InputError` if it is missing or damaged."""
+    return parse_json(read_bounded(path, JSON_BYTES), path, expected, way_out=_DAMAGED)
+
+
+def read_bounded(path: str | Path, most: int) -> bytes:
+    """The bytes of a file of at most `most`; `InputError` if it is missing or larger."""
     path = Path(path)
-    with reading(path):
-        return json.loads(path.read_bytes())
+    with reading(path), path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise InputError(f"{path}: larger than {most} bytes, the most that is read of such a file")
+    return content
 
 
 @contextmanager
@@ -221,8 +233,4 @@ def reading(path: str | Path) -> Iterator[None]:
     except SafetensorError as error:
         raise InputError(
             f"{path} is damaged or not safetensors ({error}); restore it from a copy or make it again"
-        ) from error
-    except ValueError as error:
-        raise InputError(
-            f"{path} is damaged or not JSON ({error}); restore it from a copy or make it again"
         ) from error

@@ -28,7 +28,7 @@ class Registry(Generic[T]):
         return enter
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._items:
+        if not isinstance(name, str) or name not in self._items:  # a name from a file may be anything
             raise unknown(self.what, name, self._items)
         return self._items[name]
 

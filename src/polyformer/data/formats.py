@@ -6,13 +6,13 @@ file and line in errors; `header` names the columns of a file that does not name
 
 import csv
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError
+from polyformer.core.parsing import parse_json
 from polyformer.data.images import read_idx
 from polyformer.data.opening import opened
 from polyformer.data.squad import read_squad
@@ -74,17 +74,7 @@ def read_jsonl(path: Path, header: Header = None) -> Iterator[Row]:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise InputError(
-                    f"{path}, line {number}: not JSON ({error.msg}, column {error.colno})"
-                ) from error
-            if not isinstance(row, dict):
-                raise InputError(
-                    f"{path}, line {number}: expected an object, one per line, got {line.strip():.40}"
-                )
-            yield row
+            yield parse_json(line, f"{path}, line {number}", dict, finite=False)
 
 
 def read_csv(path: Path, header: Header = None) -> Iterator[Row]:

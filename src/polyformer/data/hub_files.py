@@ -92,10 +92,7 @@ class HubFiles:
         path = self.folder / name
         if not path.is_file():
             return {}
-        found = read_json(path)
-        if not isinstance(found, dict):
-            raise InputError(f"{path}: expected a JSON object, found a {type(found).__name__}")
-        return found
+        return read_json(path, dict)
 
 
 def _token(value: Any, *, special: bool) -> AddedToken:

@@ -10,13 +10,13 @@ A saved or hub data set may hold several splits, known by their usual names.
 """
 
 import glob
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError
+from polyformer.core.files import read_json
 from polyformer.data.default_text import default_documents
 from polyformer.data.formats import READERS, TABLES, Header, Row, format_of, read_pairs
 
@@ -100,8 +100,8 @@ def _saved_splits(path: Path) -> list[str]:
             f"such as {path}/*.txt"
         )
     try:
-        return list(json.loads((path / "dataset_dict.json").read_text(encoding="utf-8"))["splits"])
-    except (ValueError, KeyError, TypeError) as error:
+        return list(read_json(path / "dataset_dict.json", dict)["splits"])
+    except (KeyError, TypeError) as error:
         raise InputError(f"{path}/dataset_dict.json: damaged ({error})") from error
 
 

@@ -7,7 +7,6 @@ of the hub have the same columns.
 Source: Rajpurkar et al. 2016 (SQuAD 1.1), section 6.1; Rajpurkar et al. 2018 (SQuAD 2.0), for no answer.
 """
 
-import json
 import re
 import string
 from collections import Counter
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError
+from polyformer.core.parsing import JSON_BYTES, parse_json
 from polyformer.data.opening import opened
 
 Row = dict[str, Any]
@@ -28,7 +28,7 @@ def read_squad(path: Path, header: object = None) -> Iterator[Row]:
     """{id, question, context, answers}: the questions of a JSON file of SQuAD 1.1 or 2.0, in order."""
     with opened(path) as file:
         try:
-            articles = json.load(file)["data"]
+            articles = parse_json(file.read(JSON_BYTES + 1), path, dict)["data"]
             paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
             for paragraph in paragraphs:
                 for asked in paragraph["qas"]:
@@ -42,10 +42,6 @@ def read_squad(path: Path, header: object = None) -> Iterator[Row]:
                             "answer_start": [answer["answer_start"] for answer in given],
                         },
                     }
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"{path}: not JSON ({error.msg}, line {error.lineno}, column {error.colno})"
-            ) from error
         except (KeyError, TypeError) as error:
             raise InputError(
                 f"{path}: not a file of SQuAD: expected data > paragraphs > context, qas > question, answers "

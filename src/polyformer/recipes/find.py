@@ -4,9 +4,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.files import read_bounded
+from polyformer.core.parsing import YAML_BYTES, parse_yaml
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -21,10 +21,8 @@ def recipe_text(name: str) -> str:
     """The YAML text of the recipe `name`, or of the file of that name."""
     if name.endswith(SUFFIXES):
         try:
-            return Path(name).read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            raise InputError(f"no such file: {name}") from error
-        except (OSError, UnicodeDecodeError) as error:
+            return read_bounded(name, YAML_BYTES).decode("utf-8")
+        except UnicodeDecodeError as error:
             raise InputError(f"cannot read {name}: {error}") from error
     if name not in recipe_names():
         raise unknown("recipe", name, recipe_names())
@@ -33,15 +31,10 @@ def recipe_text(name: str) -> str:
 
 def find_recipe(name: str) -> dict[str, Any]:
     """The recipe `name` (in the package, or a .yaml file) as plain data, to change and then check."""
-    try:
-        data = yaml.safe_load(recipe_text(name))
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f", line {where.line + 1}" if where else ""
-        raise InputError(f"{name}{line}: not YAML ({getattr(error, 'problem', error)})") from error
+    data = parse_yaml(recipe_text(name), name)
     if not isinstance(data, dict):
         raise InputError(
-            f"{name}: expected a recipe, a mapping of task, model, data and so on, got {data!r:.40}"
+            f"{name}: expected a recipe, a mapping of task, model, data and so on, got {quote(data)}"
         )
     return data
 

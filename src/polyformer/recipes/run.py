@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-import yaml
 from torch import nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write, read_json, write_json
+from polyformer.core.files import atomic_write, read_bounded, read_json, write_json
+from polyformer.core.parsing import YAML_BYTES
 from polyformer.data import Tokenizer
 from polyformer.model import WEIGHTS, Transformer
 from polyformer.recipes.recipe import Recipe
@@ -77,15 +77,15 @@ class Run:
 
     def record(self, **facts: Any) -> None:
         """Add to run.json."""
-        write_json(self.folder / RECORD, {**read_json(self.folder / RECORD), **facts})
+        write_json(self.folder / RECORD, {**read_json(self.folder / RECORD, dict), **facts})
 
     @cached_property
     def recipe(self) -> Recipe:
         path = self.folder / RECIPE
         try:
-            return Recipe.from_yaml(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: damaged ({' '.join(str(error).split())})") from error
+            return Recipe.from_yaml(read_bounded(path, YAML_BYTES).decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: damaged ({error})") from error
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
 

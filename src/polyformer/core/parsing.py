@@ -1,0 +1,251 @@
+"""One bounded reader for the text that comes from outside: JSON, YAML and Python expressions.
+
+Every parser here gives plain data or raises `InputError`, whatever the text is. The bounds are far above
+anything that is meant: they stand against files that are made to exhaust memory, time or the stack.
+
+    bytes    a JSON file 256 MiB (vocabularies are large), a YAML text 256 KiB, an expression 16 KiB
+    depth    64 levels of nesting
+    names    each once in its mapping
+    numbers  finite; integers of at most 64 bits
+    aliases  none: a YAML of 300 bytes with aliases can stand for more data than fits into memory
+"""
+
+import ast
+import json
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+from polyformer.core.errors import InputError, quote
+
+JSON_BYTES, YAML_BYTES, EXPRESSION_BYTES = 2**28, 2**18, 2**14
+DEPTH = 64
+INTEGER_BITS = 64
+_JSON_NAMES = {dict: "an object", list: "a list"}
+
+
+def parse_json(
+    text: str | bytes, source: object, expected: type = object, *, finite: bool = True, way_out: str = ""
+) -> Any:
+    """What a JSON text of at most 256 MiB holds: an `expected` (dict, list).
+
+    `source` names the text in messages: a file, or a file and a line; `way_out` ends the message for a text
+    that is no JSON. Without `finite` Python's NaN and Infinity are read too.
+    """
+    _check_size(text, JSON_BYTES, source)
+    strict = {"parse_constant": _not_finite, "parse_float": _float} if finite else {}
+    try:
+        data = json.loads(text, object_pairs_hook=_once_each, parse_int=_integer, **strict)
+    except RecursionError:
+        raise _too_deep(source) from None
+    except _RefusedError as error:
+        raise InputError(f"{source}: {error}") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise InputError(f"{source}: not JSON ({error.msg}, {where}){way_out}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{source}: not JSON (not UTF-8 text: {error.reason}){way_out}") from None
+    _check_depth(data, source)
+    _check_text(text, data, source)
+    if not isinstance(data, expected):
+        raise InputError(f"{source}: expected {_JSON_NAMES[expected]}, got {quote(data)}")
+    return data
+
+
+def parse_yaml(text: str | bytes, source: object, way_out: str = "") -> Any:
+    """What a YAML text of at most 256 KiB holds: plain data, without aliases, dates or tags.
+
+    `way_out` ends the message for a text that is no YAML.
+    """
+    _check_size(text, YAML_BYTES, source)
+    try:
+        data = yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
+    except RecursionError:
+        raise _too_deep(source) from None
+    except _RefusedError as error:
+        raise InputError(f"{source}: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f", line {mark.line + 1}" if mark else ""
+        raise InputError(f"{source}{where}: not YAML ({error.problem or error.context}){way_out}") from None
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError, AttributeError, LookupError) as error:
+        # The constructors of numbers raise whatever their parts raise.
+        raise InputError(f"{source}: not YAML ({' '.join(str(error).split())}){way_out}") from None
+    return data
+
+
+def dump_yaml(data: object) -> str:
+    """`data` as the YAML that `parse_yaml` reads back: without aliases, names in their order."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False)
+
+
+def parse_expression(text: str, source: str, expected: str) -> ast.expr:
+    """The tree of a Python expression of at most 16 KiB and 64 levels; nothing is executed.
+
+    `expected` says in messages what the text should have been.
+    """
+    _check_size(text, EXPRESSION_BYTES, source)
+    stripped = text.strip()
+    try:
+        tree = ast.parse(stripped, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # ValueError: NUL characters, surrogates, integers of too many digits. MemoryError: the parser's own
+        # word for too many levels.
+        raise InputError(f"{source}: expected {expected}, got {quote(stripped)}") from None
+    level: list[ast.AST] = [tree]
+    for _ in range(2 * DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return tree
+    raise _too_deep(source)
+
+
+def literal(node: ast.expr, source: str) -> Any:
+    """The plain value that stands at a node of an expression."""
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise InputError(f"{source}: expected a plain value, got {quote(ast.unparse(node))}") from None
+    check_numbers(value, source)
+    return value
+
+
+def check_numbers(data: object, source: object) -> None:
+    """Raises `InputError` for a number in nested `data` that is not finite, or an integer over 64 bits."""
+    level: list[Any] = [data]
+    while level:
+        for one in level:
+            if isinstance(one, float) and not math.isfinite(one):
+                raise InputError(f"{source}: expected finite numbers, got {one}")
+            if isinstance(one, int) and one.bit_length() > INTEGER_BITS:
+                raise InputError(f"{source}: expected integers of at most 64 bits, got {quote(one)}")
+        level = [child for one in level for child in _children(one)]
+
+
+class _RefusedError(Exception):
+    """What the bounds forbid, found inside a parser; its caller says in which file."""
+
+
+def _check_size(text: str | bytes, most: int, source: object) -> None:
+    if len(text) > most:
+        raise InputError(f"{source}: it has {len(text)} characters, expected at most {most}")
+
+
+def _too_deep(source: object) -> InputError:
+    return InputError(f"{source}: nested too deeply, expected at most {DEPTH} levels")
+
+
+def _check_depth(data: object, source: object) -> None:
+    level = [data]
+    for _ in range(DEPTH + 1):
+        level = [child for one in level for child in _children(one) if isinstance(child, dict | list)]
+        if not level:
+            return
+    raise _too_deep(source)
+
+
+def _check_text(text: str | bytes, data: object, source: object) -> None:
+    """Raises `InputError` for half a surrogate pair, which no file and no tokenizer takes."""
+    escaped = re.search(r"\\u[dD][89a-fA-F]", text) if isinstance(text, str) else b"\\u" in text
+    try:
+        if escaped:
+            json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = quote(error.object[error.start])
+        raise InputError(f"{source}: {half} is half of a character; write it with its other half") from None
+
+
+def _children(data: object) -> Iterable[Any]:
+    if isinstance(data, dict):
+        return data.values()
+    return data if isinstance(data, list | tuple | set | frozenset) else ()
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise _RefusedError(f"the name {quote(twice)} stands twice in one object; which value is meant?")
+    return found
+
+
+def _not_finite(name: str) -> float:
+    raise _RefusedError(f"expected finite numbers, got {name}")
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise _RefusedError(f"expected finite numbers, got {quote(text)}")
+    return number
+
+
+def _integer(text: str) -> int:
+    if len(text) > 21 or (number := int(text)).bit_length() > INTEGER_BITS:
+        raise _RefusedError(f"expected integers of at most 64 bits, got one of {len(text)} digits")
+    return number
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader without aliases, doubled names, deep nesting and numbers beyond the bounds."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[union-attr]
+            raise _RefusedError(f"line {mark.line + 1}: aliases (*name) are not read; write the value out")
+        self.depth += 1
+        if self.depth > DEPTH:
+            raise _RefusedError(f"nested too deeply, expected at most {DEPTH} levels")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            return super().construct_mapping(node, deep)
+        found = super().construct_mapping(node, deep)
+        if len(found) < len(node.value):
+            line = node.start_mark.line + 1
+            raise _RefusedError(f"the mapping at line {line} has a name twice; which value is meant?")
+        return found
+
+    def construct_scalar(self, node: Any) -> Any:
+        # The constructors of numbers take time that grows with the square of their digits.
+        if node.tag in (_INT, _FLOAT) and len(node.value) > 64:
+            raise _RefusedError(f"line {node.start_mark.line + 1}: expected numbers of at most 64 digits")
+        return super().construct_scalar(node)
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if node.tag not in _TAGS:
+            raise _RefusedError(f"line {node.start_mark.line + 1}: the tag {quote(node.tag)} is not read")
+        value = super().construct_object(node, deep)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _RefusedError(f"line {node.start_mark.line + 1}: expected finite numbers, got {node.value}")
+        if isinstance(value, int) and value.bit_length() > INTEGER_BITS:
+            raise _RefusedError(f"line {node.start_mark.line + 1}: expected integers of at most 64 bits")
+        return value
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+_TAG = "tag:yaml.org,2002:"
+_INT, _FLOAT, _DATE = f"{_TAG}int", f"{_TAG}float", f"{_TAG}timestamp"
+_TAGS = {_INT, _FLOAT, *(_TAG + name for name in ("null", "bool", "str", "seq", "map"))}
+_DIGITS = list("-+0123456789")
+# YAML 1.1 reads 1e-4, which has no point, as a text, and a date as one; 1.2 reads a number and a text.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in resolvers if tag != _DATE]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(_FLOAT, re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"), _DIGITS)
