@@ -160,7 +160,10 @@ def test_what_does_not_fit_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"members": ("Windw(4)",)}, "unknown pattern 'Windw': did you mean 'Window'?"),
+        (
+            {"members": ("Windw(4)",)},
+            "unknown mechanism or pattern of members 'Windw': did you mean 'Window'?",
+        ),
         ({"members": (3,)}, r"members: expected expressions such as 'Window\(256\)', got 3"),
         ({"against": ("spda",)}, "unknown peer 'spda': did you mean 'sdpa'?"),
         ({"lengths": ()}, r"lengths: expected lengths of 1 or more, got \[\]"),

@@ -28,14 +28,11 @@ def test_sqrt_is_the_root_of_the_length():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Windw(4)", "unknown pattern 'Windw': did you mean 'Window'?"),
+        ("Windw(4)", "unknown mechanism or pattern of members 'Windw': did you mean 'Window'?"),
         ("Window(4) + alibbi", "unknown kind of position scheme 'alibbi': did you mean 'alibi'"),
         ("Window(4) + learned", "'learned' changes a model's input and not its attention"),
-        ("adaptive_span(max_span=f())", r"members: expected 'kind\(name=value, ...\)', got 'adaptive_span\("),
-        (
-            "adaptive_span(maxspan=3)",
-            "unknown option of MechanismConfig|unknown option of AdaptiveSpanConfig",
-        ),
+        ("adaptive_span(max_span=f())", r"max_span: expected int, got 'f\(\)'"),
+        ("adaptive_span(maxspan=3)", "unknown option of members 'maxspan': did you mean 'max_span'"),
     ],
 )
 def test_bad_members_are_named(text: str, message: str):

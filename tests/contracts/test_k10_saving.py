@@ -93,6 +93,14 @@ def test_wrong_types_are_refused_by_name(name: str, member: Config):
             type(member).from_dict(data)
 
 
+@pytest.mark.parametrize(("name", "member"), members())
+def test_a_member_is_written_as_an_expression(name: str, member: Config):
+    data = member.to_dict()
+    kind = data.pop("kind")
+    text = f"{kind}({', '.join(f'{option}={value!r}' for option, value in data.items())})"
+    assert member.family.from_dict(text) == member
+
+
 @pytest.mark.parametrize("family", families())
 def test_members_have_a_kind_a_docstring_and_no_catch_all(family: type[Config]):
     for kind, member in family.kinds.items():

@@ -167,8 +167,25 @@ def test_a_pattern_needs_one_method() -> None:
     context = Context(2, 7)
     assert seen(EveryThird(), context) == [[0, 3, 6]] * 2
     assert EveryThird().keys(context, 0, 2) == Keys(((0, 7),))
-    with pytest.raises(InputError, match="unknown pattern 'EveryThird'"):  # only those with a row have names
-        Pattern.from_text("EveryThird()")
+    assert Pattern.from_text("EveryThird() & Window(2)") == EveryThird() & Window(2), "a row is not needed"
+
+
+def test_a_pattern_s_name_is_its_own() -> None:
+    def other() -> None:
+        class Window(Pattern):
+            """Not the one that files mean by this name."""
+
+    with pytest.raises(
+        InputError, match=r"pattern 'Window' of test_patterns: the name is taken by polyformer"
+    ):
+        other()
+    assert Pattern.from_text("Window(3)") == Window(3)
+
+
+@pytest.mark.parametrize("name", ["And", "Foreign", "BlockPattern", "InClass", "_Pair"])
+def test_what_is_no_pattern_by_itself_has_no_name(name: str) -> None:
+    with pytest.raises(InputError, match=f"unknown pattern '{name}'"):
+        Pattern.from_text(f"{name}()")
 
 
 def test_a_mask_of_queries_alone_gets_both_axes() -> None:

@@ -84,7 +84,7 @@ def test_a_pattern_leaves_cross_attention_whole():
             {"encoder.num_hidden_layers": 3},
             "unknown option of ModelConfig 'encoder.num_hidden_layers'",
         ),
-        ("bert-base", {"attention": 3}, "attention: expected a mapping of names to values, got 3"),
+        ("bert-base", {"attention": 3}, "attention: expected a kind"),
     ],
 )
 def test_what_is_wrong_is_named(name: str, overrides: dict[str, Any], message: str):

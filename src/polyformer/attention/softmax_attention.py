@@ -10,6 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyformer.core.attend import attend
+from polyformer.core.config import Config
 from polyformer.core.context import Context
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
@@ -34,6 +35,13 @@ class SoftmaxConfig(MechanismConfig):
         if self.pattern is not None and not self.pattern.causal():
             object.__setattr__(self, "causal", False)
             object.__setattr__(self, "instead", "a pattern that asks nothing of later tokens")
+
+    def changed(self, value: object, where: str) -> Config | None:
+        """A pattern takes the place of the pattern alone: the scale and the dropout stay."""
+        pattern = Pattern.meant(value)
+        return (
+            super().changed(value, where) if pattern is None else dataclasses.replace(self, pattern=pattern)
+        )
 
     def build(self, num_heads: int, head_size: int) -> "SoftmaxAttention":
         return SoftmaxAttention(self)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.expression import with_options
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.core.pattern import Pattern
 from polyformer.position import Position, PositionConfig, Shape, Site, Terms, changes_scores
@@ -35,14 +34,10 @@ class Member:
         if not isinstance(text, str):
             raise InputError(f"members: expected expressions such as 'Window(256)', got {text!r}")
         base, plus, scheme = text.replace("{sqrt}", str(round(math.sqrt(length)))).partition("+")
-        kind = base.partition("(")[0].strip()
-        if kind in MechanismConfig.kinds:
-            mechanism = MechanismConfig.from_dict(with_options(base, "members"))
-        else:
-            mechanism = SoftmaxConfig(pattern=Pattern.from_text(base))
+        mechanism = MechanismConfig.from_dict(base, "members")
         if not plus:
             return cls(mechanism)
-        position = PositionConfig.from_dict(with_options(scheme, "members"), "position scheme")
+        position = PositionConfig.from_dict(scheme, "position scheme")
         if not _acts_on_scores(position.build(Shape(hidden_size=8, num_heads=2, head_size=4))):
             raise InputError(f"members: {scheme.strip()!r} changes a model's input and not its attention")
         mechanism.require("relates")

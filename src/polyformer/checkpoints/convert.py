@@ -7,6 +7,7 @@ What mechanisms have beyond queries, keys and values (Linformer's projections, s
 """
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,6 @@ from torch import Tensor
 from polyformer.architecture import ModelConfig
 from polyformer.attention import Pattern, SoftmaxConfig
 from polyformer.core.errors import InputError
-from polyformer.core.expression import with_options
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.model import Transformer
 from polyformer.stack import StackConfig, copy_local_projections
@@ -37,20 +37,21 @@ class Report:
         return "\n".join(lines)
 
 
-def convert(model: Transformer, attention: Pattern | MechanismConfig | None = None, *,
+def convert(model: Transformer, attention: Pattern | MechanismConfig | str | dict[str, Any] | None = None, *,
             max_positions: int | None = None, global_projections: bool = False,
             ) -> tuple[Transformer, Report]:  # fmt: skip
     """A new model, in evaluation mode, and what became of the weights of `model`, which stays as it is.
 
     Args:
-        attention: a pattern or a mechanism, for the encoder where there is one, else for the decoder.
+        attention: a pattern or a mechanism, in any of the ways of `polyformer.presets.model_config`, for the
+            encoder where there is one, else for the decoder.
         max_positions: how long a text the new one takes; learned positions are repeated.
         global_projections: give global tokens projections of their own, copied from the ordinary ones.
 
     Raises:
         InputError: a mechanism that the model cannot have, fewer positions than before.
     """
-    config = converted(model.config, attention, max_positions, global_projections)
+    config = converted(model.config, read_attention(attention), max_positions, global_projections)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # what is fresh is the same every time
         made = Transformer(config)
@@ -65,12 +66,12 @@ def convert(model: Transformer, attention: Pattern | MechanismConfig | None = No
     return made.eval(), report
 
 
-def read_attention(text: str) -> Pattern | MechanismConfig:
-    """The pattern or the mechanism that an expression describes, such as `Window(256) | Global(1)` or
-    `linformer(k=128)`; `InputError` for anything else."""
-    if text.partition("(")[0].strip() in MechanismConfig.kinds:
-        return MechanismConfig.from_dict(with_options(text, "attention"), "attention")
-    return Pattern.from_text(text)
+def read_attention(given: object) -> Pattern | MechanismConfig | None:
+    """The pattern or the mechanism that is meant, by an expression such as `Window(256) | Global(1)` or
+    `linformer(k=128)`, by a mapping or by itself; `InputError` for anything else."""
+    if given is None:
+        return None
+    return Pattern.meant(given) or MechanismConfig.from_dict(given, "attention")
 
 
 @torch.no_grad()

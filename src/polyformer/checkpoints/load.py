@@ -31,7 +31,7 @@ TRAJECTORY = "max_timesteps"
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
 
 
-def from_pretrained(source: str | Path, head: str | HeadConfig | None = None, *,
+def from_pretrained(source: str | Path, head: str | dict[str, Any] | HeadConfig | None = None, *,
                     dtype: torch.dtype | None = None, allow_pickle: bool = False) -> Transformer:  # fmt: skip
     """A model and its weights, in evaluation mode.
 
@@ -39,8 +39,9 @@ def from_pretrained(source: str | Path, head: str | HeadConfig | None = None, *,
         source: a directory that `save_pretrained` or transformers wrote, or the name of one on the hub, which
             is fetched (a directory needs no network).
         head: which head of a public checkpoint: transformers' class ("BertForMaskedLM"), its end, our kind
-            ("masked") or a configuration; by default the one that it was saved with. A head that the files
-            do not hold starts fresh, with a warning.
+            ("masked"), or a configuration, written in any way ("classify(num_labels=3)", {"kind": "embed"});
+            by default the one that it was saved with. A head that the files do not hold starts fresh, with a
+            warning.
         dtype: of the weights; by default as in the files.
         allow_pickle: read `pytorch_model.bin` where there is no safetensors, as tensors alone.
 
@@ -104,7 +105,7 @@ def start_from(source: str | Path, model: Transformer) -> Report:
     return report
 
 
-def from_transformers(model: nn.Module, head: str | HeadConfig | None = None) -> Transformer:
+def from_transformers(model: nn.Module, head: str | dict[str, Any] | HeadConfig | None = None) -> Transformer:
     """Ours of a model of transformers in memory, in evaluation mode; weights that lie alike are shared.
 
     Raises `InputError` as `from_pretrained` does.
@@ -116,10 +117,15 @@ def from_transformers(model: nn.Module, head: str | HeadConfig | None = None) ->
     return adopt(described, dict(model.state_dict()), head)
 
 
-def adopt(described: Tree, given: "Tensors | dict[str, Tensor]", head: str | HeadConfig | None = None,
-          dtype: torch.dtype | None = None) -> Transformer:  # fmt: skip
+def adopt(
+    described: Tree,
+    given: "Tensors | dict[str, Tensor]",
+    head: str | dict[str, Any] | HeadConfig | None = None,
+    dtype: torch.dtype | None = None,
+) -> Transformer:
     """The model of a public configuration and its tensors."""
     family = FAMILIES[described["model_type"]]
+    head = named_head(head)
     task = family.task(described, head)
     config = family.config(described, task, head if isinstance(head, HeadConfig) else None)
     config = untied(family, task, config, given)
@@ -128,6 +134,13 @@ def adopt(described: Tree, given: "Tensors | dict[str, Tensor]", head: str | Hea
     weights = gather(family, task, config, given, model, fresh_head=head is not None)
     load_weights(model, weights if dtype is None else _cast(weights, dtype), "the checkpoint")
     return model.eval()
+
+
+def named_head(head: "str | dict[str, Any] | HeadConfig | None") -> str | HeadConfig | None:
+    """A head's name alone, which is settled by the family, or the configuration that is meant."""
+    if head is None or (isinstance(head, str) and "(" not in head):
+        return head
+    return HeadConfig.from_dict(head, "head")
 
 
 def untied(family: Family, task: str, config: ModelConfig,

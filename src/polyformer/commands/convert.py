@@ -40,18 +40,19 @@ class Options:
 def run(options: Options) -> None:
     from pathlib import Path
 
-    from polyformer.checkpoints import convert, from_pretrained, read_attention
+    from polyformer.checkpoints import convert, from_pretrained
     from polyformer.data import Tokenizer
 
     if Path(options.out).exists() and any(Path(options.out).iterdir()):
         raise InputError(f"{options.out}: not empty; choose another directory")
     model = from_pretrained(options.folder, options.head, allow_pickle=options.allow_pickle)
     if options.attention or options.max_positions or options.global_projections:
-        attention = None if options.attention is None else read_attention(options.attention)
         model, report = convert(
-            model, attention, max_positions=options.max_positions,
+            model,
+            options.attention,
+            max_positions=options.max_positions,
             global_projections=options.global_projections,
-        )  # fmt: skip
+        )
         print(report)
     model.save_pretrained(options.out, format=options.format)
     print(f"written to {options.out} ({options.format})")

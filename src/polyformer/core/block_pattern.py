@@ -19,7 +19,7 @@ from polyformer.core.pattern import Pattern
 from polyformer.core.patterns import runs
 
 
-class BlockPattern(Pattern):
+class BlockPattern(Pattern, named=False):
     """A pattern that says which blocks a block sees: `meets` for tensors of numbers, `met` for one number."""
 
     size: int

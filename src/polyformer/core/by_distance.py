@@ -18,7 +18,7 @@ from polyformer.core.pattern import Pattern
 from polyformer.core.patterns import runs
 
 
-class ByDistance(Pattern):
+class ByDistance(Pattern, named=False):
     """Who may see whom depends on how many slots the key lies before the query; negative: after it."""
 
     def ends(self) -> tuple[int, int]:

@@ -66,7 +66,7 @@ def class_context(context: Context, stride: int) -> Context:
 
 
 @dataclasses.dataclass(frozen=True)
-class InClass(Pattern):
+class InClass(Pattern, named=False):
     """A pattern as the tokens of a class meet it, by asking it about the slots they come from."""
 
     pattern: Pattern

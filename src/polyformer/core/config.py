@@ -1,8 +1,9 @@
 """Configuration: a frozen dataclass beside each class, JSON and YAML both ways, strict about names and types.
 
 A *family* is a direct subclass of `Config` (positions, mechanisms, heads, ...); its members are the family's
-subclasses that have a `kind`. A field typed with a family is written as `{"kind": ..., ...}`, or as the bare
-kind when every default will do. What stands in a file is checked by name and by type, never ignored.
+subclasses that have a `kind`. A field typed with a family is written as `{"kind": ..., ...}`, as an
+expression `kind(name=value, ...)`, or as the bare kind when every default will do: in Python, in files and
+on the command line alike. What stands in a file is checked by name and by type, never ignored.
 """
 
 import dataclasses
@@ -12,8 +13,10 @@ import typing
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.expression import with_options
 from polyformer.core.parsing import check_numbers, dump_yaml, parse_json, parse_yaml
+from polyformer.core.registry import register
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,7 @@ class Config:
         if Config in cls.__bases__:
             cls.family, cls.kinds = cls, {}
         if "kind" in cls.__dict__ and cls.kind:
-            cls.family.kinds[cls.kind] = cls
+            register(cls.family.kinds, cls.kind, cls, "kind")
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
@@ -51,15 +54,16 @@ class Config:
     def from_dict(cls, data: object, where: str = "") -> Self:
         """The configuration that `data` describes; `where` is its dotted path, for messages."""
         name = where or cls.__name__
-        if isinstance(data, str) and cls.kinds:
-            data = {"kind": data}
+        data = cls.expanded(data, name)
+        if isinstance(data, cls):
+            return data
         if not isinstance(data, dict):
-            raise InputError(f"{name}: expected a mapping of names to values, got {data!r}")
+            raise InputError(f"{name}: expected {cls.ways()}, got {quote(data)}")
         values = dict(data)
         kind = values.pop("kind", cls.kind)
         if kind != cls.kind:
             if kind not in list(cls.kinds):  # a list, because the kind in a file may be anything
-                raise unknown(f"kind of {name}", kind, cls.kinds)
+                raise InputError(f"{unknown(f'kind of {name}', kind, cls.kinds)}; expected {cls.ways()}")
             return typing.cast(type[Self], cls.kinds[kind]).from_dict(values, where)
         if cls.kinds and cls is cls.family and not cls.kind:
             raise InputError(f"{name}: expected a 'kind', one of {', '.join(map(repr, sorted(cls.kinds)))}")
@@ -78,9 +82,46 @@ class Config:
         prefix = f"{where}." if where else ""
         return cls(**{key: decode(hints[key], value, prefix + key) for key, value in values.items()})
 
+    @classmethod
+    def expanded(cls, data: object, where: str) -> object:
+        """`data` as a mapping of options, where it is written shorter: a kind, or 'kind(name=value, ...)'.
+
+        A family that can be named in other ways adds them here, and to `ways`.
+        """
+        return with_options(data, where) if isinstance(data, str) and cls.kinds else data
+
+    @classmethod
+    def ways(cls) -> str:
+        """How one is written, for messages."""
+        if not cls.kinds:
+            return "a mapping of names to values"
+        one = min(cls.kinds)
+        return (
+            f"a kind ('{one}'), one with options ('{one}(name=value)'), "
+            f"a mapping ({{kind: {one}, name: value}}) or a {cls.family.__name__}"
+        )
+
+    def changed(self, value: object, where: str) -> "Config | None":
+        """A copy of this with what `value` says of it, where that is no whole part but a change: a mapping
+        without a kind. None for a whole part."""
+        if not isinstance(value, dict) or "kind" in value:
+            return None
+        result: Config = self
+        for name, one in value.items():
+            result, count = _override(result, str(name).split("."), one, deep=False)
+            if not count:
+                raise unknown(f"option of {where}", name, [field.name for field in dataclasses.fields(self)])
+        return result
+
     def override(self, name: str, value: object) -> Self:
-        """A copy with `name` set: a bare name wherever it occurs in the tree, a dotted path in one place."""
-        changed, count = _override(self, name.split("."), value, deep="." not in name)
+        """A copy with `name` set: a bare name wherever it occurs in the tree, also in each of several parts.
+
+        A dotted path is set in one place; where its first name is no option of this configuration itself,
+        wherever that occurs. A mapping without a kind changes the part that is there.
+        """
+        path = name.split(".")
+        own = {field.name for field in dataclasses.fields(self)}
+        changed, count = _override(self, path, value, deep=len(path) == 1 or path[0] not in own)
         if not count:
             raise unknown(f"option of {type(self).__name__}", name, sorted(option_names(self)))
         return typing.cast(Self, changed)
@@ -126,21 +167,21 @@ def decode(hint: Any, value: Any, where: str) -> Any:
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise InputError(f"{where}: expected a list, got {value!r}")
+            raise InputError(f"{where}: expected a list, got {quote(value)}")
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             return tuple(decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
         if len(value) != len(arguments):
-            raise InputError(f"{where}: expected {len(arguments)} values, got {len(value)}: {value!r}")
+            raise InputError(f"{where}: expected {len(arguments)} values, got {len(value)}: {quote(value)}")
         return tuple(
             decode(one, item, f"{where}[{i}]") for i, (one, item) in enumerate(zip(arguments, value))
         )
     if origin is dict:
         if not isinstance(value, dict):
-            raise InputError(f"{where}: expected a mapping, got {value!r}")
+            raise InputError(f"{where}: expected a mapping, got {quote(value)}")
         return {key: decode(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, hint):
         if hint is int and isinstance(value, bool):
-            raise InputError(f"{where}: expected int, got {value!r}")
+            raise InputError(f"{where}: expected int, got {quote(value)}")
         check_numbers(value, where)
         return value
     if hasattr(hint, "from_text") and isinstance(value, str):
@@ -149,7 +190,7 @@ def decode(hint: Any, value: Any, where: str) -> Any:
         return hint.from_dict(value, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    raise InputError(f"{where}: expected {hint.__name__}, got {value!r}")
+    raise InputError(f"{where}: expected {hint.__name__}, got {quote(value)}")
 
 
 def _decode_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -171,8 +212,9 @@ def option_names(config: Config) -> set[str]:
     for field in dataclasses.fields(config):
         names.add(field.name)
         value = getattr(config, field.name)
-        if isinstance(value, Config):
-            names |= option_names(value)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Config):
+                names |= option_names(part)
     return names
 
 
@@ -184,11 +226,25 @@ def _override(config: Config, path: list[str], value: object, deep: bool) -> tup
     for field in dataclasses.fields(config):
         part = getattr(config, field.name)
         if field.name == path[0] and len(path) == 1:
-            changes[field.name] = decode(hints[field.name], value, field.name)
-            count += 1
-        elif isinstance(part, Config) and (deep or field.name == path[0]):
-            changed, inside = _override(part, path if deep else path[1:], value, deep)
-            if inside:
-                changes[field.name] = changed
-                count += inside
+            whole = part.changed(value, field.name) if isinstance(part, Config) else None
+            changed, inside = decode(hints[field.name], value, field.name) if whole is None else whole, 1
+        elif field.name == path[0]:
+            changed, inside = _inside(part, path[1:], value, deep=False)
+        elif deep:
+            changed, inside = _inside(part, path, value, deep=True)
+        else:
+            continue
+        if inside:
+            changes[field.name] = changed
+            count += inside
     return (dataclasses.replace(config, **changes) if changes else config), count
+
+
+def _inside(part: Any, path: list[str], value: object, deep: bool) -> tuple[Any, int]:
+    """The same in a field's value: one part, or a tuple of parts, in each of which it is set."""
+    if isinstance(part, Config):
+        return _override(part, path, value, deep)
+    if isinstance(part, tuple):
+        each = [_inside(one, path, value, deep) for one in part]
+        return tuple(one for one, _ in each), sum(count for _, count in each)
+    return part, 0

@@ -1,18 +1,55 @@
-"""Parts written as one expression on a command line: `linformer(k=256, max_length=4096)`."""
+"""Parts written as expressions: `lsh(buckets=8, window=16)`, `Window(256) | Global(1)`. Nothing is executed.
+
+    expression = name | name(value, ..., name=value, ...) | expression & expression | expression | expression
+    value      = number | 'text' | true | false | null | [value, ...] | {'text': value, ...} | expression
+
+Configurations take names with named values alone, and read a value that is an expression when they decode it;
+patterns (`core/pattern.py`) take all of it.
+"""
 
 import ast
+import re
 from typing import Any
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
+from polyformer.core.parsing import literal, parse_expression
+
+YAML_NAMES = {"true": True, "false": False, "null": None}
+"""Values as YAML writes them, beside Python's own."""
 
 
 def with_options(text: str, where: str) -> dict[str, Any]:
-    """`kind(name=value, ...)` as the mapping that a configuration reads; nothing is executed."""
-    kind, bracket, _ = text.strip().partition("(")
-    try:
-        call = ast.parse(text.strip(), mode="eval").body if bracket else None
-        keywords = call.keywords if isinstance(call, ast.Call) and not call.args else []
-        options = {str(one.arg): ast.literal_eval(one.value) for one in keywords}
-    except (SyntaxError, ValueError):
-        raise InputError(f"{where}: expected 'kind(name=value, ...)', got {text.strip()!r}") from None
-    return {"kind": kind.strip(), **options}
+    """`kind` or `kind(name=value, ...)` as the mapping that a configuration reads."""
+    kind, bracket, rest = text.strip().partition("(")
+    if not bracket:
+        return {"kind": kind.strip()}
+    expected = "'kind(name=value, ...)'"
+    call = parse_expression(f"{kind.replace('-', '_')}({rest}", where, expected)
+    if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
+        raise InputError(f"{where}: expected {expected}, got {quote(text.strip())}")
+    return {"kind": kind.strip(), **{str(one.arg): _option(one.value, where) for one in call.keywords}}
+
+
+def first_name(text: str) -> str:
+    """The name that an expression begins with, its brackets apart."""
+    return re.split(r"[\s()&|]", text.lstrip(" ("), maxsplit=1)[0]
+
+
+def plain(node: ast.expr, where: str) -> Any:
+    """The plain value of a node; raises `InputError` for anything that would have to be executed."""
+    if isinstance(node, ast.Name) and node.id in YAML_NAMES:
+        return YAML_NAMES[node.id]
+    return literal(node, where)
+
+
+def is_expression(node: ast.expr) -> bool:
+    """Whether a value is an expression itself: a name, a call, or two joined by & or |."""
+    joined = isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr)
+    return joined or isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id not in YAML_NAMES)
+
+
+def _option(node: ast.expr, where: str) -> Any:
+    """A value; an expression stays text, for the field that it belongs to."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_option(one, where) for one in node.elts]
+    return ast.unparse(node) if is_expression(node) else plain(node, where)

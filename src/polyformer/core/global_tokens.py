@@ -15,7 +15,7 @@ Side = Literal["q", "kv"]
 
 
 @dataclasses.dataclass(frozen=True)
-class GlobalPattern(Pattern):
+class GlobalPattern(Pattern, named=False):
     """Some tokens see everything and are seen by everything; `chosen` says which."""
 
     def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class GlobalPattern(Pattern):
 
 
 @dataclasses.dataclass(frozen=True)
-class SeenByAll(Pattern):
+class SeenByAll(Pattern, named=False):
     """The global tokens of a pattern as keys alone: everything sees them, and they see no more for it."""
 
     tokens: GlobalPattern

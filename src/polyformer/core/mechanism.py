@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError
-from polyformer.core.pattern import ScoreMod
+from polyformer.core.errors import InputError, unknown
+from polyformer.core.expression import first_name
+from polyformer.core.pattern import Pattern, ScoreMod
 from polyformer.core.relative import Relative
 from polyformer.core.state import State
 
@@ -48,6 +49,21 @@ class MechanismConfig(Config):
     eager: ClassVar[str] = ""
     shares_queries: ClassVar[bool] = False
     pairs: ClassVar[bool] = True
+
+    @classmethod
+    def expanded(cls, data: object, where: str) -> object:
+        """A pattern, or the expression of one, is softmax attention over it."""
+        pattern = Pattern.meant(data)
+        if pattern is not None:
+            return {"kind": "softmax", "pattern": pattern}
+        if isinstance(data, str) and (name := first_name(data)) not in cls.kinds:
+            error = unknown(f"mechanism or pattern of {where}", name, {*cls.kinds, *Pattern.registry})
+            raise InputError(f"{error}; expected {cls.ways()}")
+        return super().expanded(data, where)
+
+    @classmethod
+    def ways(cls) -> str:
+        return f"{super().ways()}; or a pattern, as 'Window(64) | Global(1)' or a Pattern"
 
     def build(self, num_heads: int, head_size: int) -> "Mechanism":
         raise NotImplementedError

@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.expression import first_name, plain
 from polyformer.core.layout import Keys, Layout, Row, clip, subtract, unite
+from polyformer.core.parsing import parse_expression
+from polyformer.core.registry import register
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """mask_mod(b, h, q_idx, kv_idx) -> bool: FlexAttention's signature; the indices broadcast."""
@@ -38,9 +41,11 @@ class Pattern:
     row: ClassVar[str] = ""
     paper: ClassVar[str] = ""
 
-    def __init_subclass__(cls, **options: object) -> None:
+    def __init_subclass__(cls, named: bool = True, **options: object) -> None:
+        """A subclass is read by its name in expressions, unless it is not `named` or begins with "_"."""
         super().__init_subclass__(**options)
-        Pattern.registry[cls.__name__] = cls
+        if named and not cls.__name__.startswith("_"):
+            register(Pattern.registry, cls.__name__, cls, "pattern")
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Whether query `q_idx` may see key `kv_idx`; the indices broadcast, as in a `mask_mod`."""
@@ -136,12 +141,15 @@ class Pattern:
 
         Raises `InputError` for anything but pattern names, literal arguments, `&`, `|` and parentheses.
         """
-        try:
-            return _read(ast.parse(text.strip(), mode="eval").body, text)
-        except SyntaxError:
-            raise InputError(
-                f"pattern: expected an expression like 'Window(256) | Global(1)', got {text!r}"
-            ) from None
+        expected = "an expression like 'Window(256) | Global(1)'"
+        return _read(parse_expression(text, "pattern", expected), text)
+
+    @staticmethod
+    def meant(data: object) -> "Pattern | None":
+        """`data` if it is a pattern or an expression that begins with the name of one, else None."""
+        if isinstance(data, str) and first_name(data) in Pattern.registry:
+            return Pattern.from_text(data)
+        return data if isinstance(data, Pattern) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +191,7 @@ class _Pair(Pattern):
 
 
 @dataclasses.dataclass(frozen=True)
-class And(_Pair):
+class And(_Pair, named=False):
     """What both patterns allow."""
 
     sign: ClassVar[str] = "&"
@@ -207,7 +215,7 @@ class And(_Pair):
 
 
 @dataclasses.dataclass(frozen=True)
-class Or(_Pair):
+class Or(_Pair, named=False):
     """What either pattern allows."""
 
     sign: ClassVar[str] = "|"
@@ -229,7 +237,7 @@ class Or(_Pair):
 
 
 @dataclasses.dataclass(frozen=True)
-class Without(_Pair):
+class Without(_Pair, named=False):
     """What the left pattern allows and the right one does not."""
 
     sign: ClassVar[str] = "without"
@@ -244,7 +252,7 @@ class Without(_Pair):
 
 
 @dataclasses.dataclass(frozen=True)
-class Foreign(Pattern):
+class Foreign(Pattern, named=False):
     """Any FlexAttention `mask_mod`, ours or a user's; without a layout it may look at every key."""
 
     function: MaskMod
@@ -301,19 +309,20 @@ def _read(node: ast.expr, text: str) -> Pattern:
         return left & right if isinstance(node.op, ast.BitAnd) else left | right
     name = node.func if isinstance(node, ast.Call) else node
     if not isinstance(name, ast.Name):
-        raise InputError(f"pattern: expected names joined by & and |, got {ast.unparse(node)!r} in {text!r}")
-    named = {key: cls for key, cls in Pattern.registry.items() if cls.row}
-    if name.id not in named:
-        raise unknown("pattern", name.id, named)
+        raise InputError(
+            f"pattern: expected names joined by & and |, got {quote(ast.unparse(node))} in {quote(text)}"
+        )
+    if name.id not in Pattern.registry:
+        raise unknown("pattern", name.id, Pattern.registry)
     positional, keywords = ([], {}) if not isinstance(node, ast.Call) else (
         [_argument(one, text) for one in node.args],
         {str(one.arg): _argument(one.value, text) for one in node.keywords},
     )  # fmt: skip
     try:
-        return named[name.id](*positional, **keywords)
+        return Pattern.registry[name.id](*positional, **keywords)
     except TypeError as error:
         raise InputError(
-            f"pattern {ast.unparse(node)!r}: {str(error).replace('__init__', name.id)}"
+            f"pattern {quote(ast.unparse(node))}: {str(error).replace('__init__', name.id)}"
         ) from None
 
 
@@ -324,7 +333,4 @@ def _argument(node: ast.expr, text: str) -> Any:
     name = node.func if isinstance(node, ast.Call) else node
     if isinstance(node, ast.BinOp) or (isinstance(name, ast.Name) and name.id in Pattern.registry):
         return _read(node, text)
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        raise InputError(f"pattern: expected a plain value, got {ast.unparse(node)!r} in {text!r}") from None
+    return plain(node, "pattern")

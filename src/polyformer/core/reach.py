@@ -14,7 +14,7 @@ GRAIN = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Reach(Pattern):
+class Reach(Pattern, named=False):
     """Head h sees keys up to `reaches[h][r]` positions away from the queries of run r.
 
     Runs are `run` queries long; None is one run for all. With one row of reaches all heads are alike.

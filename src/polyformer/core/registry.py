@@ -9,6 +9,20 @@ from polyformer.core.errors import InputError, unknown
 T = TypeVar("T")
 
 
+def register(registry: dict[str, type[T]], name: str, cls: type[T], what: str) -> None:
+    """Enter a class under `name`, which is its own: only the same class, defined again, may take its place.
+
+    Raises `InputError` where another class has the name, which files would else read as the wrong one.
+    """
+    old = registry.get(name)
+    if old is not None and (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise InputError(
+            f"{what} {name!r} of {cls.__module__}: the name is taken by {old.__module__}.{old.__qualname__}; "
+            "choose another"
+        )
+    registry[name] = cls
+
+
 class Registry(Generic[T]):
     """Names to things of one sort, in the order in which they were registered."""
 

@@ -4,9 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 from polyformer.architecture import ModelConfig
-from polyformer.attention import SoftmaxConfig
-from polyformer.core.mechanism import MechanismConfig
-from polyformer.core.pattern import Pattern
 from polyformer.core.registry import Registry
 from polyformer.model import Transformer
 
@@ -20,7 +17,11 @@ def model_config(name: str, overrides: dict[str, Any] | None = None) -> ModelCon
     """The configuration of preset `name` with `overrides` by option name.
 
     A bare name sets the option wherever the model has it, a dotted path (`decoder.num_hidden_layers`) in one
-    place. `attention` also takes a pattern or a mechanism, for every layer.
+    place. A part is named by its kind, an expression, a mapping or a configuration:
+
+        position="rope"     "rope(base=500)"     {"kind": "rope", "base": 500}     RopeConfig(base=500)
+
+    `attention` or `mechanism` also takes a pattern for every layer: `Window(64) | Global(1)`, or its text.
 
     Raises:
         InputError: an unknown preset or option, with the nearest names; a value of the wrong type.
@@ -31,12 +32,7 @@ def model_config(name: str, overrides: dict[str, Any] | None = None) -> ModelCon
 def overridden(config: ModelConfig, overrides: dict[str, Any]) -> ModelConfig:
     """`config` with `overrides` by option name, as `model_config` takes them."""
     for option, value in overrides.items():
-        if option == "attention" and isinstance(value, Pattern):
-            config = config.override("mechanism", SoftmaxConfig(pattern=value))
-        elif option == "attention" and isinstance(value, MechanismConfig):
-            config = config.override("mechanism", value)
-        else:
-            config = config.override(option, value)
+        config = config.override(option, value)
     return config
 
 

@@ -7,6 +7,7 @@ from polyformer.architecture import ModelConfig
 from polyformer.checkpoints import config_of
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.expression import with_options
 from polyformer.data import DataConfig, TokenizerConfig
 from polyformer.objectives.distillation import DistillationConfig
 from polyformer.presets import model_config, overridden
@@ -95,8 +96,9 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for name, value in changes.items():
         old = result.get(name)
-        if isinstance(old, str) and isinstance(value, dict):  # a bare kind, or the bare name of a preset
-            old = {"preset" if name == "model" else "kind": old}
+        if isinstance(old, str) and isinstance(value, dict) and "kind" not in value:
+            # the bare name of a preset, or an expression
+            old = {"preset": old} if name == "model" else with_options(old, name)
         if (
             isinstance(old, dict)
             and isinstance(value, dict)

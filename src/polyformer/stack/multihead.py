@@ -57,6 +57,22 @@ class AttentionConfig(Config):
             if name not in PROJECTIONS:
                 raise unknown("bias", name, PROJECTIONS)
 
+    @classmethod
+    def expanded(cls, data: object, where: str) -> object:
+        """What names a mechanism or a pattern stands for the usual heads around it."""
+        return data if _is_whole(data) else {"mechanism": data}
+
+    @classmethod
+    def ways(cls) -> str:
+        return f"{MechanismConfig.ways()}; or a mapping of options such as num_attention_heads"
+
+    def changed(self, value: object, where: str) -> Config | None:
+        """What names a mechanism or a pattern takes the place of the mechanism; the heads stay."""
+        if _is_whole(value):
+            return super().changed(value, where)
+        mechanism = self.mechanism.changed(value, where) or MechanismConfig.from_dict(value, where)
+        return dataclasses.replace(self, mechanism=mechanism)
+
     def biased(self, projection: str) -> bool:
         """Whether one of `PROJECTIONS` adds a bias."""
         return self.bias if isinstance(self.bias, bool) else projection in self.bias
@@ -83,6 +99,11 @@ class AttentionConfig(Config):
 
     def build(self, hidden_size: int, layer: int = 0) -> "MultiHeadAttention":
         return MultiHeadAttention(hidden_size, self, layer)
+
+
+def _is_whole(data: object) -> bool:
+    """Whether `data` describes the heads too, and not the mechanism alone."""
+    return isinstance(data, AttentionConfig) or (isinstance(data, dict) and "kind" not in data)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,137 @@
+"""One way to name a part, everywhere: its kind, an expression, a mapping or a configuration; also a pattern
+where a mechanism stands."""
+
+from typing import Any
+
+import pytest
+
+from polyformer.architecture import ModelConfig
+from polyformer.attention import AlternateConfig, Global, LSHConfig, SoftmaxConfig, Window
+from polyformer.block import ParallelConfig
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.core.mechanism import MechanismConfig
+from polyformer.feedforward import ExpertsConfig
+from polyformer.heads import ClassifyConfig
+from polyformer.position import RopeConfig
+from polyformer.presets import create_model, model_config
+from polyformer.recipes import Recipe
+from polyformer.recipes.recipe import ModelChoice, merged, nested
+
+PARTS: list[tuple[str, str, Any]] = [
+    ("attention", "lsh(buckets=8, window=16)", LSHConfig(buckets=8, window=16)),
+    ("mechanism", "lsh(buckets=8, window=16)", LSHConfig(buckets=8, window=16)),
+    ("attention", "lsh", LSHConfig()),
+    ("position", "rope(base=10000)", RopeConfig(base=10000.0)),
+    ("feedforward", "experts(experts=8)", ExpertsConfig(experts=8)),
+    ("block", "parallel", ParallelConfig()),
+    ("head", "classify(num_labels=3)", ClassifyConfig(num_labels=3)),
+]
+PATTERN = Window(64) | Global(1)
+
+
+def part(config: ModelConfig, name: str) -> Any:
+    stack = config.encoder or config.decoder
+    assert stack is not None
+    if name in ("attention", "mechanism"):
+        return stack.attention.mechanism
+    return config.head if name == "head" else getattr(stack, name)
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), PARTS)
+def test_every_way_names_the_same_part(name: str, text: str, expected: Config):
+    base = model_config("encoder-tiny")
+    for given in (text, expected, expected.to_dict()):
+        changed = base.override(name, given)
+        assert part(changed, name) == expected
+        assert ModelConfig.from_yaml(changed.to_yaml()) == changed
+    written = ModelChoice.from_dict({"preset": "encoder-tiny", name: text})
+    assert part(written.config(), name) == expected
+    assert part(Recipe.from_yaml(Recipe(model=written).to_yaml()).model.config(), name) == expected
+    assert part(create_model("encoder-tiny", **{name: text}).config, name) == expected
+
+
+@pytest.mark.parametrize("name", ["attention", "mechanism"])
+@pytest.mark.parametrize("given", [PATTERN, "Window(64) | Global(1)", "(Window(64) | Global(1))"])
+def test_a_pattern_stands_for_softmax_attention_over_it(name: str, given: Any):
+    assert part(model_config("encoder-tiny", {name: given}), name) == SoftmaxConfig(pattern=PATTERN)
+    assert MechanismConfig.from_dict(given) == SoftmaxConfig(pattern=PATTERN)
+    if isinstance(given, str):
+        tree = model_config("encoder-tiny").to_dict()
+        tree["encoder"]["attention"] = given
+        assert part(ModelConfig.from_dict(tree), name) == SoftmaxConfig(pattern=PATTERN)
+
+
+def test_parts_stand_inside_parts():
+    text = "alternate(mechanisms=[softmax(pattern=Window(64) | Global(1), dropout=0.5), lsh(buckets=2)])"
+    mechanisms = SoftmaxConfig(pattern=PATTERN, dropout=0.5), LSHConfig(buckets=2)
+    assert MechanismConfig.from_dict(text) == AlternateConfig(mechanisms=mechanisms)
+
+
+def test_a_pattern_leaves_the_scale_and_the_dropout_and_a_mechanism_the_heads():
+    neo = model_config("gpt-neo-125m", {"attention": "Window(64)"})
+    assert part(neo, "attention") == SoftmaxConfig(pattern=Window(64), scale=1.0)
+    changed = model_config("gpt2", {"attention": {"kind": "lsh"}})
+    assert changed.decoder is not None
+    assert changed.decoder.attention.num_attention_heads == 12
+
+
+def test_a_mapping_without_a_kind_changes_the_part_that_is_there():
+    base = model_config("gpt-neo-125m")
+    for given in ({"attention": {"num_attention_heads": 6}}, {"attention.num_attention_heads": 6}):
+        changed = model_config("gpt-neo-125m", given)
+        assert changed == base.override("num_attention_heads", 6)
+    assert part(base.override("mechanism", {"scale": 2.0}), "mechanism").pattern is not None
+    dotted = model_config("reformer-small", {"mechanism.mechanisms.rounds": 3})
+    assert dotted == model_config("reformer-small", {"rounds": 3}) != model_config("reformer-small")
+    with pytest.raises(InputError, match="unknown option of attention 'num_heads': did you mean"):
+        base.override("attention", {"num_heads": 3})
+
+
+def test_a_bare_name_reaches_every_one_of_several_parts():
+    config = model_config("t-dmca-tiny", {"dropout": 0.37})
+    alternated = part(config, "mechanism")
+    assert isinstance(alternated, AlternateConfig)
+    assert len(alternated.mechanisms) > 1
+    assert all(one.dropout == 0.37 for one in alternated.mechanisms)  # type: ignore[attr-defined]
+
+
+def test_a_recipe_s_expression_is_changed_option_by_option():
+    base = {"model": {"preset": "encoder-tiny", "mechanism": "lsh(window=16)"}}
+    changed = merged(base, nested("model.mechanism.buckets", 4))
+    choice = ModelChoice.from_dict(changed["model"])
+    assert part(choice.config(), "mechanism") == LSHConfig(window=16, buckets=4)
+    whole = merged({"model": {"attention": "Window(3)"}}, nested("model.attention.kind", "lsh"))
+    assert whole == {"model": {"attention": {"kind": "lsh"}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("attention", "lhs", "unknown mechanism or pattern of attention 'lhs': did you mean 'lsh'"),
+        ("attention", "Windw(3)", "unknown mechanism or pattern of attention 'Windw': did you mean 'Window'"),
+        ("attention", 3, "attention: expected a kind"),
+        ("mechanism", {"kind": "lhs"}, "unknown kind of mechanism 'lhs': did you mean 'lsh'"),
+        ("attention", "lsh(bukets=3)", "unknown option of attention 'bukets': did you mean 'buckets'"),
+        ("position", "roep", "unknown kind of position 'roep': did you mean 'rope'"),
+        ("position", "rope(500)", "position: expected 'kind(name=value, ...)', got 'rope(500)'"),
+    ],
+)
+def test_what_is_wrong_is_named(name: str, given: Any, message: str):
+    with pytest.raises(InputError) as caught:
+        model_config("encoder-tiny", {name: given})
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(("name", "given"), [("attention", 3), ("attention", "lhs"), ("mechanism", [1])])
+def test_an_error_tells_every_way(name: str, given: Any):
+    with pytest.raises(InputError) as caught:
+        model_config("encoder-tiny", {name: given})
+    ways = (
+        "a kind ('",
+        "(name=value)'",
+        "a mapping ({kind: ",
+        "a MechanismConfig",
+        "'Window(64) | Global(1)'",
+    )
+    assert all(way in str(caught.value) for way in ways)
