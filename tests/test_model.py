@@ -230,7 +230,7 @@ def test_token_types_matter():
         ("gpt2", {"input_ids": ids(1, 3), "decoder_attention_mask": ids(1, 3)},
          "decoder_attention_mask: a decoder alone does not take it; leave it out"),
         ("gpt2", {"input_ids": ids(1, 3), "attention_mask": torch.zeros(1, 2)},
-         "attention_mask: expected the shape of the ids (1, 3), got (1, 2)"),
+         "attention_mask: expected the shape (1, 3), got (1, 2)"),
         ("gpt2", {"input_ids": ids(1, 3), "token_type_ids": ids(1, 3)},
          "token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out"),
         ("bert-base", {"input_ids": ids(1, 3), "decoder_input_ids": ids(1, 3)},

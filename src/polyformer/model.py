@@ -17,6 +17,7 @@ from polyformer.core.context import Context
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write, read_json, read_tensors, write_json, write_tensors
 from polyformer.core.initialization import initialize
+from polyformer.core.inputs import check_given, check_ids
 from polyformer.core.labels import next_labels
 from polyformer.core.penalty import Penalties, joined, penalties
 from polyformer.core.softmax import recorded
@@ -140,6 +141,8 @@ class Transformer(nn.Module):
         if sentence_labels is not None and not self.head.predicts_sentence:
             raise InputError("sentence_labels: this model's head predicts nothing of the whole text; leave "
                              "them out, or use the head 'pretraining'")  # fmt: skip
+        if labels is not None and self.head.predicts_next and labels.dim() != 2:
+            raise InputError(f"labels: expected token ids [batch, length], got {tuple(labels.shape)}")
         goals = labels, sentence_labels
         if self.encoder is not None and self.decoder is not None:
             return self._translate(given, written, goals, state, use_cache, options)
@@ -233,11 +236,13 @@ class Transformer(nn.Module):
     def _run(self, side: str, given: Given, options: dict[str, bool], past: ModelState | None = None,
              cached: bool = True) -> Encoded:  # fmt: skip
         """One side's stack over its ids, after the tokens in `past`; without the padding where that pays."""
+        prefix = "decoder_" if side == "decoder" and self.encoder else ""
+        check_ids(f"{prefix}input_ids", given.ids, self.config.vocab_size)
+        check_given(given, past.tokens.length if past else 0, prefix)
         plain = past is None and not options["attentions"] and not self.config.head.again
         found = unpadding(given) if plain and self._sees_all(side) else None
         if found is None:
             return self._compute(side, given, options, past, cached)
-        self._checked_ids(given.ids, "input_ids")
         ran = self._compute(side, found.given(given), options)
         seen = ran.hidden_states
         return dataclasses.replace(
@@ -264,8 +269,8 @@ class Transformer(nn.Module):
     def _compute(self, side: str, given: Given, options: dict[str, bool], past: ModelState | None = None,
                  cached: bool = True) -> Encoded:  # fmt: skip
         """One side's stack over all its ids, padding too."""
-        name = "decoder_input_ids" if side == "decoder" and self.encoder else "input_ids"
-        ids = self._checked_ids(given.ids, name)
+        ids = given.ids
+        assert ids is not None
         stack, embedding = self.get_submodule(side), self.get_submodule(f"{side}_embedding")
         assert isinstance(stack, Stack)
         assert isinstance(embedding, Embedding)
@@ -353,21 +358,6 @@ class Transformer(nn.Module):
             [ids.new_full((len(ids), 1), start), ids[:, :-1].masked_fill(ids[:, :-1] == -100, pad)], 1
         )
         return later if mask is None else later.masked_fill((mask.cumsum(1) == 1) & (mask != 0), start)
-
-    def _checked_ids(self, ids: Tensor | None, name: str) -> Tensor:
-        if ids is None:
-            raise InputError(f"{name}: expected token ids [batch, length], got None")
-        if ids.dim() != 2 or ids.is_floating_point():
-            raise InputError(
-                f"{name}: expected integer ids [batch, length], got {ids.dtype} {tuple(ids.shape)}"
-            )
-        if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
-            low, high = (int(one) for one in ids.aminmax())
-            if low < 0 or high >= self.config.vocab_size:
-                raise InputError(
-                    f"{name}: expected ids from 0 to {self.config.vocab_size - 1}, got {low} to {high}"
-                )
-        return ids
 
     def _refuse(self, what: str, **given: Any) -> None:
         for name, value in given.items():

@@ -24,6 +24,7 @@ from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, read_tensors
 from polyformer.core.initialization import initialize
+from polyformer.core.inputs import check_mask
 from polyformer.core.linear import Linear
 from polyformer.core.softmax import recorded
 from polyformer.core.weights import load_weights
@@ -158,6 +159,8 @@ class TrajectoryTransformer(nn.Module):
         rows, steps = timesteps.shape
         x = torch.stack([self.returns(returns_to_go), self.states(states), self.actions(actions)], 2)
         x = self.norm(x + self.timesteps(timesteps).unsqueeze(2)).flatten(1, 2)
+        if attention_mask is not None:
+            check_mask("attention_mask", attention_mask, (rows, steps))
         valid = None if attention_mask is None else attention_mask.bool()
         real = None if valid is None or bool(valid.all()) else valid.repeat_interleave(3, 1)
         context = Context(3 * steps, 3 * steps, causal=True, kv_valid=real)
