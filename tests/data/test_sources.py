@@ -304,7 +304,10 @@ def test_formats_that_cannot_be_told():
     write("a.txt", "text")
     refuses("^header: a.txt is read as text; only csv, tsv, conll take a header$", "a.txt", header=("text",))
     Path("folder").mkdir()
-    refuses(r"^folder: a directory, but not one written by save_to_disk; .* such as folder/\*.txt$", "folder")
+    refuses(
+        r"^folder: a directory, but neither one written by save_to_disk nor one .* such as folder/\*.txt$",
+        "folder",
+    )
 
 
 def test_damaged_saved_data():

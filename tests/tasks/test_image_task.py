@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fitted import learned
 
 from polyformer import InputError
 from polyformer.cli import main
@@ -105,6 +106,41 @@ def test_a_model_for_another_shape_is_refused(part: dict[str, object]):
     task, _ = made()
     with pytest.raises(InputError, match="model: it is made for images of 3x4, and the data's are 4x3"):
         task.adapt(model_config("decoder-tiny", {**SMALL, **part}))
+
+
+def test_colours_are_three_tokens_a_pixel_and_are_learned():
+    """One colour a row of pixels: a model that knows rows, columns and channels guesses all but the first."""
+    generator = np.random.default_rng(0)
+    rows = [
+        {
+            "image": np.repeat(generator.choice([0, 255], (2, 1, 3)), 3, axis=1).astype(np.uint8).tobytes(),
+            "height": 2,
+            "width": 3,
+        }
+        for _ in range(64)
+    ]
+    config = ImageConfig(levels=2, batch_tokens=19 * 64).resolve(rows)
+    assert config.channels == 3
+    task = config.build(config.tokenizer(TokenizerConfig(), rows))
+    part = {"hidden_size": 32, "num_hidden_layers": 2, "position": {"kind": "grid", "shape": [2, 3, 3]},
+            "pattern": "Local2D(shape=[2, 3, 3], query=[1, 3], memory=[1, 2, 2])"}  # fmt: skip
+    with pytest.raises(InputError, match="made for images of 2x3, and the data's are 2x3x3"):
+        task.adapt(model_config("decoder-tiny", {**part, "position": {"kind": "grid", "shape": [2, 3]}}))
+    before, after = learned(task, model_config("decoder-tiny", part), rows, steps=150, lr=5e-3)
+    assert before["bits_per_dim"] > 0.9
+    assert after["bits_per_dim"] < 0.4, "6 of the 18 bits of a picture are chance, the others copies of them"
+
+
+def test_a_completed_colour_image_keeps_its_shape(tmp_path: Path):
+    rows = [{"image": bytes(range(4 * 3 * 3)), "height": 4, "width": 3}] * 2
+    config = ImageConfig(levels=4, batch_tokens=37).resolve(rows)
+    task = config.build(config.tokenizer(TokenizerConfig(), rows))
+    model = Transformer(task.adapt(model_config("decoder-tiny", {"hidden_size": 16}))).eval()
+    real, half, completed = task.complete(model, rows, 2, seed=0)
+    assert real.shape == completed.shape == (2, 4, 3, 3)
+    assert torch.equal(completed[:, :2], real[:, :2])
+    assert (half[:, 2:] == -1).all()
+    write_sheet(tmp_path / "a.png", task, model, Splits(rows, None, None), seed=0)  # type: ignore[arg-type]
 
 
 def test_images_of_another_size_are_refused():

@@ -13,8 +13,10 @@ from typing import Any
 
 from polyformer.core.errors import InputError
 from polyformer.core.parsing import parse_json
-from polyformer.data.images import read_idx
-from polyformer.data.opening import opened
+from polyformer.data.images import read_cifar10, read_cifar100, read_idx
+from polyformer.data.opening import lines_of, opened
+from polyformer.data.pictures import SUFFIXES as PICTURES
+from polyformer.data.pictures import read_image
 from polyformer.data.squad import read_squad
 
 Row = dict[str, Any]
@@ -36,13 +38,13 @@ def read_text(path: Path, header: Header = None) -> Iterator[Row]:
 def read_lines(path: Path, header: Header = None) -> Iterator[Row]:
     """{text}: a document per line, blank lines left out."""
     with opened(path) as file:
-        yield from ({"text": line.rstrip("\r\n")} for line in file if line.strip())
+        yield from ({"text": line.rstrip("\r\n")} for line in lines_of(file, path) if line.strip())
 
 
 def read_paragraphs(path: Path, header: Header = None) -> Iterator[Row]:
     """{text}: a document per run of lines between blank ones."""
     with opened(path) as file:
-        for blank, lines in itertools.groupby(file, key=lambda line: not line.strip()):
+        for blank, lines in itertools.groupby(lines_of(file, path), key=lambda line: not line.strip()):
             if not blank:
                 yield {"text": "".join(lines)}
 
@@ -51,7 +53,7 @@ def read_articles(path: Path, header: Header = None) -> Iterator[Row]:
     """{text}: a document per article of WikiText, each headed by ` = Title = ` between blank lines."""
     article: list[str] = []
     with opened(path) as file:
-        lines = itertools.chain(file, [""])
+        lines = itertools.chain(lines_of(file, path), [""])
         before, line = "", next(lines)
         for after in lines:
             if (
@@ -71,7 +73,7 @@ def read_articles(path: Path, header: Header = None) -> Iterator[Row]:
 def read_jsonl(path: Path, header: Header = None) -> Iterator[Row]:
     """One JSON object per line, its keys the columns."""
     with opened(path) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(lines_of(file, path), 1):
             if not line.strip():
                 continue
             yield parse_json(line, f"{path}, line {number}", dict, finite=False)
@@ -80,7 +82,7 @@ def read_jsonl(path: Path, header: Header = None) -> Iterator[Row]:
 def read_csv(path: Path, header: Header = None) -> Iterator[Row]:
     """Comma-separated values, quoted as spreadsheets do; the first line is the header unless given."""
     with opened(path) as file:
-        lines = csv.reader(file, strict=True)
+        lines = csv.reader(lines_of(file, path), strict=True)
         try:
             yield from _table(path, ((lines.line_num, fields) for fields in lines if fields), header)
         except csv.Error as error:
@@ -90,7 +92,7 @@ def read_csv(path: Path, header: Header = None) -> Iterator[Row]:
 def read_tsv(path: Path, header: Header = None) -> Iterator[Row]:
     """Tab-separated values, nothing quoted; the first line is the header unless given."""
     with opened(path) as file:
-        lines = ((number, line.rstrip("\r\n")) for number, line in enumerate(file, 1))
+        lines = ((number, line.rstrip("\r\n")) for number, line in enumerate(lines_of(file, path), 1))
         yield from _table(path, ((number, line.split("\t")) for number, line in lines if line), header)
 
 
@@ -128,7 +130,7 @@ def read_conll(path: Path, header: Header = None) -> Iterator[Row]:
     sentence: list[Sequence[str]] = []
     names = list(header) if header is not None else ["tokens", "tags"]
     with opened(path) as file:
-        for number, line in enumerate(itertools.chain(file, [""]), 1):
+        for number, line in enumerate(itertools.chain(lines_of(file, path), [""]), 1):
             if line.strip():
                 fields = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
                 if header is None and len(fields) > 1:
@@ -148,7 +150,9 @@ def read_conll(path: Path, header: Header = None) -> Iterator[Row]:
 def read_pairs(first: Path, second: Path) -> Iterator[Row]:
     """{source, target}: line by line from two files of as many lines."""
     with opened(first) as sources, opened(second) as targets:
-        for number, (source, target) in enumerate(itertools.zip_longest(sources, targets)):
+        for number, (source, target) in enumerate(
+            itertools.zip_longest(lines_of(sources, first), lines_of(targets, second))
+        ):
             if source is None or target is None:
                 short, long = (first, second) if source is None else (second, first)
                 raise InputError(
@@ -168,6 +172,9 @@ READERS: dict[str, Reader] = {
     "parquet": read_parquet,
     "conll": read_conll,
     "idx": read_idx,
+    "image": read_image,
+    "cifar10": read_cifar10,
+    "cifar100": read_cifar100,
     "squad": read_squad,
 }
 
@@ -182,6 +189,7 @@ SUFFIXES = {
     ".conll": "conll",
     ".bio": "conll",
     ".annotated": "conll",
+    **dict.fromkeys(PICTURES, "image"),
 }
 
 TABLES = ("csv", "tsv", "conll")  # the formats whose files may not name their columns

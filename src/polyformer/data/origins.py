@@ -4,9 +4,10 @@
     "notes.txt", "a/*.csv"   a file, or every file that the pattern matches, in the order of their names
     "train.{en,de}.gz"       two parallel files, a line to a line: the source, then the target
     "saved/"                 a directory written by `save_to_disk` of `datasets`
+    "pets/"                  a directory with a folder per label: texts or images (`polyformer.data.folders`)
     "hub:owner/name"         a data set of the Hugging Face hub; "hub:owner/name:part" where it has parts
 
-A saved or hub data set may hold several splits, known by their usual names.
+Saved data sets, those of the hub and folders may hold several splits, known by their usual names.
 """
 
 import glob
@@ -18,6 +19,7 @@ from typing import Any
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
 from polyformer.data.default_text import default_documents
+from polyformer.data.folders import folder_rows, has_images, label_folders
 from polyformer.data.formats import READERS, TABLES, Header, Row, format_of, read_pairs
 
 _HUB = "hub:"
@@ -38,7 +40,7 @@ def open_source(
     if path.startswith(_HUB):
         return _hub_rows(path, split)
     if Path(path).is_dir():
-        return _saved_rows(Path(path), split)
+        return _directory_rows(Path(path), split)
     if pair := _PAIR.fullmatch(path):
         head, first, second, tail = pair.groups()
         return read_pairs(_existing(head + first + tail), _existing(head + second + tail))
@@ -55,7 +57,7 @@ def has_validation(path: str | None) -> bool:
     if path is not None and path.startswith(_HUB):
         return bool(_chosen(_hub_splits(path), "validation"))
     if path is not None and Path(path).is_dir():
-        return bool(_chosen(_saved_splits(Path(path)), "validation"))
+        return bool(_chosen(_directory_splits(Path(path)), "validation"))
     return False
 
 
@@ -90,30 +92,47 @@ def _split(path: object, splits: list[str], wanted: str) -> str:
     return name
 
 
-def _saved_splits(path: Path) -> list[str]:
-    """The splits of a saved data set; none where it is a single one."""
+def is_saved(path: Path) -> bool:
+    """Whether `path` is a directory that `save_to_disk` wrote."""
+    return any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+def _directory_splits(path: Path) -> list[str]:
+    """The splits of a saved data set or of folders; none where it is a single one."""
     if (path / "state.json").is_file():
         return []
-    if not (path / "dataset_dict.json").is_file():
+    if is_saved(path):
+        try:
+            return list(read_json(path / "dataset_dict.json", dict)["splits"])
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{path}/dataset_dict.json: damaged ({error})") from error
+    if label_folders(path) or has_images(path):
+        return []
+    names = [name for names in _SPLITS.values() for name in names if (path / name).is_dir()]
+    found = [name for name in names if label_folders(path / name) or has_images(path / name)]
+    if not found:
         raise InputError(
-            f"{path}: a directory, but not one written by save_to_disk; for the files in it give a pattern, "
-            f"such as {path}/*.txt"
+            f"{path}: a directory, but neither one written by save_to_disk nor one with a folder of texts or "
+            f"images per label; for the files in it give a pattern, such as {path}/*.txt"
         )
-    try:
-        return list(read_json(path / "dataset_dict.json", dict)["splits"])
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path}/dataset_dict.json: damaged ({error})") from error
+    return found
 
 
-def _saved_rows(path: Path, split: str) -> Iterator[Row]:
+def _directory_rows(path: Path, split: str) -> Iterator[Row]:
+    splits = _directory_splits(path)
+    folder = path / _split(path, splits, split) if splits else path
+    return _saved_rows(folder) if is_saved(path) else folder_rows(folder)
+
+
+def _saved_rows(folder: Path) -> Iterator[Row]:
     import datasets
     import pyarrow
 
-    splits = _saved_splits(path)
-    folder = path / _split(path, splits, split) if splits else path
     try:
         yield from _named(datasets.Dataset.load_from_disk(str(folder)))
     except (pyarrow.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{folder}: a damaged data set ({str(error).splitlines()[0]})") from error
 
 

@@ -13,6 +13,7 @@ from polyformer.core.errors import InputError
 from polyformer.data.formats import Row
 from polyformer.data.images import IMAGE, default_images
 from polyformer.data.origins import has_validation, open_source, source_name
+from polyformer.data.pictures import Mode, decoded_rows
 from polyformer.data.squad import are_answers
 
 if TYPE_CHECKING:
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
 _TEXT, _LIST = "text", "a list of texts"
 _IMAGE = "an image (bytes)"
 _ANSWERS = "answers {text: [...], answer_start: [...]}"
-_HOLDS = {IMAGE: _IMAGE, "text": _TEXT, "source": _TEXT, "target": _TEXT, "tokens": _LIST, "tags": _LIST,
+_HOLDS = {IMAGE: _IMAGE, "text": _TEXT, "pair": _TEXT, "source": _TEXT, "target": _TEXT,
+          "tokens": _LIST, "tags": _LIST,
           "question": _TEXT, "context": _TEXT, "answers": _ANSWERS}  # fmt: skip
 
 
 Format = Literal[
-    "text", "lines", "paragraphs", "articles", "jsonl", "csv", "tsv", "parquet", "conll", "idx", "squad"
-]
+    "text", "lines", "paragraphs", "articles", "jsonl", "csv", "tsv", "parquet", "conll", "squad",
+    "idx", "image", "cifar10", "cifar100",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,8 @@ class DataConfig(Config):
         None  # the columns of a csv, tsv or conll file whose first line is a row already
     )
     columns: dict[str, str] = field(default_factory=dict)  # what tasks call it -> what the data call it
+    image_size: tuple[int, int] | None = None  # (height, width) that the middle of each image is scaled to
+    image_mode: Mode | None = None  # all images grey, or all in colours; None: each as it is
     streaming: bool = False  # read as training goes, for data larger than memory
     validation_fraction: float = 0.05  # held out, evenly spread; 0: none
     test_fraction: float = 0.0  # the same, held out before; not while streaming, nor with a test source
@@ -58,6 +63,10 @@ class DataConfig(Config):
             )
         if not 0 <= self.test_fraction <= 0.5:
             raise InputError(f"test_fraction: expected a share from 0 to 0.5, got {self.test_fraction}")
+        if self.image_size is not None and not 1 <= min(self.image_size) <= max(self.image_size) <= 4096:
+            raise InputError(
+                f"image_size: expected a height and a width of 1 to 4096, got {list(self.image_size)}"
+            )
         if self.test_fraction and (self.test or self.streaming):
             raise InputError("test_fraction: rows are held out in memory, and where no test source is named")
 
@@ -222,9 +231,16 @@ def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str
 
 def _source(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:
     """The rows of a source as they stand there."""
-    if path is None and IMAGE in needs:
-        return default_images()
-    return open_source(path, split, config.format, config.header)
+    images = IMAGE in needs
+    rows = (
+        default_images()
+        if path is None and images
+        else open_source(path, split, config.format, config.header)
+    )
+    if not images:
+        return rows
+    column = config.columns.get(IMAGE, IMAGE)
+    return decoded_rows(rows, column, source_name(path), config.image_size, config.image_mode)
 
 
 def _fits(value: object, expected: str | None) -> bool:

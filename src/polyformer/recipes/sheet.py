@@ -48,16 +48,18 @@ def write_sheet(path: Path, task: ImageModelling, model: Transformer, splits: Sp
 
 
 def write_pictures(path: Path, images: Mapping[str, Tensor], levels: int) -> None:
-    """Draw levels [N, height, width] as named rows of pictures; what is below 0 stays blank."""
-    rows, (number, height, width) = len(images), next(iter(images.values())).shape
-    paper = np.full((rows * (height + GAP) - GAP, number * (width + GAP) - GAP), -1)
+    """Draw levels [N, height, width], or [N, height, width, 3] of red, green and blue, as named rows of
+    pictures; what is below 0 stays blank."""
+    rows, (number, height, width) = len(images), next(iter(images.values())).shape[:3]
+    paper = np.ones((rows * (height + GAP) - GAP, number * (width + GAP) - GAP, 3))
     for row, pictures in enumerate(images.values()):
         for column, picture in enumerate(pictures):
             top, left = row * (height + GAP), column * (width + GAP)
-            paper[top : top + height, left : left + width] = picture
+            light = np.where(picture < 0, 1, picture / (levels - 1)).reshape(height, width, -1)
+            paper[top : top + height, left : left + width] = light
     figure = new_figure(1 + number, len(images) + 1)
     axis = figure.subplots()
-    axis.imshow(np.ma.masked_less(paper, 0), cmap="gray", vmin=0, vmax=levels - 1)
+    axis.imshow(paper)
     centres = [row * (height + GAP) + (height - 1) / 2 for row in range(rows)]
     axis.set_yticks(centres, list(images))
     axis.set_xticks([])

@@ -1,7 +1,11 @@
 """Images, pixel by pixel: predict each pixel's level from those before it; measured in bits per dimension.
 
-An image is a start token and its pixels in raster order, each one of `levels` grey levels. Parmar et al. 2018
-(Image Transformer), section 3, with the categorical distribution over levels.
+An image is a start token and its pixels in raster order, each one of `levels` levels of grey; of a colour
+image each pixel is three tokens, red, green and blue. Parmar et al. 2018 (Image Transformer), section 3, with
+the categorical distribution over levels.
+
+Deviation: the colours share the embeddings of their levels, where the paper has a table for each; which
+colour a token is, positions such as `grid` of (height, width, 3) tell.
 """
 
 import dataclasses
@@ -33,9 +37,10 @@ IGNORED = -100
 class ImageConfig(TaskConfig):
     """Predict the next pixel of an image."""
 
-    levels: int = 16  # grey levels that the 256 of the data are made into
+    levels: int = 16  # of each colour, that the 256 of the data are made into
     height: int | None = None  # None: as the training images are
     width: int | None = None
+    channels: int | None = None  # 1 for grey, 3 for colours
 
     needs: ClassVar[tuple[str, ...]] = ("image", "height", "width")
     kind: ClassVar[str] = "image"
@@ -46,11 +51,14 @@ class ImageConfig(TaskConfig):
         super().__post_init__()
         if not 2 <= self.levels <= GREYS:
             raise InputError(f"levels: expected 2 to {GREYS}, got {self.levels}")
+        if self.channels not in (None, 1, 3):
+            raise InputError(f"channels: expected 1 for grey or 3 for colours, got {self.channels}")
 
     def resolve(self, rows: Rows) -> Self:
         first = next(iter(rows))
         height, width = self.height or first["height"], self.width or first["width"]
-        return dataclasses.replace(self, height=height, width=width)
+        channels = self.channels or len(first["image"]) // (first["height"] * first["width"])
+        return dataclasses.replace(self, height=height, width=width, channels=channels)
 
     def texts(self, rows: Rows) -> Iterator[str]:
         return iter(())
@@ -78,9 +86,12 @@ class ImageModelling(TextTask):
         super().__init__(config, tokenizer)
         if config.height is None or config.width is None:
             raise InputError("height, width: not known before the training images are; call resolve(rows)")
-        self.levels, self.shape = config.levels, (config.height, config.width)
+        # A run of before there were colours says nothing of channels.
+        colours = () if config.channels in (None, 1) else (config.channels,)
+        self.levels, self.shape = config.levels, (config.height, config.width, *colours)
         self.start = config.levels  # the id after the last level
-        check_room(config.batch_tokens, "a token more than an image has pixels", self.positions)
+        what = "a token more than an image has pixels" + (" of three colours" if colours else "")
+        check_room(config.batch_tokens, what, self.positions)
 
     @property
     def positions(self) -> int:
@@ -88,7 +99,7 @@ class ImageModelling(TextTask):
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
         for shape in shapes(config):
-            if shape not in (self.shape, (*self.shape, 1)):
+            if (shape[:-1] if len(shape) == 3 and shape[-1] == 1 else shape) != self.shape:
                 expected, given = ("x".join(map(str, one)) for one in (self.shape, shape))
                 raise InputError(
                     f"model: it is made for images of {given}, and the data's are {expected}; "
@@ -101,11 +112,12 @@ class ImageModelling(TextTask):
 
     def _row(self, row: Row) -> Row:
         given = row["height"], row["width"]
-        if given != self.shape or len(row["image"]) != math.prod(given):
+        if given != self.shape[:2] or len(row["image"]) != math.prod(self.shape):
             expected = "x".join(map(str, self.shape))
             raise InputError(
                 f"image: expected {expected} pixels, as the first training image has, got "
-                f"{'x'.join(map(str, given))} and {len(row['image'])} bytes; bring the images to one size"
+                f"{'x'.join(map(str, given))} and {len(row['image'])} bytes; bring the images to one size "
+                "with data.image_size, and to grey or colours with data.image_mode (grey, rgb)"
             )
         ids = np.concatenate([[self.start], quantised(row["image"], self.levels)])
         return {"input_ids": ids, "labels": np.concatenate([[IGNORED], ids[1:]])}
@@ -120,13 +132,14 @@ class ImageModelling(TextTask):
         return {"loss": loss, "bits_per_dim": loss / math.log(2)}
 
     def complete(self, model: Transformer, rows: Rows, images: int, seed: int) -> Tensor:
-        """Levels [3, images, height, width]: the first images, their upper halves, and these completed.
+        """Levels [3, images, height, width], with colours [..., 3]: the first images, their upper halves, and
+        these completed.
 
         What is missing of a half is -1. Pixels are drawn from the model, the same for the same seed.
         """
         prepared = self.prepare(list(islice(rows, images)))
         real = torch.from_numpy(np.stack([row["input_ids"] for row in prepared]))
-        known = 1 + self.shape[0] // 2 * self.shape[1]
+        known = 1 + self.shape[0] // 2 * math.prod(self.shape[1:])
         config = GenerationConfig(
             max_new_tokens=self.positions - known, sampling=SamplingConfig(do_sample=True, seed=seed)
         )

@@ -1,0 +1,64 @@
+"""A folder per label: texts (.txt) or images, the name of the folder they lie in being their label.
+
+    reviews/pos/1.txt  reviews/pos/2.txt  reviews/neg/1.txt
+    pets/train/cat/1.jpg  pets/train/dog/1.jpg  pets/test/cat/7.jpg        with splits, by their usual names
+
+Images that lie in the folder itself have no label. Files come in the order of their names; hidden ones are
+left out.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from polyformer.core.errors import InputError
+from polyformer.data.opening import opened
+from polyformer.data.pictures import SUFFIXES, read_image
+
+Row = dict[str, Any]
+
+TEXT = 2**24
+"""Characters of the longest text of a file."""
+
+
+def label_folders(path: Path) -> list[Path]:
+    """The folders in `path` that hold texts or images, in the order of their names."""
+    return [folder for folder in _entries(path) if folder.is_dir() and any(map(_holds, _entries(folder)))]
+
+
+def has_images(path: Path) -> bool:
+    """Whether images lie in the folder itself."""
+    return any(one.is_file() and one.suffix.lower() in SUFFIXES for one in _entries(path))
+
+
+def folder_rows(path: Path) -> Iterator[Row]:
+    """{text, label} or {image, label} of every file, label by label; {image} of a folder of images alone."""
+    folders = label_folders(path)
+    for folder in folders or [path]:
+        label = {"label": folder.name} if folders else {}
+        for file in _entries(folder):
+            if not _holds(file):
+                kind = "a folder" if file.is_dir() else "neither a .txt nor an image"
+                raise InputError(f"{file}: {kind}; in a folder per label expected texts or images alone")
+            yield {**_content(file), **label}
+
+
+def _holds(file: Path) -> bool:
+    return file.is_file() and file.suffix.lower() in (".txt", *SUFFIXES)
+
+
+def _content(file: Path) -> Row:
+    if file.suffix.lower() in SUFFIXES:
+        return next(read_image(file))
+    with opened(file) as text:
+        content = text.read(TEXT + 1)
+    if len(content) > TEXT:
+        raise InputError(f"{file}: longer than {TEXT} characters; split it")
+    return {"text": content}
+
+
+def _entries(path: Path) -> list[Path]:
+    try:
+        return sorted(one for one in path.iterdir() if not one.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
