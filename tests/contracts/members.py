@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from polyformer.architecture import ModelConfig, SpecialTokens
-from polyformer.attention import Global, Pattern, SoftmaxConfig, Window
+from polyformer.attention import Global, LSHConfig, Pattern, RoutingConfig, SoftmaxConfig, Window
 from polyformer.attention.marked import reads_marks
 from polyformer.core.config import Config
 from polyformer.core.mechanism import MechanismConfig
-from polyformer.feedforward import DenseConfig
+from polyformer.feedforward import DenseConfig, ExpertsConfig
 from polyformer.model import Transformer
 from polyformer.outputs import ModelOutput
 from polyformer.position import LearnedConfig, RelationLabelsConfig
@@ -26,20 +26,24 @@ from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 VOCAB, HEADS, LENGTH = 17, 2, 11
 SIZES = {"num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": HEADS, "intermediate_size": 20,
-         "vocab_size": VOCAB, "max_position_embeddings": 40, "experts": 2}  # fmt: skip
+         "vocab_size": VOCAB, "max_position_embeddings": 40}  # fmt: skip
 LIMITS = {"num_key_value_heads": HEADS, "head_size": 12, "bos": 1, "eos": 2, "pad": 0}
 """What a preset leaves unset stays unset; what it sets must fit the tiny sizes."""
+
+CHOOSING = ExpertsConfig, LSHConfig, RoutingConfig
+"""Parts that send a token to one of several places, as computed numbers tell."""
 
 Family = type[Config]
 
 
-def parts(config: Config) -> Iterator[Config]:
-    """Every configuration in the tree under `config`, itself included."""
+def parts(config: Config, listed: bool = True) -> Iterator[Config]:
+    """Every configuration in the tree under `config`, itself included; with `listed` those in lists too."""
     yield config
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if isinstance(value, Config):
-            yield from parts(value)
+        for one in value if listed and isinstance(value, tuple) else (value,):
+            if isinstance(one, Config):
+                yield from parts(one, listed)
 
 
 def replaced(config: Any, family: Family, function: Callable[[Any], Config]) -> Any:
@@ -108,6 +112,16 @@ class Case:
     def can(self, ability: str) -> bool:
         """Whether every mechanism in it has the ability."""
         return all(getattr(one, ability) for one in parts(self.config) if isinstance(one, MechanismConfig))
+
+    def apart(self, actual: Tensor, exact: Tensor) -> float:
+        """The relative distance of hidden states [B, T, E] from exact ones.
+
+        Of a model in which rounding decides what a token meets it is the median token's: one may be sent
+        elsewhere, and where that happens differs from processor to processor.
+        """
+        far, size = ((x.detach().double()).norm(dim=-1) for x in (actual.double() - exact, exact))
+        chooses = any(isinstance(one, CHOOSING) for one in parts(self.config))
+        return float((far / size).median() if chooses else far.norm() / size.norm())
 
     def changed(self, family: Family, function: Callable[[Any], Config]) -> "Case":
         return dataclasses.replace(self, config=replaced(self.config, family, function))

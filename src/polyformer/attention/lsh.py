@@ -31,6 +31,7 @@ from polyformer.core.features import RandomDirections
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.linear import linear
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.core.precision import at_least_float32, without_autocast
 from polyformer.core.softmax import recording, softmax
 from polyformer.core.sorted_attention import sorted_attention
 from polyformer.core.sorted_window import bucket_windows
@@ -80,7 +81,7 @@ class LSHConfig(MechanismConfig):
 
     def unit(self, k: Tensor) -> Tensor:
         """Keys of unit length."""
-        k = _exact(k)
+        k = at_least_float32(k)
         if not self.key_eps:
             return F.normalize(k, dim=-1)
         return k * (k.square().sum(-1, keepdim=True) + self.key_eps * k.shape[-1]).rsqrt()
@@ -132,20 +133,21 @@ class LSHAttention(Mechanism):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
                 position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
-        buckets = self._with_first(self.hash(k), context)
-        if state is not None:
-            assert isinstance(state, Hashed)
-            k, v, buckets, state = state.append(k, v, buckets)
-        y = self._mix(_exact(q), k, v, buckets, context)
+        with without_autocast(q):
+            buckets = self._with_first(self.hash(k), context)
+            if state is not None:
+                assert isinstance(state, Hashed)
+                k, v, buckets, state = state.append(k, v, buckets)
+            y = self._mix(at_least_float32(q), k, v, buckets, context)
         return y.to(q.dtype), state
 
     @torch.no_grad()
     def hash(self, k: Tensor) -> Tensor:
         """The buckets [B, H, R, T] of keys [B, H, T, D]."""
-        turn, half = self.directions(_exact(k)), self.config.buckets // 2
+        turn, half = self.directions(at_least_float32(k)), self.config.buckets // 2
         iota = torch.arange(half, dtype=turn.dtype, device=turn.device)
         found = []
-        for rows in _exact(k).flatten(0, 2).split(max(1, HASHED // len(turn))):
+        for rows in at_least_float32(k).flatten(0, 2).split(max(1, HASHED // len(turn))):
             x = linear(rows, turn).unflatten(-1, (self.config.rounds, half))
             top, low = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True)
             # Where the extreme stands; argmax itself is no vector operation on a CPU and far slower.
@@ -172,7 +174,9 @@ class LSHAttention(Mechanism):
         windows = bucket_windows(buckets, self.config.window, context)
         q = F.pad(q, (0, 0, first, rest))  # the past asks nothing
         scale = self.config.scale(q.shape[3])
-        y = sorted_attention(q, self.config.unit(k), _exact(v), windows, context, scale, itself=False)
+        y = sorted_attention(
+            q, self.config.unit(k), at_least_float32(v), windows, context, scale, itself=False
+        )
         return y[:, :, first : first + context.q_len]
 
 
@@ -181,11 +185,6 @@ class PlainLSH(LSHAttention):
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context) -> Tensor:
         return _plainly(self.config, q, k, v, buckets, context)
-
-
-def _exact(x: Tensor) -> Tensor:
-    """`x` in the precision that scores and hashes are computed in."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _meets(buckets: Tensor, context: Context) -> Tensor:
@@ -213,7 +212,7 @@ def _plainly(config: LSHConfig, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor
     others = seen & ~itself
     allowed = others | (seen & ~others.any(-1, keepdim=True))
     scores = q @ config.unit(k).mT * config.scale(q.shape[3])
-    return softmax(scores, allowed)[0] @ _exact(v)
+    return softmax(scores, allowed)[0] @ at_least_float32(v)
 
 
 def _one_by_one(config: LSHConfig, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor,
@@ -236,7 +235,7 @@ def _one_by_one(config: LSHConfig, q: Tensor, k: Tensor, v: Tensor, buckets: Ten
     seen[number, slots] = own & ~seen.any(1)
     rows, keys = seen.nonzero(as_tuple=True)
     heads = rows // context.q_len
-    k, v = (_exact(x.flatten(0, 1)[heads, keys]) for x in (k, v))
+    k, v = (at_least_float32(x.flatten(0, 1)[heads, keys]) for x in (k, v))
     scores = (q.flatten(0, 2)[rows] * config.unit(k)).sum(-1) * config.scale(q.shape[3])
     top = scores.new_zeros(len(number)).scatter_reduce(0, rows, scores.detach(), "amax", include_self=False)
     weights = (scores - top[rows]).exp()

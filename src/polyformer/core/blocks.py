@@ -22,6 +22,7 @@ from polyformer.core.bands import Bands, PartBands
 from polyformer.core.bundles import Gathered, bundles
 from polyformer.core.captured import Evaluation, captured
 from polyformer.core.parts import LN2, Part, parts, sharing
+from polyformer.core.precision import as_written
 from polyformer.core.products import product
 from polyformer.core.request import Request
 from polyformer.core.tiles import Tile, give, take
@@ -103,6 +104,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @as_written
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *extra = ctx.saved_tensors
         if grad_out is None:

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from polyformer.core.interval_tiles import Tiles, tiles
 from polyformer.core.intervals import Intervals
+from polyformer.core.precision import as_written
 
 _softmax_backward = torch.ops.aten._softmax_backward_data.out  # weights * (slope - sum of weights * slope)
 
@@ -46,6 +47,7 @@ class _Attention(torch.autograd.Function):
     """q [Nq, D], k [Nk, D], v [Nk, Dv] -> [Nq, Dv], none of them sorted."""
 
     @staticmethod
+    @as_written
     def forward(ctx: Any, intervals: Intervals, scale: float, keep: bool, *rows: Tensor) -> Tensor:
         q, k, v = rows
         some, room = tiles(intervals, _held(q), q, k), _Room(q)
@@ -64,6 +66,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @as_written
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, kept = ctx.saved_tensors
         scale, room, grad = ctx.scale, _Room(q), grad.contiguous()

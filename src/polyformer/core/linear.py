@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from polyformer.core.precision import as_written
+
 SMALL_WEIGHT, FEW_ROWS = 1 << 16, 16
 """A product this small is over before oneDNN, some 10 microseconds a call, has begun."""
 
@@ -66,7 +68,7 @@ def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.numel() // x.shape[-1]
     if rows > ROW_STEP:
         return _onednn(x, weight, bias)
-    y = torch.ops.mkldnn._linear_pointwise(x.reshape(rows, -1), weight, bias, "none", [], "")
+    y = torch.ops.mkldnn._linear_pointwise(x.reshape(rows, x.shape[-1]), weight, bias, "none", [], "")
     return _shaped(y, x)
 
 
@@ -116,6 +118,8 @@ class PackedWeights:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """As the function `linear`."""
+        if not x.numel():  # tells nothing of the inputs to come: an expert that no token chose
+            return F.linear(x, weight, bias)
         key = id(weight)
         if key in self.ways:
             read = self.ways[key]
@@ -131,6 +135,8 @@ class PackedWeights:
 
     def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
         """As the function `linears`; once copies are made, of all weights in one."""
+        if not x.numel():
+            return [layer(x) for layer in layers]
         key = id(layers[0])
         if self.copying and key not in self.joints:
             self.joints[key] = self._joint(x, layers)
@@ -191,6 +197,7 @@ class _Linear(torch.autograd.Function):
         return _onednn(x, weight, bias)
 
     @staticmethod
+    @as_written
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
         for_x, for_weight, for_bias = ctx.needs_input_grad  # type: ignore[attr-defined]

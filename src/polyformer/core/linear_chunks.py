@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polyformer.core.features import Kernel
+from polyformer.core.precision import as_written
 from polyformer.core.products import product
 from polyformer.core.workers import spread
 
@@ -97,6 +98,7 @@ class Causal(torch.autograd.Function):
     """q, k [N, T, D], v [N, T, Dv], log weight and decay [N, T], past -> out [N, T, Dv] and the next past."""
 
     @staticmethod
+    @as_written
     def forward(ctx: Any, kernel: Kernel, graph: bool, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
                 decay: Tensor | None, *past: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
         steps = runs(q.shape[1], RUN)
@@ -126,6 +128,7 @@ class Causal(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @as_written
     def backward(ctx: Any, grad: Tensor | None, *of_past: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, weight, decay, out, inverse, free, sums, norms, top, last_sums, last_norms = (
             ctx.saved_tensors
@@ -162,6 +165,7 @@ class Whole(torch.autograd.Function):
     """Every query sees every key: q [N, Tq, D], k, v [N, Tk, D or Dv], weight [N, Tk] -> [N, Tq, Dv]."""
 
     @staticmethod
+    @as_written
     def forward(ctx: Any, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
         out, inverse, free = (q.new_empty(*q.shape[:2], *end) for end in ((v.shape[2],), (), ()))
         sums, norms = v.new_zeros(len(k), v.shape[2], kernel.width), v.new_zeros(len(k), kernel.width)
@@ -188,6 +192,7 @@ class Whole(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @as_written
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weight, out, inverse, free, sums, norms, top = ctx.saved_tensors
         kernel: Kernel = ctx.kernel

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polyformer.core.context import Context
+from polyformer.core.precision import as_written
 from polyformer.core.sorted_window import Windows
 from polyformer.core.workers import spread
 
@@ -174,6 +175,7 @@ class _Attention(torch.autograd.Function):
     """(order, spots [N, R, L], q, k [N, L, D], v [N, L, Dv]) -> out [N, L, Dv] and log-sum-exp [N, L]."""
 
     @staticmethod
+    @as_written
     def forward(ctx: Any, bands: Bands, scale: float, order: Tensor, spots: Tensor, q: Tensor, k: Tensor,
                 v: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
         out, lse = torch.empty_like(v), q.new_empty(q.shape[:2])
@@ -191,6 +193,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @as_written
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         order, spots, q, k, v, out, lse = ctx.saved_tensors
         grads = tuple(torch.empty_like(x) for x in (q, k, v))

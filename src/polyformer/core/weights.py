@@ -6,12 +6,18 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, unknown
 
+ALIGNMENT = 64
+"""Bytes: torch's own tensors begin at a multiple of so many."""
+
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: str | Path) -> None:
     """Put `tensors`, read from `file`, into `model`; `InputError` unless names and shapes are the model's.
 
-    What several layers share stands in a file once, and is shared again.
+    What several layers share stands in a file once, and is shared again. Every tensor of the model then lies
+    in memory as torch would have put it: a product of the same numbers at another alignment may be rounded
+    otherwise, and so a loaded model computes bit for bit what the saved one did.
     """
+    tensors = {name: aligned(tensor) for name, tensor in tensors.items()}
     own = model.state_dict(keep_vars=True)
     firsts: dict[int, str] = {}
     shared = {name: first for name, one in own.items() if (first := firsts.setdefault(id(one), name)) != name}
@@ -32,6 +38,11 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: str | Path)
         setattr(model.get_submodule(module), key, _at(model, first))
     for parameter in model.parameters():  # an assigned tensor takes the place of the parameter, flag included
         parameter.requires_grad_(True)
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """`tensor`, copied where it is a view into a file, which puts tensors one right after the other."""
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 def _at(model: nn.Module, name: str) -> object:

@@ -73,9 +73,13 @@ class ExpertsConfig(FeedForwardConfig):
 
     @classmethod
     def examples(cls) -> tuple["ExpertsConfig", ...]:
-        """All experts are chosen, so that each learns from a few tokens; choices have tests of their own."""
+        """All experts chosen; the same with everything else on; and so many that a token leaves most idle."""
         gated = FeedForwardConfig.from_dict("gated")
-        return cls(experts=2), cls(expert=gated, experts=2, gates="all", capacity=1.0, jitter=0.01)
+        return (
+            cls(experts=2),
+            cls(expert=gated, experts=2, gates="all", capacity=1.0, jitter=0.01),
+            cls(experts=24),
+        )
 
 
 class Experts(FeedForward):

@@ -1,0 +1,138 @@
+"""K1 to K5, K8 and K11 of whole models in the precisions that people use: float32, and under autocast.
+
+Every output is compared with that of the same model in float64 and by itself; all products that may go
+through oneDNN do, which they otherwise do from a certain size on.
+"""
+
+import contextlib
+import dataclasses
+import functools
+
+import pytest
+import torch
+from members import LENGTH, Case, cases, gradients, score, selected
+from test_k2_masking import DOCUMENTS, padded, read
+from test_k5_state import chunked, ids_of, start
+from test_k8_training import GENERATES
+from torch import Tensor
+
+from polyformer.core import linear, products
+from polyformer.generation import GenerationConfig
+from polyformer.model import Transformer
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """What a model computes in, and how far from float64 that may lead it, relative to the output's norm."""
+
+    autocast: torch.dtype | None
+    tolerance: float
+
+    def __str__(self) -> str:
+        return "float32" if self.autocast is None else str(self.autocast).removeprefix("torch.")
+
+    def inside(self) -> contextlib.AbstractContextManager[object]:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast("cpu", self.autocast)
+
+
+PRECISIONS = [Precision(None, 1e-4), *(Precision(one, 16 * torch.finfo(one).eps)
+              for one in (torch.bfloat16, torch.float16))]  # fmt: skip
+
+PRECISE = pytest.mark.parametrize("precision", PRECISIONS, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _every_size_through_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "SMALL_WEIGHT", 0)
+    monkeypatch.setattr(products, "SMALLEST", 0)
+
+
+@functools.cache
+def models(case: Case) -> tuple[Transformer, Transformer]:
+    """In float32 and in float64, for all tests of this file: none of them trains."""
+    return case.model(torch.float32), case.model()
+
+
+def expected(case: Case, batch: dict[str, Tensor]) -> Tensor:
+    """What the case makes of a batch in float64."""
+    with torch.no_grad():
+        return models(case)[1](**batch).last_hidden_state
+
+
+def assert_near(case: Case, actual: Tensor, exact: Tensor, precision: Precision) -> None:
+    assert actual.shape == exact.shape
+    assert case.apart(actual, exact) < precision.tolerance
+
+
+@PRECISE
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_a_training_step_is_near_float64_and_finite(case: Case, precision: Precision):
+    """The backward pass too may be called inside autocast."""
+    model, batch = models(case)[0], case.labels(case.batch(length=13))
+    with precision.inside():
+        output = model(**batch)
+        value = score(output) if output.loss is None else output.loss
+        assert value.isfinite()
+        slopes = gradients(model, value)
+    assert_near(case, output.last_hidden_state, expected(case, batch), precision)
+    for name, slope in slopes.items():
+        assert slope.isfinite().all(), name
+
+
+@torch.no_grad()
+@PRECISE
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_padding_is_not_seen(case: Case, precision: Precision):
+    model, batch = models(case)[0], case.batch()
+    ids, mask = padded(batch["input_ids"], 3, 2, seed=6)
+    with precision.inside():
+        hidden = model(**{**batch, "input_ids": ids, "attention_mask": mask}).last_hidden_state
+    real = slice(None) if case.shape == "pair" else slice(3, 3 + LENGTH)
+    assert_near(case, hidden[:, real], expected(case, batch), precision)
+
+
+@torch.no_grad()
+@PRECISE
+@pytest.mark.parametrize("case", selected("packs", shape=("decoder", "encoder")), ids=str)
+def test_other_documents_are_not_seen(case: Case, precision: Precision):
+    model, ids = models(case)[0], case.batch(length=sum(DOCUMENTS))["input_ids"]
+    numbers = torch.tensor([0, 2, 3, 9]).repeat_interleave(torch.tensor(DOCUMENTS)).expand_as(ids)
+    with precision.inside():
+        hidden = model(ids, document_ids=numbers).last_hidden_state
+    alone = [expected(case, {"input_ids": part}) for part in ids.split(DOCUMENTS, 1)]
+    assert_near(case, hidden, torch.cat(alone, 1), precision)
+
+
+@torch.no_grad()
+@PRECISE
+@pytest.mark.parametrize("case", selected("causal", shape=("decoder", "pair")), ids=str)
+def test_the_future_is_not_seen(case: Case, precision: Precision):
+    model, batch, key = models(case)[0], case.batch(), read(case)
+    longer = torch.cat([batch[key], batch[key].flip(1), batch[key]], 1)
+    with precision.inside():
+        hidden = model(**{**batch, key: longer}).last_hidden_state
+    assert_near(case, hidden[:, : batch[key].shape[1]], expected(case, batch), precision)
+
+
+@torch.no_grad()
+@PRECISE
+@pytest.mark.parametrize("case", selected("causal", "caches", shape=("decoder", "pair")), ids=str)
+def test_any_split_is_one_pass(case: Case, precision: Precision):
+    model, batch = models(case)[0], case.batch()
+    with precision.inside():
+        hidden = chunked(case, model, ids_of(case, batch), [4, 1, 2], start(case, model, batch))
+    assert_near(case, hidden, expected(case, {**batch, read(case): ids_of(case, batch)}), precision)
+
+
+@PRECISE
+@pytest.mark.parametrize("case", GENERATES, ids=str)
+def test_generation_goes_on_as_in_float64(case: Case, precision: Precision):
+    """In half precision two tokens may be as likely as each other: there it only has to run."""
+    (model, exact), ids = models(case), case.batch(length=24)["input_ids"]
+    config = GenerationConfig(max_new_tokens=4)
+    with precision.inside():
+        sequences = model.generate(ids, config=config).sequences
+    if precision.autocast is None:
+        assert torch.equal(sequences, exact.generate(ids, config=config).sequences)
