@@ -90,7 +90,8 @@ def test_flex_attention_agrees_when_run_as_it_is_written(
     slopes = torch.tensor([0.1, 0.2, 0.3, 0.4])
     score_mod = lambda score, b, h, i, j: score - slopes[h] * (i - j).abs()  # noqa: E731
     made = flex.block_mask(limits, context, CPU)
-    out = flex_attention(q, k, v, score_mod=score_mod, block_mask=made, enable_gqa=True)
+    among_keys = lambda score, b, h, i, j: score_mod(score, b, h, i + context.offset, j)  # noqa: E731
+    out = flex_attention(q, k, v, score_mod=among_keys, block_mask=made, enable_gqa=True)
     expected = attend(q, k, v, pattern=pattern, context=context, score_mod=score_mod, backend="definition")
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
@@ -155,7 +156,7 @@ def _run(inputs: list[Tensor], pattern: Pattern | None, context: Context, backen
     """Output, log-sum-exp and gradients."""
     q, k, v, table = inputs
     keys = k.shape[2]
-    score_mod = lambda score, b, h, i, j: score + table[i - j + keys, h]  # noqa: E731
+    score_mod = lambda score, b, h, i, j: score + table[i - j + keys - 1, h]  # noqa: E731
     out, lse = attend(
         q, k, v, pattern=pattern, context=context, score_mod=score_mod, backend=backend, return_lse=True
     )

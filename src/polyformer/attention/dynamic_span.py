@@ -23,6 +23,7 @@ from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.core.mods import broadcasts
 from polyformer.core.pattern import Pattern, ScoreMod
 from polyformer.core.penalty import penalize
 from polyformer.core.reach import GRAIN, Reach, fading
@@ -106,6 +107,7 @@ class DynamicSpan(Mechanism):
         """Adds log m to what `other` makes of the scores."""
         ramp, most = self.config.ramp, self.config.max_span
 
+        @broadcasts
         def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             if other is not None:
                 score = other(score, b, h, q_idx, kv_idx)

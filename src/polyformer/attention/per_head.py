@@ -33,6 +33,9 @@ class _Choice(Pattern):
     def causal(self) -> bool:
         return all(one.causal() for one in self.patterns)
 
+    def bound(self, by_slot: bool, device: torch.device) -> Pattern:
+        return self if self.lasting() else self.each(lambda one: one.bound(by_slot, device))
+
     def turn(self, index: int) -> Pattern:
         """The pattern whose turn it is."""
         return self.patterns[index % len(self.patterns)]

@@ -13,7 +13,9 @@ from polyformer.core import arrange, blocks, definition, flex, sdpa
 from polyformer.core.context import Context
 from polyformer.core.documents import by_document, run_by_document
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.pattern import Foreign, MaskMod, Pattern, ScoreMod, Where, as_pattern
+from polyformer.core.foreign import Foreign, as_pattern
+from polyformer.core.mods import Mod, is_own
+from polyformer.core.pattern import MaskMod, Pattern, ScoreMod, Where
 from polyformer.core.patterns import implied
 from polyformer.core.relative import Relative
 from polyformer.core.request import Request, check
@@ -46,7 +48,9 @@ def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None,
 
     Args:
         q: [B, H, Tq, D]. k: [B, Hkv, Tk, D]. v: [B, Hkv, Tk, Dv]. H is a multiple of Hkv (grouped queries).
-        pattern: who may see whom: a `Pattern`, or any FlexAttention `mask_mod(b, h, q_idx, kv_idx)`.
+        pattern: who may see whom: a `Pattern`, or any FlexAttention `mask_mod(b, h, q_idx, kv_idx)`. Mods
+            mean what they mean there, for scalar indices. With a `context` q_idx counts among all keys, so
+            that a decoder with a cache asks what one pass would; without one it counts from 0.
         mask_mod: a FlexAttention `mask_mod` by its own name; with a pattern too, both must allow a key.
         layout: the keys that `mask_mod` needs, a function (start, stop) -> `Keys` of a run of queries, or
             the rows of a `Layout`; without it every key is looked at. What it leaves out is not seen.
@@ -69,10 +73,10 @@ def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None,
     autocast, memo, key = _autocast(q), None, None
     if (
         context is not None and mask_mod is None and score_mod is None and not return_lse and not dropout
-        and backend == "auto" and not autocast and not _watched()
+        and backend == "auto" and not autocast and not _watched() and _lasting(pattern)
     ):  # fmt: skip
         memo, key = (
-            context.memo,
+            context.recalled(),
             ("plan", pattern, relative, scale, q.shape, k.shape, v.shape, q.dtype, q.device),
         )
         if (plan := memo.get(key)) is not None:
@@ -117,7 +121,8 @@ def joined(pattern: Pattern | MaskMod | None, mask_mod: MaskMod | None,
         if layout is not None:
             raise InputError("layout: it says which keys a mask_mod needs, and no mask_mod was given")
         return None if pattern is None else as_pattern(pattern)
-    foreign = Foreign(mask_mod, layout)
+    whole = as_pattern(mask_mod, "mask_mod")
+    foreign = whole if layout is None else Foreign(mask_mod, layout)
     return foreign if pattern is None else as_pattern(pattern) & foreign
 
 
@@ -131,16 +136,29 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | None, score_m
             x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v)
         )
     check(q, k, v, dropout)
+    by_slot = context is not None
     context = context or Context(q.shape[2], k.shape[2])
     lengths = q.shape[2], k.shape[2]
     if (context.q_len, context.kv_len) != lengths:
         made = f"{context.q_len} queries and {context.kv_len} keys"
         raise InputError(f"context: made for {made}, got {lengths[0]} and {lengths[1]}")
     limits = implied(context)
+    if pattern is not None and not pattern.lasting():
+        bound = pattern.bound(by_slot, q.device)
+        if bound is not pattern:  # what a function says holds for this call alone
+            pattern, context = bound, dataclasses.replace(context, memo={})
+    if score_mod is not None and not is_own(score_mod):
+        score = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        score_mod = Mod.of(score_mod, "score_mod", score, q.device, context.offset if by_slot else 0)
     if pattern is not None:
         limits = pattern if limits is None else pattern & limits
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     return Request(q, k, v, context, limits, relative, score_mod, scale, dropout)
+
+
+def _lasting(pattern: object) -> bool:
+    """Whether a pattern says in the next call what it says in this."""
+    return pattern is None or (isinstance(pattern, Pattern) and pattern.lasting())
 
 
 def _watched() -> bool:

@@ -79,7 +79,8 @@ class _Reader(TorchFunctionMode):
         self.reads: list[tuple[int, tuple[Tensor, ...], Tensor]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.__getitem__ and id(args[0]) in self.which:
+        vmapped = torch._C._are_functorch_transforms_active()  # nothing inside can be a variable of its own
+        if func is Tensor.__getitem__ and id(args[0]) in self.which and not vmapped:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             if all(isinstance(one, Tensor) for one in index):
                 value = args[0].detach()[index].requires_grad_()

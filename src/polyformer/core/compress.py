@@ -15,6 +15,7 @@ from torch import Tensor
 
 from polyformer.core.context import Context
 from polyformer.core.layout import Keys, clip
+from polyformer.core.mods import broadcasts
 
 NEVER = 1 << 60
 """The end of a slot that nobody sees."""
@@ -123,6 +124,7 @@ class Sight:
             docs = docs.gather(1, ends.expand(len(docs), -1).clamp(max=context.kv_len - 1))
         return cls(context, ends.expand(len(ends) if docs is None else len(docs), -1), docs)
 
+    @broadcasts
     def mask(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """A FlexAttention `mask_mod`."""
         row = b if len(self.ends) > 1 else torch.zeros_like(b)

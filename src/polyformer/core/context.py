@@ -58,7 +58,11 @@ class Context:
     reach: tuple[int, int] | None = None
     memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)  # filled by `once`
 
+    tables: tuple[Tensor, ...] = dataclasses.field(default=(), init=False, repr=False)
+    versions: list[int] = dataclasses.field(default_factory=list, init=False, repr=False)
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", tuple(x for x in map(self.__dict__.get, BY_ROW) if x is not None))
         for name, length in (("q_pos", self.q_len), ("kv_pos", self.kv_len), ("q_doc", self.q_len),
                              ("kv_doc", self.kv_len), ("q_segment", self.q_len),
                              ("kv_segment", self.kv_len), ("kv_valid", self.kv_len),
@@ -103,9 +107,19 @@ class Context:
         """What `make` returns, made once for this context: all layers ask for the same layouts and masks."""
         if torch.compiler.is_compiling():  # a traced graph shares by itself and must not change the context
             return make()
-        if key not in self.memo:
-            self.memo[key] = make()
-        return self.memo[key]
+        memo = self.recalled()
+        if key not in memo:
+            memo[key] = make()
+        return memo[key]
+
+    def recalled(self) -> dict[Hashable, Any]:
+        """`memo`, emptied where a table has been written to since (which inference mode does not count)."""
+        if self.tables:
+            versions = [0 if x.is_inference() else x._version for x in self.tables]
+            if versions != self.versions:
+                self.memo.clear()
+                self.versions[:] = versions
+        return self.memo
 
     def distance(self, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """How many slots the key lies before the query: 0 is the query's own slot."""

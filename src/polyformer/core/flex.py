@@ -10,7 +10,8 @@ from torch import Tensor
 
 from polyformer.core.context import Context
 from polyformer.core.layout import Interval, intersect, unite
-from polyformer.core.pattern import Pattern
+from polyformer.core.mods import Mod
+from polyformer.core.pattern import Pattern, ScoreMod
 from polyformer.core.request import Request
 
 BLOCK = 128
@@ -47,7 +48,7 @@ def run(request: Request) -> tuple[Tensor, Tensor]:
 
     device = request.q.device
     mask = None if request.pattern is None else block_mask(request.pattern, request.context, device)
-    score_mod = request.whole_score_mod(moving(request.context, device))
+    score_mod = _moved(request, moving(request.context, device))
     out, aux = _attention()(
         request.q, request.k, request.v, score_mod=score_mod, block_mask=mask, scale=request.scale,
         enable_gqa=request.groups > 1, return_aux=AuxRequest(lse=True),
@@ -77,6 +78,14 @@ def _block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any
         *_padded(partial, columns, device), *_padded(full, columns, device), BLOCK_SIZE=BLOCK,
         mask_mod=pattern.mask_mod(moving(context, device)), seq_lengths=(context.q_len, context.kv_len),
     )  # fmt: skip
+
+
+def _moved(request: Request, context: Context) -> ScoreMod | None:
+    """The score_mod with the terms by distance, all by the offset of `context`."""
+    mod = request.score_mod
+    if isinstance(mod, Mod) and mod.start:
+        request = dataclasses.replace(request, score_mod=dataclasses.replace(mod, start=context.offset))
+    return request.whole_score_mod(context)
 
 
 def moving(context: Context, device: torch.device) -> Context:

@@ -7,7 +7,6 @@ with two short methods: `allows`, the rule, and `keys`, where to look (every key
 
 import ast
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -19,12 +18,13 @@ from torch import Tensor
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.expression import first_name, plain
-from polyformer.core.layout import Keys, Layout, Row, clip, subtract, unite
+from polyformer.core.layout import Keys, Layout, Row, clip, subtract
+from polyformer.core.mods import broadcasts
 from polyformer.core.parsing import parse_expression
 from polyformer.core.registry import register
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""mask_mod(b, h, q_idx, kv_idx) -> bool: FlexAttention's signature; the indices broadcast."""
+"""mask_mod(b, h, q_idx, kv_idx) -> bool: FlexAttention's signature, and its meaning (`core.mods`)."""
 
 Where = Callable[[int, int], Keys] | Layout
 """Which keys a `mask_mod` needs: a function of a run of queries (start, stop), or the rows of a layout."""
@@ -90,6 +90,13 @@ class Pattern:
 
         return InClass(self, context, stride)
 
+    def bound(self, by_slot: bool, device: torch.device) -> "Pattern":
+        """The same for one call, with foreign functions looked through once.
+
+        by_slot: whether queries count among all keys, or from 0 as in FlexAttention.
+        """
+        return self
+
     def at(self, layer: int) -> "Pattern":
         """What layer `layer` of a stack has; the same in all, unless a part says otherwise."""
         return self
@@ -100,7 +107,7 @@ class Pattern:
 
     def mask_mod(self, context: Context) -> MaskMod:
         """This pattern as a FlexAttention `mask_mod`."""
-        return lambda b, h, q_idx, kv_idx: self.allows(context, b, h, q_idx, kv_idx)
+        return broadcasts(lambda b, h, q_idx, kv_idx: self.allows(context, b, h, q_idx, kv_idx))
 
     def layout(self, context: Context, block: int) -> Layout:
         """Rows of at most `block` queries with the keys they need, in O(Tq / block)."""
@@ -109,16 +116,16 @@ class Pattern:
         return tuple(Row(a, b, self.keys(context, a, b)) for a, b in itertools.pairwise(inside))
 
     def __and__(self, other: "Pattern | MaskMod") -> "Pattern":
-        return And(self, as_pattern(other))
+        return And(self, _as_pattern(other))
 
     def __or__(self, other: "Pattern | MaskMod") -> "Pattern":
-        return Or(self, as_pattern(other))
+        return Or(self, _as_pattern(other))
 
     def __rand__(self, other: MaskMod) -> "Pattern":
-        return And(as_pattern(other), self)
+        return And(_as_pattern(other), self)
 
     def __ror__(self, other: MaskMod) -> "Pattern":
-        return Or(as_pattern(other), self)
+        return Or(_as_pattern(other), self)
 
     @classmethod
     def examples(cls) -> tuple["Pattern", ...]:
@@ -175,6 +182,9 @@ class _Pair(Pattern):
 
     def every(self, context: Context, stride: int) -> Pattern:
         return self._of(self.left.every(context, stride), self.right.every(context, stride))
+
+    def bound(self, by_slot: bool, device: torch.device) -> Pattern:
+        return self._of(self.left.bound(by_slot, device), self.right.bound(by_slot, device))
 
     def at(self, layer: int) -> Pattern:
         return self._of(self.left.at(layer), self.right.at(layer))
@@ -251,47 +261,10 @@ class Without(_Pair, named=False):
         return Keys(tuple(subtract(left.some, right.full)), tuple(subtract(left.full, right.some)))
 
 
-@dataclasses.dataclass(frozen=True)
-class Foreign(Pattern, named=False):
-    """Any FlexAttention `mask_mod`, ours or a user's; without a layout it may look at every key."""
+def _as_pattern(given: Pattern | MaskMod) -> Pattern:
+    from polyformer.core.foreign import as_pattern  # a foreign function is a pattern itself
 
-    function: MaskMod
-    where: Where | None = None
-
-    def lasting(self) -> bool:
-        """A function may read what changes, and keep alive what it reads."""
-        return False
-
-    def keys(self, context: Context, start: int, stop: int) -> Keys:
-        if self.where is None:
-            return super().keys(context, start, stop)
-        if callable(self.where):
-            given = self.where(start, stop)
-        else:
-            rows = [row.keys for row in self.where if row.start < stop and start < row.stop]
-            given = (
-                functools.reduce(lambda a, b: Keys((a | b).some, (a & b).full), rows) if rows else Keys(())
-            )
-        inside = clip(0, context.kv_len, context.kv_len)
-        return Keys(unite(given.some), unite(given.full)) & Keys(inside, inside)
-
-    def cuts(self, context: Context) -> tuple[int, ...]:
-        return () if self.where is None or callable(self.where) else tuple(row.start for row in self.where)
-
-    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return self.function(b, h, q_idx, kv_idx)
-
-    def to_text(self) -> str:
-        raise InputError("pattern: a foreign mask_mod cannot be saved; write it as a Pattern class")
-
-
-def as_pattern(given: "Pattern | MaskMod") -> Pattern:
-    """`given`, wrapped when it is a bare `mask_mod`."""
-    if isinstance(given, Pattern):
-        return given
-    if callable(given):
-        return Foreign(given)
-    raise InputError(f"pattern: expected a Pattern or a mask_mod function, got {given!r}")
+    return as_pattern(given)
 
 
 def _text(value: Any) -> str:

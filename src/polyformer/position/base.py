@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from polyformer.core.config import Config
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
+from polyformer.core.mods import Mod, is_own
 from polyformer.core.pattern import ScoreMod
 from polyformer.core.relative import Relative
 
@@ -72,7 +73,11 @@ class Position(nn.Module):
         return q, k
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod | None:
-        """What is done to the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D], by any function."""
+        """What is done to the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D], by any function.
+
+        q_idx counts the queries of q: the slot of one among the keys is `q_idx + context.offset`. One that is
+        written for indices that broadcast is faster marked so: `core.mods.broadcasts`.
+        """
         return None
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative | None:
@@ -88,7 +93,11 @@ class Terms:
     site: Site
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
-        return self.position.score_mod(q, k, context, self.site)
+        mod = self.position.score_mod(q, k, context, self.site)
+        if mod is None or is_own(mod):
+            return mod
+        score = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        return Mod.of(mod, "score_mod", score, q.device)
 
     def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
         return self.position.relative(q, k, context, self.site)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.context import Context
+from polyformer.core.mods import broadcasts
 from polyformer.core.pattern import ScoreMod
 from polyformer.position.base import Position, PositionConfig, Shape, Site
 
@@ -43,6 +44,7 @@ class DistanceAware(Position):
         dtype = torch.promote_types(self.w.dtype, torch.float32)  # scores are never in half precision
         w, b = (one[site.layer].to(dtype) for one in (self.w, self.b))
 
+        @broadcasts
         def rescale(score: Tensor, row: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             distance = context.distance(q_idx, kv_idx).abs()
             return score.relu() * rescaling(w[h] * distance, b[h])

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
+from polyformer.core.mods import broadcasts
 from polyformer.core.pattern import ScoreMod
 from polyformer.position.base import Position, PositionConfig, Shape, Site
 
@@ -67,6 +68,7 @@ class EtcLabels(Position):
         vectors = table.unflatten(1, (self.heads, -1)).permute(1, 2, 0)
         terms = (q * q.shape[-1] ** -0.5) @ vectors
 
+        @broadcasts
         def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             return score + terms[b, h, q_idx, self.label(context, b, q_idx, kv_idx)]
 

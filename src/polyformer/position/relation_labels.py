@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
+from polyformer.core.mods import broadcasts
 from polyformer.core.pattern import ScoreMod
 from polyformer.position.base import Position, PositionConfig, Shape, Site
 
@@ -65,6 +66,7 @@ class RelationLabels(Position):
         terms = self.terms(q, self.get_submodule(f"tables.{site.layer}").get_parameter("weight"))
         terms, labels, none = F.pad(terms, (0, 1)), context.relations, terms.shape[-1]
 
+        @broadcasts
         def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             label = labels[b, q_idx, kv_idx]
             return score + terms[b, h, q_idx, label.where(label >= 0, none)]

@@ -24,6 +24,7 @@ from polyformer.core.global_tokens import GlobalPattern, SeenByAll
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.layout import unite
 from polyformer.core.linear import Linear
+from polyformer.core.mods import broadcasts
 from polyformer.core.pattern import MaskMod, Or, Pattern, ScoreMod
 from polyformer.core.softmax import amend, recorded, recording
 from polyformer.core.state import State
@@ -106,7 +107,7 @@ def choose(tokens: tuple[GlobalPattern, ...], context: Context, x: Tensor) -> Ch
         q_doc=None if context.q_doc is None else context.q_doc.gather(1, slots), kv_doc=context.kv_doc,
         kv_valid=context.kv_valid,
     )  # fmt: skip
-    past = (lambda b, h, q_idx, kv_idx: kv_idx <= places[b, q_idx]) if context.causal else None
+    past = broadcasts(lambda b, h, q_idx, kv_idx: kv_idx <= places[b, q_idx]) if context.causal else None
     return Chosen(slots, flags.gather(1, slots), mine, past)
 
 
@@ -184,7 +185,8 @@ class GlobalAttention(nn.Module):
             return None
         assert relative.bias is not None
         table, places = relative.bias.expand(q.shape[1], -1), chosen.slots + context.offset
-        return lambda score, b, h, q_idx, kv_idx: score + table[h, relative.entry(places[b, q_idx] - kv_idx)]
+        entry = lambda b, q_idx, kv_idx: relative.entry(places[b, q_idx] - kv_idx)  # noqa: E731
+        return broadcasts(lambda score, b, h, q_idx, kv_idx: score + table[h, entry(b, q_idx, kv_idx)])
 
     def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
         return projection(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
