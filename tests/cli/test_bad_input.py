@@ -194,7 +194,13 @@ def test_an_interrupted_training_says_how_to_go_on(tmp_path: Path):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
     assert process.returncode == 130
-    assert error == "\npolyformer: interrupted; go on with: polyformer train --resume runs/default-1\n"
+    first, second = error.strip().splitlines()
+    assert first == "polyformer: SIGINT: stopping after this step (once more to stop at once)"
+    assert re.fullmatch(
+        r"polyformer: stopped by SIGINT at step \d+, of which a checkpoint is written; "
+        r"go on with: polyformer train --resume runs/default-1",
+        second,
+    )
 
 
 def test_a_broken_pipe_is_silent():

@@ -81,8 +81,6 @@ def test_a_run_goes_on_where_it_stopped(folder: Path, text: Path, tmp_path: Path
             file.unlink()
         late.rmdir()
     (tmp_path / "part" / "model.safetensors").unlink()
-    with pytest.raises(InputError, match="this run has not finished; go on with polyformer train --resume"):
-        Run.open(tmp_path / "part").model()
     fit(tiny(text), tmp_path / "part", resume=True)
     assert (tmp_path / "part" / "model.safetensors").read_bytes() == (
         folder / "model.safetensors"
@@ -107,7 +105,7 @@ def test_what_is_no_run(tmp_path: Path, folder: Path):
     ):
         _ = Run.open(tmp_path).recipe
     (tmp_path / "recipe.yaml").write_text("task: [")
-    with pytest.raises(InputError, match=r"recipe.yaml: damaged"):
+    with pytest.raises(InputError, match=r"recipe.yaml: .*not YAML"):
         _ = Run.open(tmp_path).recipe
 
 

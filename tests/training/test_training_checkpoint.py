@@ -15,8 +15,9 @@ from torch import nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_tensors, write_tensors
-from polyformer.training.checkpoint import load_checkpoint, read_state
+from polyformer.training.checkpoint import load_checkpoint
 from polyformer.training.optimizers import AdamW
+from polyformer.training.state import checksum, read_state
 from polyformer.training.task import Batch
 
 
@@ -31,6 +32,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def half(finished: Path, tmp_path: Path) -> Path:
     """A copy of a run with checkpoints at steps 5 and 10."""
     return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def twelve(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, gone on with from its checkpoint of step 5 to step 12."""
+    out = Path(shutil.copytree(finished, tmp_path_factory.mktemp("twelve") / "run"))
+    run(out, steps=12, resume=True, from_step=5)
+    return out
 
 
 @contextmanager
@@ -72,6 +81,7 @@ def test_names_are_the_models_own_and_tied_weights_stand_once(half: Path) -> Non
     assert set(read_tensors(folder / "optimizer.safetensors")) == moments
     state = json.loads((folder / "state.json").read_text())
     assert set(state["versions"]) == {"polyformer", "torch", "numpy", "python"}
+    assert set(state["machine"]) == {"device", "instructions", "onednn", "threads", "processes"}
     assert (state["progress"]["step"], state["progress"]["epoch"], state["progress"]["used"]) == (10, 1, 3)
 
 
@@ -88,7 +98,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "missing", "flipped", "pickle"])
-def test_damage_names_the_file_and_the_way_out(half: Path, name: str, damage: str) -> None:
+def test_damage_names_the_file_and_the_way_out(half: Path, twelve: Path, name: str, damage: str) -> None:
     latest = half / "checkpoints/step-00000010"
     file = latest / name
     content = bytearray(file.read_bytes())
@@ -106,24 +116,80 @@ def test_damage_names_the_file_and_the_way_out(half: Path, name: str, damage: st
     with pytest.raises(InputError) as caught:
         run(half, steps=12, resume=True)
     assert str(file) in str(caught.value)
-    assert f"remove {latest} and resume again to go on from step-00000005" in str(caught.value)
-    shutil.rmtree(latest)
-    _, result = run(half, steps=12, resume=True)
+    assert str(caught.value).endswith(
+        f"; go on from the checkpoint before it: polyformer train --resume {half} --from-step 5"
+    )
+    _, result = run(half, steps=12, resume=True, from_step=5)
     assert result.step == 12
+    assert files(half / "checkpoints") == files(twelve / "checkpoints")
 
 
 def test_the_way_out_when_there_is_no_earlier_one(tmp_path: Path) -> None:
     run(tmp_path, steps=2)
     (tmp_path / "checkpoints/step-00000002/state.json").write_text("{}")
-    with pytest.raises(InputError, match=r"is not the state of a training run; remove .* and begin the run"):
+    message = (
+        r"is not the state of a training run; there is no whole checkpoint before it: begin again in another "
+        rf"folder: polyformer train {tmp_path}/recipe.yaml --out NEW"
+    )
+    with pytest.raises(InputError, match=message):
         run(tmp_path, steps=3, resume=True)
+
+
+def test_of_several_damaged_ones_the_newest_whole_one_is_offered(half: Path) -> None:
+    run(half, steps=12, resume=True, keep=3)
+    for step in (10, 12):
+        file = half / f"checkpoints/step-{step:08d}/optimizer.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(InputError, match=r"step-00000012/optimizer.*--from-step 5$"):
+        run(half, steps=15, resume=True)
+    with pytest.raises(InputError, match=r"from_step: .* no checkpoint of step 7; it has 5, 10, 12"):
+        run(half, steps=15, resume=True, from_step=7)
+
+
+def edited(folder: Path, sign: bool, **changes: object) -> None:
+    """Change the progress in a checkpoint's state; with `sign` by someone who mends the checksum too."""
+    state = json.loads((folder / "state.json").read_text())
+    state["progress"] |= changes
+    if sign:
+        state["checksum"] = checksum({name: one for name, one in state.items() if name != "checksum"})
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize("step", [11, 9, -5, 0, 10**9, 10.0, "10", None])
+@pytest.mark.parametrize("sign", [False, True])
+def test_an_edited_state_is_refused(half: Path, step: object, sign: bool) -> None:
+    edited(half / "checkpoints/step-00000010", sign, step=step)
+    message = "its step is" if sign else "damaged or was edited: its content does not match its checksum"
+    with pytest.raises(InputError, match=rf"state.json.* {message}.*--from-step 5$"):
+        run(half, steps=12, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epoch", -1),
+        ("used", 1.5),
+        ("used", -3),
+        ("seed", "3"),
+        ("best_step", 11),
+        ("best_step", True),
+        ("stale", 99),
+        ("loss_sum", float("nan")),
+        ("weight_sum", "much"),
+        ("unknown", 1),
+    ],
+)
+def test_what_no_run_can_have_is_refused(half: Path, name: str, value: object) -> None:
+    edited(half / "checkpoints/step-00000010", True, **{name: value})
+    with pytest.raises(InputError, match=rf"state.json.*{name if name != 'unknown' else 'not the state'}"):
+        run(half, steps=12, resume=True)
 
 
 def test_another_format_is_refused_with_its_versions(half: Path) -> None:
     folder = half / "checkpoints/step-00000010"
     state = json.loads((folder / "state.json").read_text())
     (folder / "state.json").write_text(json.dumps({**state, "format": 99}))
-    with pytest.raises(InputError, match=r"written as format 99 by \{'polyformer': .* reads format 1"):
+    with pytest.raises(InputError, match=r"written as format 99 by \{'polyformer': .* reads format 2"):
         read_state(folder)
 
 
@@ -142,10 +208,7 @@ def test_what_does_not_fit_is_refused(half: Path) -> None:
 
 
 def test_another_seed_is_refused(half: Path) -> None:
-    path = half / "checkpoints/step-00000010/state.json"
-    state = json.loads(path.read_text())
-    state["progress"]["seed"] = 4
-    path.write_text(json.dumps(state))
+    edited(half / "checkpoints/step-00000010", True, seed=4)
     with pytest.raises(InputError, match=r"seed: the run in .* has 4, got 3; use the same one"):
         run(half, steps=12, resume=True)
 

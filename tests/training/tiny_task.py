@@ -93,6 +93,7 @@ def run(
     out: str | Path,
     *,
     resume: bool = False,
+    from_step: int | None = None,
     task: TinyTask | None = None,
     dropout: float = 0.2,
     dtype: torch.dtype = torch.float32,
@@ -105,5 +106,6 @@ def run(
     schedule = ScheduleConfig.from_dict({"kind": "cosine", "warmup": 4})
     config = settings(**options)
     chosen = OptimizerConfig.from_dict({"kind": optimizer, "lr": lr})
-    result = train(model, task or TinyTask(), config, chosen, schedule, out, seed=3, resume=resume)
+    task = task or TinyTask()
+    result = train(model, task, config, chosen, schedule, out, seed=3, resume=resume, from_step=from_step)
     return model, result

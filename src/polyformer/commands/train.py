@@ -38,6 +38,10 @@ class Options:
     steps: int | None = option("updates of the weights")
     out: str | None = option("folder of the run (default: runs/NAME-NUMBER)")
     resume: str | None = option("folder of a run to go on with, from its last checkpoint")
+    from_step: int | None = option(
+        "with --resume: go on from the checkpoint of this step, and drop later ones"
+    )
+    changed_data: bool = option("with --resume: go on although the data have changed since", False)
     seed: int | None = option("seed of weights, order of data, and dropout")
     device: Literal["auto", "cpu", "cuda"] | None = option(
         "where to compute (default: CUDA where there is one)"
@@ -51,16 +55,19 @@ class Options:
 
 def run(options: Options) -> None:
     from polyformer.recipes import Recipe
-    from polyformer.recipes.fit import is_main
+    from polyformer.training.engine import is_main
+    from polyformer.training.signals import surviving_warnings
 
     recipe = Recipe.from_dict(described(options))
     if options.print:
         print(recipe.to_yaml(), end="")
         return
     recipe.model.config()  # an unknown preset or option is said before data are read
-    fitted = train(recipe, options.recipe or "default", options.out, options.resume)
-    if is_main():
-        conclude(fitted, recipe.seed)
+    how = {"from_step": options.from_step, "changed_data": options.changed_data}
+    with surviving_warnings():
+        fitted = train(recipe, options.recipe or "default", options.out, options.resume, **how)
+        if is_main():
+            conclude(fitted, recipe.seed)
 
 
 def described(options: Options) -> dict[str, Any]:
@@ -69,6 +76,9 @@ def described(options: Options) -> dict[str, Any]:
     from polyformer.recipes.recipe import merged, nested
     from polyformer.recipes.run import Run
 
+    if options.resume is None and (options.from_step is not None or options.changed_data):
+        flag = "--changed-data" if options.from_step is None else "--from-step"
+        raise InputError(f"{flag}: it says how to go on with a run; name the run by --resume")
     if options.resume is not None:
         if options.recipe or options.out:
             raise InputError("--resume: the run has its own recipe and folder; leave RECIPE and --out away")
@@ -110,10 +120,14 @@ def _explicit(options: Options) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def train(recipe: "Recipe", name: str, out: str | None, resume: str | None) -> "Fitted":
-    """Train in the folder `out` or `resume`, by default a new one called after `name`."""
+def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **how: Any) -> "Fitted":
+    """Train in the folder `out` or `resume`, by default a new one called after `name`; `how`: see `fit`.
+
+    Interrupted by a signal, it exits with 128 and the signal's number, as is usual.
+    """
     from polyformer.recipes.fit import fit, world
     from polyformer.recipes.run import choose_device, new_folder
+    from polyformer.training.signals import Interrupted
 
     choose_device(recipe.training.engine.device)
     given = resume or out
@@ -121,7 +135,10 @@ def train(recipe: "Recipe", name: str, out: str | None, resume: str | None) -> "
         raise InputError("--out: with several processes, name the folder of the run")
     folder = Path(given) if given else new_folder(Path(name).stem)
     try:
-        return fit(recipe, folder, resume=resume is not None)
+        return fit(recipe, folder, resume=resume is not None, **how)
+    except Interrupted as error:
+        print(f"polyformer: {error}; go on with: polyformer train --resume {folder}", file=sys.stderr)
+        raise SystemExit(128 + error.signal) from None
     except KeyboardInterrupt:
         way = (
             f"; go on with: polyformer train --resume {folder}"

@@ -52,6 +52,19 @@ def source_name(path: str | None) -> str:
     return "the default text" if path is None else path
 
 
+def source_files(path: str) -> list[Path]:
+    """The files that the source `path` names, in order; none where there are none, which its reader says."""
+    if path.startswith(_HUB):
+        return []
+    if Path(path).is_dir():
+        return sorted(file for file in Path(path).rglob("*") if file.is_file())
+    names = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))
+    if pair := _PAIR.fullmatch(path):
+        head, first, second, tail = pair.groups()
+        names = [head + first + tail, head + second + tail]
+    return [Path(name) for name in names if Path(name).is_file()]
+
+
 def has_validation(path: str | None) -> bool:
     """Whether the source is a data set with a validation split of its own."""
     if path is not None and path.startswith(_HUB):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -10,14 +11,20 @@ from torch import nn
 from polyformer.checkpoints import start_from
 from polyformer.core.files import read_tensors
 from polyformer.core.weights import load_weights
-from polyformer.data import Splits, load
-from polyformer.model import WEIGHTS, Transformer
+from polyformer.data import Splits, Tokenizer, load
+from polyformer.data.fingerprint import fingerprint
+from polyformer.model import WEIGHTS, Transformer, read_generation
 from polyformer.recipes.distill import Distilling
 from polyformer.recipes.recipe import Recipe
-from polyformer.recipes.run import Run
+from polyformer.recipes.resume import DATA, check_data, check_same, folder_of
+from polyformer.recipes.run import STEPS, Run
 from polyformer.recipes.student import take_layers
 from polyformer.tasks import Fitting, TextTask
-from polyformer.training import Result, train
+from polyformer.training import Result
+from polyformer.training.checkpoint import Checkpoints
+from polyformer.training.engine import is_main
+from polyformer.training.lock import sole_writer
+from polyformer.training.loop import Training
 
 Scores = dict[str, dict[str, float]]
 
@@ -34,58 +41,113 @@ class Fitted:
     scores: Scores
 
 
-def fit(recipe: Recipe, out: str | Path, resume: bool = False, start: str | Path | None = None) -> Fitted:
+def fit(
+    recipe: Recipe,
+    out: str | Path,
+    resume: bool = False,
+    start: str | Path | None = None,
+    from_step: int | None = None,
+    changed_data: bool = False,
+) -> Fitted:
     """Train what `recipe` describes, into the folder `out`; `resume` goes on with the run there.
     `start` is the folder of another run, whose tokenizer and weights a new one begins with; a recipe with a
     teacher begins with that one's (see `distill`).
 
+    A resumed run goes on from its last checkpoint or from that of `from_step`, and is refused where the data
+    are no longer what they were, but for `changed_data`. What is refused leaves the folder as it was.
+
     The folder then holds all that `polyformer.recipes.Run` and `from_pretrained` read. Under `torchrun` every
     process calls this alike, and the first one writes.
     """
+    run = folder_of(out, resume)
+    with sole_writer(run.folder) if is_main() else nullcontext():
+        return _fit(folder_of(out, resume), recipe, resume, start, from_step, changed_data)
+
+
+def _fit(
+    run: Run,
+    recipe: Recipe,
+    resume: bool,
+    start: str | Path | None,
+    from_step: int | None,
+    changed_data: bool,
+) -> Fitted:
+    data = fingerprint(recipe.data, recipe.task.needs)
+    if resume and not changed_data:
+        check_data(run, data)
     splits = load(recipe.data, recipe.task.needs)
     recipe = dataclasses.replace(recipe, task=recipe.task.resolve(splits.train))
-    train_rows, choice = splits.train, recipe.tokenizer
-    lesson = recipe.distillation
-    known = out if resume else start or (lesson and lesson.teacher)
-    tokenizer = recipe.task.tokenizer(choice, train_rows) if known is None else Run.open(known).tokenizer
+    if resume:
+        check_same(run, recipe)
+        start = run.facts.get("start")
+    tokenizer = _tokenizer(run, recipe, splits, resume, start)
     task = recipe.task.build(tokenizer)
+    model = _model(recipe, task)
+    if Checkpoints(run.folder).latest() is None:
+        _first_weights(recipe, model, start)
+    else:
+        model.generation = read_generation(run.folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed + 1)  # a helper's weights are not the model's
+        joined = task.join(model)
+    fitting = _fitting(recipe, task, splits, model)
+    training = Training(
+        joined, fitting, recipe.training, recipe.optimizer, recipe.schedule, run.folder, recipe.seed, resume,
+        from_step,
+    )  # fmt: skip
+    # Nothing is written before all that can be wrong with the input was found.
+    if is_main():
+        facts = {DATA: data} if start is None else {DATA: data, "start": str(Path(start).absolute())}
+        run.begin(recipe, tokenizer, model, **facts)
+    result = training.run()
+    scores: Scores = {}
+    if is_main():
+        model.save_pretrained(run.folder)
+        for name, helper in task.helpers(joined).items():
+            helper.save_pretrained(run.folder / name)
+        scores = score(task, joined, splits, result.metrics)
+        parameters = sum(one.numel() for one in model.parameters())
+        run.record(parameters=parameters, **{STEPS: result.step}, metrics=scores)
+    return Fitted(run, task, splits, model, result, scores)
+
+
+def _tokenizer(run: Run, recipe: Recipe, splits: Splits, resume: bool, start: str | Path | None) -> Tokenizer:
+    """That of the run itself, of the run it starts from or of its teacher; else a new one."""
+    known = run.folder if resume else start or (recipe.distillation and recipe.distillation.teacher)
+    if known is None:
+        return recipe.task.tokenizer(recipe.tokenizer, splits.train)
+    return Run.open(known).tokenizer
+
+
+def _model(recipe: Recipe, task: TextTask) -> Transformer:
+    """The model for `task`, with weights drawn from the recipe's seed."""
     base = recipe.model.config()
     config = task.adapt(base)
     if recipe.model.pretrained is not None and base.vocab_size > config.vocab_size:
         config = dataclasses.replace(config, vocab_size=base.vocab_size)  # some tables have rows to spare
     with torch.random.fork_rng():  # the seed is this run's, not the program's
         torch.manual_seed(recipe.seed)
-        model = Transformer(config)
-    if recipe.model.pretrained is not None and not resume:
+        return Transformer(config)
+
+
+def _first_weights(recipe: Recipe, model: Transformer, start: str | Path | None) -> None:
+    """Put the weights that a run begins with into `model`, where they are not drawn."""
+    if recipe.model.pretrained is not None:
         report = start_from(recipe.model.pretrained, model)
         if is_main():
             print(f"from {recipe.model.pretrained}\n{report}")
     if start is not None:
         load_weights(model, read_tensors(Path(start) / WEIGHTS), Path(start) / WEIGHTS)
-    with torch.random.fork_rng():
-        torch.manual_seed(recipe.seed + 1)  # a helper's weights are not the model's
-        joined = task.join(model)
-    fitting = Fitting(task, splits, recipe.seed)
-    if lesson is not None:
-        teacher = Run.open(lesson.teacher).model("cpu")
-        take_layers(model, teacher)
-        fitting = Distilling(task, splits, recipe.seed, model, teacher, lesson)
-    # Nothing is written before all that can be wrong with the input was found.
-    run = Run(Path(out))
-    if is_main():
-        run.begin(recipe, tokenizer, resume)
-    result = train(
-        joined, fitting, recipe.training, recipe.optimizer, recipe.schedule, out, recipe.seed, resume
-    )
-    scores: Scores = {}
-    if is_main():
-        model.save_pretrained(out)
-        for name, helper in task.helpers(joined).items():
-            helper.save_pretrained(run.folder / name)
-        scores = score(task, joined, splits, result.metrics)
-        facts = {"parameters": sum(one.numel() for one in model.parameters()), "steps": result.step}
-        run.record(**facts, metrics=scores)
-    return Fitted(run, task, splits, model, result, scores)
+
+
+def _fitting(recipe: Recipe, task: TextTask, splits: Splits, model: Transformer) -> Fitting:
+    """The task and its data; under a teacher, whose layers `model` then takes."""
+    lesson = recipe.distillation
+    if lesson is None:
+        return Fitting(task, splits, recipe.seed)
+    teacher = Run.open(lesson.teacher).model("cpu")
+    take_layers(model, teacher)
+    return Distilling(task, splits, recipe.seed, model, teacher, lesson)
 
 
 def score(task: TextTask, model: nn.Module, splits: Splits, measured: dict[str, float]) -> Scores:
@@ -96,11 +158,6 @@ def score(task: TextTask, model: nn.Module, splits: Splits, measured: dict[str, 
     if splits.test is not None:
         scores["test"] = task.score(model, splits.test)
     return scores
-
-
-def is_main() -> bool:
-    """Whether this process is the only one of its run, or the first."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def world() -> int:

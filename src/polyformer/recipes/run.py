@@ -11,6 +11,7 @@ generator/         what an ELECTRA was trained with, a model as well
 """
 
 import dataclasses
+import sys
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,20 +19,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, read_bounded, read_json, write_json
-from polyformer.core.parsing import YAML_BYTES
+from polyformer.core.parsing import JSON_BYTES, YAML_BYTES, parse_json
 from polyformer.data import Tokenizer
-from polyformer.model import WEIGHTS, Transformer
+from polyformer.model import CONFIG, WEIGHTS, Transformer, read_generation, write_generation
 from polyformer.recipes.recipe import Recipe
 from polyformer.tasks import Answering, Classification, LanguageModelling, Tagging, TextTask, Translation
-from polyformer.training.checkpoint import versions
+from polyformer.training.checkpoint import Checkpoints, load_model
+from polyformer.training.environment import versions
+from polyformer.training.state import step_of
 
 if TYPE_CHECKING:
     from polyformer.recipes.reader import Reader
     from polyformer.recipes.writer import Writer
 
 RECIPE, RECORD = "recipe.yaml", "run.json"
+STEPS = "steps"  # in run.json when a training has ended
 
 WANTED: dict[type[TextTask], str] = {
     Answering: "answer",
@@ -66,18 +71,39 @@ class Run:
             )
         return cls(folder)
 
-    def begin(self, recipe: Recipe, tokenizer: Tokenizer, resume: bool) -> None:
-        """Write what the run is made from; without `resume` the folder must not hold one."""
-        if (self.folder / RECIPE).exists() and not resume:
+    def check_new(self) -> None:
+        """Raises `InputError` where the folder holds a run already."""
+        if (self.folder / RECIPE).exists():
             way = f"go on with it by --resume {self.folder}, or choose another --out"
             raise InputError(f"{self.folder} already holds a run; {way}")
-        tokenizer.save(self.folder)
-        write_json(self.folder / RECORD, {"seed": recipe.seed, "versions": versions()})
+
+    def begin(self, recipe: Recipe, tokenizer: Tokenizer, model: Transformer, **facts: Any) -> None:
+        """Write what the run is made from, with `facts` for run.json: the beginning of its trainings."""
+        if not (self.folder / RECIPE).exists():
+            tokenizer.save(self.folder)
+            write_generation(model, self.folder)
+            write_json(self.folder / CONFIG, model.config.to_dict())
+        write_json(self.folder / RECORD, {"seed": recipe.seed, "versions": versions(), **facts})
         atomic_write(self.folder / RECIPE, recipe.to_yaml().encode())  # last: it makes the folder a run
 
     def record(self, **facts: Any) -> None:
         """Add to run.json."""
-        write_json(self.folder / RECORD, {**read_json(self.folder / RECORD, dict), **facts})
+        write_json(self.folder / RECORD, {**self.facts, **facts})
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What run.json holds."""
+        file = self.folder / RECORD
+        if not file.exists():
+            return {}
+        # Perplexities may be infinite.
+        return parse_json(read_bounded(file, JSON_BYTES), file, dict, finite=False)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last training here has come to its end: the weights in the folder are its result."""
+        file = self.folder / RECORD
+        return (self.folder / WEIGHTS).is_file() and (not file.exists() or STEPS in self.facts)
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -107,14 +133,30 @@ class Run:
 
     def measured(self, device: str = "auto") -> nn.Module:
         """What the task's metrics are of: the model, with what was trained beside it if anything was."""
+        if not self.finished:
+            return self._unfinished(device)[1]
         return self.task.join(self.model(device), self.folder)
 
     def model(self, device: str = "auto") -> Transformer:
-        """The trained model, ready to use."""
-        if (self.folder / "checkpoints").is_dir() and not (self.folder / WEIGHTS).is_file():
-            way = f"go on with polyformer train --resume {self.folder}"
-            raise InputError(f"{self.folder}: this run has not finished; {way}")
+        """The trained model, ready to use; of a run that has not ended, as its last checkpoint has it."""
+        if not self.finished:
+            return self._unfinished(device)[0]
         return Transformer.from_pretrained(self.folder).to(choose_device(device))
+
+    def _unfinished(self, device: str) -> tuple[Transformer, nn.Module]:
+        """The model as the last checkpoint has it, and what is measured."""
+        latest = Checkpoints(self.folder).latest()
+        if latest is None:
+            way = f"go on with: polyformer train --resume {self.folder}"
+            raise InputError(f"{self.folder}: this run has no checkpoint yet; {way}")
+        place = choose_device(device)
+        model = Transformer(ModelConfig.from_dict(read_json(self.folder / CONFIG, dict)))
+        joined = self.task.join(model)
+        load_model(latest, joined)
+        model.generation = read_generation(self.folder)
+        print(f"{self.folder} has not ended: this is its step {step_of(latest)}", file=sys.stderr)
+        joined.to(place).eval()
+        return model.eval(), joined
 
 
 def reader(folder: str | Path, kind: type[T], device: str = "auto") -> "tuple[T | Reader, Transformer]":

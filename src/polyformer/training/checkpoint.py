@@ -2,74 +2,69 @@
 
 OUT/checkpoints/step-00000100/model.safetensors       weights and buffers, under the model's own names
                               optimizer.safetensors   NAME/exp_avg, ...: the optimizer's tensors by parameter
-                              state.json              where the run stands, checksums of the two, versions
+                              state.json              where the run stands, checksums, versions, machine
 """
 
-import dataclasses
-import hashlib
-import json
-import platform
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 
-import polyformer
 from polyformer.core.errors import InputError
 from polyformer.core.files import (
     atomic_directory,
-    read_json,
     read_tensors,
     remove_directory,
     remove_partials,
     save_tensors,
     tied_names,
 )
+from polyformer.training.environment import versions
+from polyformer.training.optimizer_state import optimizer_state, set_optimizer_state
+from polyformer.training.state import (
+    MODEL,
+    OPTIMIZER,
+    PREFIX,
+    FormatError,
+    Progress,
+    file_digest,
+    read_state,
+    step_of,
+    write_state,
+)
 
-FORMAT = 1
-MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-
-
-@dataclass
-class Progress:
-    """Where a run stands after `step` updates.
-
-    Random states need no place: every step seeds its own from `seed`.
-    """
-
-    seed: int
-    step: int = 0
-    epoch: int = 0
-    used: int = 0  # batches of the epoch that are used
-    best: float | None = None  # best value of the task's metric so far
-    best_step: int | None = None
-    stale: int = 0  # evaluations in a row without a new best
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    loss_sum: float = 0.0  # since the last row of metrics: loss times labelled tokens,
-    weight_sum: float = 0.0  # and labelled tokens
-    scaler: dict[str, Any] = field(default_factory=dict)  # loss scale of fp16
+CHECKPOINTS = "checkpoints"
 
 
 class Checkpoints:
-    """The checkpoints in one folder; only the first process of a run writes."""
+    """The checkpoints of the run in `run`; only the first process of a run writes."""
 
-    def __init__(self, folder: Path, every: int, keep: int) -> None:
-        self.folder, self.every, self.keep = folder, every, keep
+    def __init__(self, run: Path, every: int = 1, keep: int = 1) -> None:
+        self.folder, self.every, self.keep = run / CHECKPOINTS, every, keep
 
     def steps(self) -> list[int]:
         """The steps that have a whole checkpoint, in order."""
-        names = [path.name.removeprefix("step-") for path in self.folder.glob("step-*")]
+        names = [path.name.removeprefix(PREFIX) for path in self.folder.glob(f"{PREFIX}*")]
         return sorted(int(name) for name in names if name.isdigit())
 
     def path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}"
+        return self.folder / f"{PREFIX}{step:08d}"
 
     def latest(self) -> Path | None:
         steps = self.steps()
         return self.path(steps[-1]) if steps else None
+
+    def choose(self, step: int | None) -> Path | None:
+        """The checkpoint of `step`, by default the last one; None where there is none yet."""
+        if step is None:
+            return self.latest()
+        if step not in self.steps():
+            there = ", ".join(map(str, self.steps())) or "none"
+            raise InputError(f"from_step: {self.folder} has no checkpoint of step {step}; it has {there}")
+        return self.path(step)
 
     def regular(self) -> list[Path]:
         """The last `keep` of those at regular distances and the last of all: no one saved for being best."""
@@ -78,20 +73,20 @@ class Checkpoints:
             -self.keep :
         ]
 
-    def save(self, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def save(
+        self,
+        progress: Progress,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        machine: dict[str, Any],
+    ) -> None:
         """Write the checkpoint of `progress.step`, then remove those that are not to be kept."""
         tensors, scalars = optimizer_state(model, optimizer)
+        kind = {"kind": type(optimizer).__name__, "scalars": scalars}
         with atomic_directory(self.path(progress.step)) as folder:
             save_tensors(folder / MODEL, model.state_dict())
             save_tensors(folder / OPTIMIZER, tensors)
-            state = {
-                "format": FORMAT,
-                "progress": dataclasses.asdict(progress),
-                "optimizer": {"kind": type(optimizer).__name__, "scalars": scalars},
-                "sha256": {name: _digest(folder / name) for name in (MODEL, OPTIMIZER)},
-                "versions": versions(),
-            }
-            (folder / STATE).write_text(json.dumps(state, indent=2) + "\n")
+            write_state(folder, progress, kind, versions(), machine)
         self.prune(progress.best_step)
 
     def prune(self, best_step: int | None) -> None:
@@ -102,27 +97,23 @@ class Checkpoints:
             if self.path(step) not in kept:
                 remove_directory(self.path(step))
 
-
-def versions() -> dict[str, str]:
-    """Versions of what a run's bits depend on."""
-    return {
-        "polyformer": polyformer.__version__,
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-    }
+    def remove_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps, the last one first: the last that is left counts."""
+        for later in reversed(self.steps()):
+            if later > step:
+                remove_directory(self.path(later))
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """Put a checkpoint's weights and optimizer state into place; returns where the run stood.
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Put a checkpoint's weights and optimizer state into place; returns its state (see `read_state`).
 
     `InputError` names the file that is missing, damaged or does not fit, and the way out.
     """
-    state = read_state(path)
+    state = checked_state(path)
     load_model(path, model)
     tensors = _read_tensors(path, OPTIMIZER)
-    set_optimizer_state(path, model, optimizer, tensors, state["optimizer"])
-    return Progress(**state["progress"])
+    set_optimizer_state(path / OPTIMIZER, model, optimizer, tensors, state["optimizer"])
+    return state
 
 
 def load_model(path: Path, model: nn.Module) -> None:
@@ -143,100 +134,49 @@ def put_weights(model: nn.Module, tensors: dict[str, torch.Tensor], source: Path
         ) from error
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """`state.json` of checkpoint `path`, its shape checked."""
-    file = path / STATE
-    try:
-        state = read_json(file)
-    except InputError as error:
-        raise InputError(f"{error}; {_way_out(path)}") from error
-    if not _is_state(state):
-        raise InputError(f"{file} is not the state of a training run; {_way_out(path)}")
-    if state["format"] != FORMAT:
-        raise InputError(
-            f"{file}: written as format {state['format']!r} by {state['versions']}; "
-            f"this version of polyformer reads format {FORMAT}: go on with the version that wrote it"
-        )
-    return state
-
-
-def _is_state(state: Any) -> bool:
-    parts = {"progress": {one.name for one in dataclasses.fields(Progress)}, "sha256": {MODEL, OPTIMIZER}}
-    parts |= {"optimizer": {"kind", "scalars"}, "versions": set()}
-    return (
-        isinstance(state, dict)
-        and "format" in state
-        and all(
-            isinstance(state.get(name), dict) and keys <= set(state[name]) for name, keys in parts.items()
-        )
-    )
+def checked_state(path: Path) -> dict[str, Any]:
+    """`read_state`, whose errors name the way out."""
+    with _damage(path):
+        return read_state(path)
 
 
 def _read_tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
-    expected = read_state(path)["sha256"][name]
-    try:
+    expected = checked_state(path)["sha256"][name]
+    with _damage(path):
         tensors = read_tensors(path / name)
-    except InputError as error:
-        raise InputError(f"{error}; {_way_out(path)}") from error
-    if _digest(path / name) != expected:
-        raise InputError(f"{path / name} is damaged: its bytes are not those written; {_way_out(path)}")
+        if file_digest(path / name) != expected:
+            raise InputError(f"{path / name} is damaged: its bytes are not those written")
     return tensors
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a checkpoint is as it was written."""
+    try:
+        digests = read_state(path)["sha256"]
+        return all(file_digest(path / name) == digests[name] for name in (MODEL, OPTIMIZER))
+    except (InputError, OSError):
+        return False
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Adds to an `InputError` about the checkpoint `path` how to go on without it."""
+    try:
+        yield
+    except FormatError:
+        raise
+    except InputError as error:
+        raise InputError(f"{error}; {_way_out(path)}") from error
+
+
 def _way_out(path: Path) -> str:
-    earlier = [one for one in sorted(path.parent.glob("step-*")) if one.name < path.name]
-    if earlier:
-        return f"remove {path} and resume again to go on from {earlier[-1].name}"
-    return f"remove {path} and begin the run again: there is no earlier checkpoint"
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def optimizer_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The optimizer's memory by parameter: tensors as "NAME/KEY", and what else it holds likewise."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    tensors: dict[str, torch.Tensor] = {}
-    scalars: dict[str, Any] = {}
-    for parameter, memory in optimizer.state.items():
-        for key, value in memory.items():
-            place = tensors if isinstance(value, torch.Tensor) else scalars
-            place[f"{names[id(parameter)]}/{key}"] = value
-    return tensors, scalars
-
-
-def set_optimizer_state(
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    tensors: dict[str, torch.Tensor],
-    saved: dict[str, Any],
-) -> None:
-    """Give the optimizer the memory that `optimizer_state` took; its settings stay as it was built."""
-    kind = type(optimizer).__name__
-    if saved["kind"] != kind:
-        raise InputError(
-            f"{path / OPTIMIZER} belongs to {saved['kind']}, the run is set to {kind}; use the same one"
-        )
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-    memory: dict[str, dict[str, Any]] = {}
-    for place, value in {**tensors, **saved["scalars"]}.items():
-        name, key = place.rsplit("/", 1)
-        # A copy: what was read is a map of the file.
-        memory.setdefault(name, {})[key] = value.clone() if isinstance(value, torch.Tensor) else value
-    strange = sorted(set(memory) - set(order))
-    if strange:
-        raise InputError(
-            f"{path / OPTIMIZER} is of another model: it has {strange[0]!r}, which is not trained here"
-        )
-    optimizer.load_state_dict(
-        {
-            "state": {i: memory[name] for i, name in enumerate(order) if name in memory},
-            "param_groups": optimizer.state_dict()["param_groups"],
-        }
+    run = path.parent.parent
+    checkpoints = Checkpoints(run)
+    earlier = [step for step in checkpoints.steps() if step < step_of(path)]
+    whole = next((step for step in reversed(earlier) if is_whole(checkpoints.path(step))), None)
+    if whole is not None:
+        return f"go on from the checkpoint before it: polyformer train --resume {run} --from-step {whole}"
+    return (
+        "there is no whole checkpoint before it: begin again in another folder: "
+        f"polyformer train {run / 'recipe.yaml'} --out NEW"
     )

@@ -1,5 +1,6 @@
 """Where and how the passes run: device, processes, precision, compilation. Built on `accelerate`."""
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,19 @@ from torch import nn
 
 from polyformer.core.errors import InputError
 from polyformer.training.config import EngineConfig
+from polyformer.training.environment import THREADS, differences, machine, versions
+from polyformer.training.signals import Asked
 from polyformer.training.task import Batch
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 HALVES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def is_main() -> bool:
+    """Whether this process is the only one of its run, or the first; known before there is an engine."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 class Engine:
@@ -78,6 +86,36 @@ class Engine:
 
         return broadcast_object_list([value])[0]
 
+    def together(self, asked: Asked) -> Asked:
+        """What signals have asked any process for."""
+        if self.world == 1:
+            return asked
+        mine = torch.tensor([asked.stop, asked.save], dtype=torch.float64, device=self.device)
+        stops, saves = zip(*self.rows(mine))
+        return Asked(int(max(stops)), bool(max(saves)))
+
+    def machine(self) -> dict[str, Any]:
+        """What computes, as checkpoints record it."""
+        return machine(self.device, self.world)
+
+    def choose_threads(self, saved: dict[str, Any] | None) -> tuple[int, list[str]]:
+        """How many threads compute, and what to say of a run whose state is `saved`.
+
+        A resumed run computes with as many as it began with, if nothing else is asked for: sums split
+        otherwise round otherwise.
+        """
+        own = self.config.threads or torch.get_num_threads()
+        if saved is None:
+            return own, []
+        before = saved["machine"].get(THREADS, own)
+        number = self.config.threads or before
+        notes = [f"{number} threads, as the run began; --training.engine.threads N for others"]
+        now = {**self.machine(), THREADS: number, **versions()}
+        changed = differences({**saved["machine"], **saved["versions"]}, now)
+        if changed:
+            return number, [f"{'; '.join(changed)}: the last bits may differ from an uninterrupted run's"]
+        return number, notes if number != own and self.device.type == "cpu" else []
+
     def update(self, optimizer: torch.optim.Optimizer, clip: float | None) -> torch.Tensor:
         """Clip the gradients, update the weights, forget the gradients; returns the norm before clipping."""
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
@@ -114,15 +152,19 @@ def _accelerator(device: str) -> "Accelerator":
     return accelerator
 
 
-@contextmanager
-def recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """Sets `recompute` on every part of `model` that has the switch, and puts it back at the end."""
-    parts: list[Any] = [part for part in model.modules() if hasattr(part, "recompute")]
-    if wanted and not parts:
+def check_recomputing(model: nn.Module, wanted: bool) -> None:
+    """Raises `InputError` where no part of `model` can compute its activations again but that is wanted."""
+    if wanted and not _switches(model):
         raise InputError(
             f"recompute: no part of {type(model).__name__} has an attribute 'recompute', so it cannot "
             "compute its activations again; set recompute to false"
         )
+
+
+@contextmanager
+def recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
+    """Sets `recompute` on every part of `model` that has the switch, and puts it back at the end."""
+    parts = _switches(model)
     before = [part.recompute for part in parts]
     for part in parts:
         part.recompute = wanted
@@ -131,3 +173,7 @@ def recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
     finally:
         for part, value in zip(parts, before):
             part.recompute = value
+
+
+def _switches(model: nn.Module) -> list[Any]:
+    return [part for part in model.modules() if hasattr(part, "recompute")]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +10,10 @@ import torch
 from torch import nn
 
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.figures import new_figure
 from polyformer.core.files import remove_partials
 from polyformer.training.averaging import average_weights
 from polyformer.training.checkpoint import (
-    MODEL,
     Checkpoints,
-    Progress,
     load_checkpoint,
     load_model,
     put_weights,
@@ -24,12 +21,16 @@ from polyformer.training.checkpoint import (
 from polyformer.training.config import TrainingConfig
 from polyformer.training.curves import plot_curves
 from polyformer.training.display import Display, Silent, open_display
-from polyformer.training.engine import Engine, recomputing
+from polyformer.training.engine import Engine, check_recomputing, is_main, recomputing
+from polyformer.training.environment import threads
 from polyformer.training.feed import Feed, Group
-from polyformer.training.metrics import MetricsLog
+from polyformer.training.lock import sole_writer
+from polyformer.training.metrics import MetricsLog, check_reporting
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.schedules import ScheduleConfig
 from polyformer.training.seeding import seed_step
+from polyformer.training.signals import Asked, Interrupted, Signals
+from polyformer.training.state import MODEL, Progress, check_progress
 from polyformer.training.task import Task
 
 
@@ -54,28 +55,35 @@ def train(
     out: str | Path,
     seed: int = 0,
     resume: bool = False,
+    from_step: int | None = None,
 ) -> Result:
     """Train `model` on `task`; checkpoints, metrics and curves go to the folder `out`.
 
     With `resume` the run goes on from the last whole checkpoint in `out` (from the start if there is none
-    yet) and, on the CPU, ends bit for bit as if it had never stopped; without, `out` must hold no checkpoint.
-    The seed decides dropout and the like: each step and process seeds torch, numpy and random from it.
+    yet), or from that of `from_step`, and, on the CPU, ends bit for bit as if it had never stopped; without,
+    `out` must hold no checkpoint. The seed decides dropout and the like: each step and process seeds torch,
+    numpy and random from it.
 
     Under `accelerate launch` or `torchrun`, every process calls this with the same arguments. The loss of a
     step is the mean over the labelled tokens of all its batches on all processes.
 
-    Raises `InputError` for a device or precision that is not there, a run that cannot be resumed, a full
-    disk, and a loss that is no longer finite; the last checkpoint then stays whole.
+    Raises `InputError` for a device or precision that is not there, a folder in which another process
+    trains, a run that cannot be resumed, a full disk, and a loss that is no longer finite; the last
+    checkpoint then stays whole. Raises `Interrupted`, a `KeyboardInterrupt`, when a signal stopped the run
+    (see `polyformer.training.signals`).
     """
-    out = Path(out)
-    with recomputing(model, config.engine.recompute):
-        run = _Run(model, task, config, optimizer_config, schedule_config)
-        run.begin(out, seed, resume)
-        return run.go()
+    with sole_writer(Path(out)) if is_main() else nullcontext():
+        return Training(
+            model, task, config, optimizer_config, schedule_config, Path(out), seed, resume, from_step
+        ).run()
 
 
-class _Run:
-    """One call of `train`: its parts, and the numbers that have not yet left the device."""
+class Training:
+    """One call of `train`: its parts, and the numbers that have not yet left the device.
+
+    Making one takes up the run in `out` or starts one there, checks everything and writes nothing; `run`
+    trains. The caller holds the folder's lock.
+    """
 
     def __init__(
         self,
@@ -84,8 +92,12 @@ class _Run:
         config: TrainingConfig,
         optimizer: OptimizerConfig,
         schedule: ScheduleConfig,
+        out: Path,
+        seed: int,
+        resume: bool,
+        from_step: int | None,
     ) -> None:
-        self.task, self.config, self.schedule = task, config, schedule
+        self.task, self.config, self.schedule, self.out = task, config, schedule, out
         self.engine = Engine(config.engine)
         self.model = model.to(self.engine.device)
         self.optimizer = optimizer.build(self.model)
@@ -97,53 +109,47 @@ class _Run:
         self.loss = self._number(0.0)  # loss times labelled tokens, likewise
         self.norm = self._number(0.0)  # of the last gradient
         self.bad = self._number(float("inf"))  # first step whose loss or gradient is not finite
+        self.notes: list[str] = []  # to show when the run begins
+        self._take_up(seed, resume, from_step)
 
     def _number(self, value: float) -> torch.Tensor:
         return torch.tensor(value, dtype=torch.float64, device=self.engine.device)
 
-    def begin(self, out: Path, seed: int, resume: bool) -> None:
-        """Take up the run in `out`, or start one there."""
-        self.out = out
-        if self.config.reporting.curves:
-            new_figure(1, 1)  # a missing library is better known now than at the end
+    def _take_up(self, seed: int, resume: bool, from_step: int | None) -> None:
+        check_reporting(self.config.reporting, self.out)
+        check_recomputing(self.model, self.config.engine.recompute)
         saving = self.config.saving
-        self.checkpoints = Checkpoints(out / "checkpoints", saving.checkpoint_every, saving.kept)
-        latest = self.checkpoints.latest()
-        if latest is not None and not resume:
+        self.checkpoints = Checkpoints(self.out, saving.checkpoint_every, saving.kept)
+        chosen = self.checkpoints.choose(from_step)
+        if chosen is not None and not resume:
             raise InputError(
-                f"out: {out} already holds a run (to {latest.name}); resume it or name another folder"
+                f"out: {self.out} already holds a run (to {chosen.name}); resume it or name another folder"
             )
-        self.progress = Progress(seed=seed)
-        if latest is not None:
-            self.progress = load_checkpoint(latest, self.model, self.optimizer)
-            if self.progress.seed != seed:
-                raise InputError(
-                    f"seed: the run in {out} has {self.progress.seed}, got {seed}; use the same one"
-                )
+        self.progress, saved = Progress(seed=seed), None
+        if chosen is not None:
+            saved = load_checkpoint(chosen, self.model, self.optimizer)
+            self.progress = saved["progress"]
             if self.progress.scaler:
                 self.engine.scaler.load_state_dict(self.progress.scaler)
-        self.log: MetricsLog | None = None
-        if self.main:
-            remove_partials(out)
-            self.checkpoints.prune(self.progress.best_step)
-            self.log = MetricsLog(out, self.progress.step, self.config.reporting.tensorboard)
-        self.engine.wrap(self.model)
-        self.feed = Feed(
-            self.task, self.engine, self.config.accumulate, self.progress.epoch, self.progress.used
-        )
+            self.notes.append(f"resumed {self.out} at step {self.progress.step}")
+        elif resume:
+            self.notes.append(f"{self.out} has no checkpoint yet: it starts again at step 0")
+        check_progress(self.out, self.progress, seed, self.config.steps)
+        self.threads, notes = self.engine.choose_threads(saved)
+        self.notes += notes
 
-    def go(self) -> Result:
+    def run(self) -> Result:
         """All remaining steps, and the end."""
-        self.began = self.row_began = time.perf_counter()
-        self.first = self.progress.step
-        self.earlier_seconds = self.log.seconds if self.log else 0.0
-        self.model.train()
-        with open_display(self.config.steps, self.first, self.main) as self.display:
-            if self.first:
-                self.display.note(f"resumed {self.out} at step {self.first}")
-            while self.progress.step < self.config.steps and not self.out_of_patience():
-                self.step(self.feed.next())
-                self.after_step()
+        with (
+            recomputing(self.model, self.config.engine.recompute),
+            threads(self.threads),
+            open_display(self.config.steps, self.progress.step, self.main) as self.display,
+        ):
+            self._open()
+            with Signals() as self.signals:
+                while self.progress.step < self.config.steps and not self.out_of_patience():
+                    self.step(self.feed.next())
+                    self.after_step()
             self.finish()
         if self.log is not None:
             self.log.close()
@@ -157,6 +163,25 @@ class _Run:
             stopped_early=self.progress.step < self.config.steps,
             checkpoint=self.checkpoints.path(self.progress.step),
         )
+
+    def _open(self) -> None:
+        """Begin to write, and to read batches."""
+        self.log: MetricsLog | None = None
+        if self.main:
+            remove_partials(self.out)
+            self.checkpoints.remove_after(self.progress.step)
+            self.checkpoints.prune(self.progress.best_step)
+            self.log = MetricsLog(self.out, self.progress.step, self.config.reporting.tensorboard)
+        for note in self.notes:
+            self.display.note(note)
+        self.engine.wrap(self.model)
+        self.feed = Feed(
+            self.task, self.engine, self.config.accumulate, self.progress.epoch, self.progress.used
+        )
+        self.first = self.progress.step
+        self.earlier_seconds = self.log.seconds if self.log else 0.0
+        self.model.train()
+        self.began = self.row_began = time.perf_counter()
 
     def step(self, group: Group) -> None:
         """One update of the weights."""
@@ -181,12 +206,15 @@ class _Run:
         self.bad = torch.where(telltale.isfinite(), self.bad, self.bad.clamp(max=progress.step))
 
     def after_step(self) -> None:
-        """What is due after a step: a row of metrics, an evaluation, a checkpoint."""
+        """What is due after a step: a row of metrics, an evaluation, a checkpoint, what signals ask for."""
         step, reporting = self.progress.step, self.config.reporting
         last = step == self.config.steps
-        row: dict[str, float] = {}
-        if step % reporting.log_every == 0 or last:
-            row |= self.training_row()
+        due = step % reporting.log_every == 0 or last
+        row: dict[str, float] = self.training_row() if due else {}
+        if step == self.first + 1 and not due:
+            self.sign_of_life()
+        # Processes must agree when to stop; several ask one another where they exchange numbers anyway.
+        asked = self.engine.together(self.signals.take()) if due or self.engine.world == 1 else Asked()
         with self.paused():
             improved = False
             if step % reporting.evaluate_every == 0 or last:
@@ -196,8 +224,19 @@ class _Run:
                 self.log.write(step, row)
                 self.display.report(step, row, self.seconds_left())
             regular = step % self.config.saving.checkpoint_every == 0
-            if regular or improved or last or self.out_of_patience():
+            if regular or improved or last or self.out_of_patience() or asked.save or asked.stop:
                 self.save()
+            if asked.save:
+                self.display.note(f"step {step}: checkpoint written, as a signal asked")
+            if asked.stop:
+                raise Interrupted(asked.stop, step)
+
+    def sign_of_life(self) -> None:
+        """The first step's time and loss (this process's share), long before the first row of metrics."""
+        loss = float(self.loss) / max(self.weight, 1)
+        seconds = time.perf_counter() - self.began
+        every = self.config.reporting.log_every
+        self.display.note(f"first step: loss {loss:.4f}, {seconds:.1f} s; metrics every {every} steps")
 
     def collect(self) -> float:
         """Move the loss since the last time off the device, stop if it is not finite; returns tokens read."""
@@ -286,7 +325,7 @@ class _Run:
             return
         self.progress.scaler = self.engine.scaler.state_dict()
         self.log.sync()
-        self.checkpoints.save(self.progress, self.model, self.optimizer)
+        self.checkpoints.save(self.progress, self.model, self.optimizer, self.engine.machine())
 
     def finish(self) -> None:
         """Put the final weights into the model."""

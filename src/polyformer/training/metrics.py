@@ -9,17 +9,42 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError
+from polyformer.core.figures import new_figure
 from polyformer.core.files import atomic_write, reading, writing
+from polyformer.core.parsing import parse_json
+from polyformer.training.config import ReportingConfig
+
+LINES, TABLE = "metrics.jsonl", "metrics.csv"
 
 Row = dict[str, float | None]
 
 
 def read_metrics(run: str | Path) -> list[Row]:
     """The rows of a run's metrics.jsonl, in order; a last line cut short by a kill is left out."""
-    path = Path(run) / "metrics.jsonl"
+    path = Path(run) / LINES
     with reading(path):
-        lines = path.read_text().splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        lines = path.read_bytes().splitlines(keepends=True)
+    rows = [
+        parse_json(line, f"{path}, line {number}", dict)
+        for number, line in enumerate(lines, 1)
+        if line.endswith(b"\n")
+    ]
+    for number, row in enumerate(rows, 1):
+        if type(row.get("step")) is not int:
+            raise InputError(
+                f"{path}, line {number}: expected a row of metrics with its step; remove the line"
+            )
+    return rows
+
+
+def check_reporting(config: ReportingConfig, out: Path) -> None:
+    """Raises `InputError` for what would stop the reports of the run in `out`: before anything is written."""
+    if config.curves:
+        new_figure(1, 1)
+    if config.tensorboard:
+        _summary_writer()
+    if (out / LINES).exists():
+        read_metrics(out)
 
 
 class MetricsLog:
@@ -30,12 +55,14 @@ class MetricsLog:
     """
 
     def __init__(self, out: Path, after: int, tensorboard: bool) -> None:
-        self.lines, self.table = out / "metrics.jsonl", out / "metrics.csv"
+        self.lines, self.table = out / LINES, out / TABLE
         earlier = read_metrics(out) if after and self.lines.exists() else []
         self._rows = [row for row in earlier if (row["step"] or 0) <= after]
         self._columns: list[str] = []
         self._rewrite()
-        self._events = _event_writer(out / "tensorboard", after) if tensorboard else None
+        self._events = None
+        if tensorboard:
+            self._events = _summary_writer()(str(out / "tensorboard"), purge_step=after + 1)
 
     @property
     def seconds(self) -> float:
@@ -87,7 +114,7 @@ def _table_rows(columns: list[str], rows: list[Any]) -> str:
     return text.getvalue()
 
 
-def _event_writer(folder: Path, after: int) -> Any:
+def _summary_writer() -> Any:
     try:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError as error:
@@ -95,4 +122,4 @@ def _event_writer(folder: Path, after: int) -> Any:
             "tensorboard: it was asked for but is not installed; pip install 'polyformer[tensorboard]', "
             "or leave it out: metrics.csv and metrics.jsonl are written anyway"
         ) from error
-    return SummaryWriter(str(folder), purge_step=after + 1)
+    return SummaryWriter

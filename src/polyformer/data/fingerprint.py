@@ -1,0 +1,65 @@
+"""What the data of a run are, so that a resumed run can tell whether they have changed since.
+
+Of every file: its size and the SHA-256 of its bytes; of a file larger than `WHOLE` bytes, of blocks spread
+evenly over it, because reading all of it might take longer than the training that is to go on.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from polyformer.data.default_text import default_documents
+from polyformer.data.images import IMAGE
+from polyformer.data.origins import source_files
+from polyformer.data.sources import DataConfig
+
+WHOLE = 1 << 30
+BLOCKS, BLOCK = 256, 1 << 20
+
+Fingerprint = dict[str, list[dict[str, Any]]]
+"""By role (path, validation, test): file, bytes and sha256 of each file, in order."""
+
+
+def fingerprint(config: DataConfig, needs: Sequence[str]) -> Fingerprint:
+    """The fingerprint of what `config` names, read for `needs` (see `polyformer.data.load`).
+
+    Of data sets of the hub there is nothing to see here, nor of the default images.
+    """
+    sources = {"path": config.path, "validation": config.validation, "test": config.test}
+    found = {role: source_files(source) for role, source in sources.items() if source is not None}
+    prints = {role: [_of_file(file) for file in files] for role, files in found.items()}
+    return {"path": [_of_default()], **prints} if config.path is None and IMAGE not in needs else prints
+
+
+def data_changes(before: Fingerprint, now: Fingerprint) -> list[str]:
+    """What is otherwise `now`, in words; where files lie and what they are called does not matter."""
+    changes: list[str] = []
+    for role, files in before.items():
+        others = now.get(role, [])
+        if files and others and len(files) != len(others):
+            changes.append(f"{role}: {len(files)} files, now {len(others)}")
+        for old, new in zip(files, others):
+            if old["bytes"] != new["bytes"]:
+                changes.append(f"{new['file']}: {old['bytes']:,} bytes, now {new['bytes']:,}")
+            elif old["sha256"] != new["sha256"]:
+                changes.append(f"{new['file']}: other content, of the same size")
+    return changes
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    digest, size = hashlib.sha256(), path.stat().st_size
+    with path.open("rb") as file:
+        if size <= WHOLE:
+            while block := file.read(BLOCK):
+                digest.update(block)
+        else:
+            for number in range(BLOCKS):
+                file.seek(number * (size - BLOCK) // (BLOCKS - 1))
+                digest.update(file.read(BLOCK))
+    return {"file": str(path), "bytes": size, "sha256": digest.hexdigest()}
+
+
+def _of_default() -> dict[str, Any]:
+    text = "\0".join(default_documents()).encode()
+    return {"file": "the default text", "bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}

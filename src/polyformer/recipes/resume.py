@@ -1,0 +1,69 @@
+"""What a resumed run must share with what it began with; a refusal comes before anything is written."""
+
+from pathlib import Path
+from typing import Any
+
+from polyformer.core.errors import InputError
+from polyformer.data.fingerprint import Fingerprint, data_changes
+from polyformer.recipes.recipe import Recipe
+from polyformer.recipes.run import Run
+
+DATA = "data"  # the fingerprint of the data in run.json
+PLACES = {"path", "validation", "test"}
+
+
+def check_same(run: Run, recipe: Recipe) -> None:
+    """Raises `InputError` where `recipe` cannot go on with `run`.
+
+    The model, the task, the tokenizer, the optimizer's kind, the seed and how data are read stay; how long,
+    how fast and where a run trains, and where its data lie, may change.
+    """
+    before, now = _fixed(run.recipe), _fixed(recipe)
+    if before["model"] != now["model"] and run.recipe.model.config() == recipe.model.config():
+        now["model"] = before["model"]
+    different = first_difference(before, now)
+    if different:
+        name, old, new = different
+        raise InputError(
+            f"--resume {run.folder}: {name} is {old!r:.80} there, got {new!r:.80}; leave it as it is, or "
+            f"begin another run from this one's weights: polyformer train RECIPE --pretrained {run.folder}"
+        )
+
+
+def check_data(run: Run, now: Fingerprint) -> None:
+    """Raises `InputError` where the data are not those that `run` was trained on."""
+    changes = data_changes(run.facts.get(DATA, {}), now)
+    if changes:
+        raise InputError(
+            f"data: changed since {run.folder} began: {'; '.join(changes[:3])}"
+            f"{f'; and {len(changes) - 3} more' if len(changes) > 3 else ''}; put them back, or go on with "
+            f"them as they are: polyformer train --resume {run.folder} --changed-data"
+        )
+
+
+def first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """Dotted name and both values of the first place where two nested mappings differ."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return None if before == now else (name, before, now)
+    for key in dict.fromkeys([*before, *now]):
+        different = first_difference(before.get(key), now.get(key), f"{name}.{key}" if name else key)
+        if different:
+            return different
+    return None
+
+
+def _fixed(recipe: Recipe) -> dict[str, Any]:
+    """The parts of a recipe that stay."""
+    plain = recipe.to_dict()
+    fixed = {name: plain[name] for name in ("seed", "model", "task", "tokenizer", "distillation")}
+    reading = {name: value for name, value in plain[DATA].items() if name not in PLACES}
+    return {**fixed, "optimizer": {"kind": plain["optimizer"]["kind"]}, DATA: reading}
+
+
+def folder_of(out: str | Path, resume: bool) -> Run:
+    """The run in `out` to go on with, or a new one there; raises `InputError` for the other case."""
+    if resume:
+        return Run.open(out)
+    run = Run(Path(out))
+    run.check_new()
+    return run

@@ -1,0 +1,53 @@
+"""What the last bits of a run depend on besides its recipe: versions, processor, threads, processes."""
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+
+import polyformer
+
+THREADS = "threads"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a run's bits depend on."""
+    return {
+        "polyformer": polyformer.__version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def machine(device: torch.device, processes: int) -> dict[str, Any]:
+    """What computes: sums are split by threads, kernels chosen by the instruction set."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "device": name,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "onednn": os.environ.get("ONEDNN_MAX_CPU_ISA", "default"),
+        THREADS: torch.get_num_threads(),
+        "processes": processes,
+    }
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What of `before` is otherwise `now`, in words; versions of Python and numpy change no bits of torch."""
+    names = [name for name in before if name in now and name not in ("python", "numpy")]
+    return [f"{name} {before[name]}, now {now[name]}" for name in names if before[name] != now[name]]
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """So many threads in torch's products, as long as the body runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,96 @@
+"""One writer at a time in the folder of a run.
+
+The lock is the kernel's (flock, taken by `filelock`) on RUN/.lock. It ends with its process, however that
+ends, so nothing is stale after a crash. On NFS Linux asks the server for it: it then holds between machines
+too, and after the crash of a whole machine the server drops it when that machine's lease runs out. On a file
+system without kernel locks a marker, RUN/.lock.marker, with the process's number, host and start takes its
+place: a dead process of this host is recognized, one of another host cannot be.
+
+What .lock holds is for messages alone; that file stays, because removing a locked file would let two
+processes lock two files of one name.
+"""
+
+import errno
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
+from polyformer.core.errors import InputError
+from polyformer.core.files import writing
+
+LOCK, MARKER = ".lock", ".lock.marker"
+NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Holds the lock of `folder`, which is made if need be; `InputError` where another process has it.
+
+    A body that ends in an `InputError` leaves the lock's file as it was, and no new folder.
+    """
+    file = folder / LOCK
+    with writing(file):
+        new_folder, new_file = not folder.exists(), not file.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _acquire(folder)
+        try:
+            before = file.read_bytes()
+            file.write_bytes(_holder())
+        except BaseException:
+            lock.release()
+            raise
+    try:
+        yield
+        file.write_bytes(b"")
+    except InputError:
+        if new_file:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_bytes(before)
+        if new_folder:
+            with suppress(OSError):
+                folder.rmdir()  # only where it is empty
+        raise
+    finally:
+        lock.release()
+
+
+def _acquire(folder: Path) -> BaseFileLock:
+    lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
+    try:
+        lock.acquire()
+        return lock
+    except Timeout as error:
+        raise InputError(_in_use(folder)) from error
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    (folder / LOCK).touch()
+    marker = SoftFileLock(folder / MARKER, timeout=1)  # a second try, after a dead process's was removed
+    try:
+        marker.acquire()
+    except Timeout as error:
+        raise InputError(f"{_in_use(folder)}; if it no longer runs, remove {folder / MARKER}") from error
+    return marker
+
+
+def _holder() -> bytes:
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
+
+
+def _in_use(folder: Path) -> str:
+    try:
+        holder = json.loads((folder / LOCK).read_bytes())
+        who = f"process {holder['process']} on {holder['host']} (since {holder['since']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        who = "another process"
+    return (
+        f"{folder}: in use by {who}; wait until it ends, or stop it (on SIGTERM it saves a checkpoint first)"
+    )

@@ -1,0 +1,144 @@
+"""state.json of a checkpoint: where a run stands, with a checksum, checked when it is read."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyformer.core.errors import InputError
+from polyformer.core.files import read_bounded
+from polyformer.core.parsing import JSON_BYTES, parse_json
+
+FORMAT = 2
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+CHECKSUM = "checksum"
+PREFIX = "step-"
+
+PARTS = {
+    "sha256": {MODEL, OPTIMIZER},
+    "optimizer": {"kind", "scalars"},
+    "versions": set(),
+    "machine": set(),
+}
+
+
+class FormatError(InputError):
+    """A checkpoint of another version: whole, but not for this one."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands after `step` updates.
+
+    Random states need no place: every step seeds its own from `seed`.
+    """
+
+    seed: int
+    step: int = 0
+    epoch: int = 0
+    used: int = 0  # batches of the epoch that are used
+    best: float | None = None  # best value of the task's metric so far
+    best_step: int | None = None
+    stale: int = 0  # evaluations in a row without a new best
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    loss_sum: float = 0.0  # since the last row of metrics: loss times labelled tokens,
+    weight_sum: float = 0.0  # and labelled tokens
+    scaler: dict[str, Any] = field(default_factory=dict)  # loss scale of fp16
+
+
+def write_state(
+    folder: Path,
+    progress: Progress,
+    optimizer: dict[str, Any],
+    versions: dict[str, str],
+    machine: dict[str, Any],
+) -> None:
+    """Write state.json beside the two files of tensors in `folder`."""
+    state = {
+        "format": FORMAT,
+        "progress": dataclasses.asdict(progress),
+        "optimizer": optimizer,
+        "sha256": {name: file_digest(folder / name) for name in (MODEL, OPTIMIZER)},
+        "versions": versions,
+        "machine": machine,
+    }
+    text = json.dumps({**state, CHECKSUM: checksum(state)}, indent=2) + "\n"
+    (folder / STATE).write_text(text)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What state.json of the checkpoint `path` holds; "progress" is a `Progress`.
+
+    Raises `InputError` for what is missing, damaged, edited, or written in another format.
+    """
+    file = path / STATE
+    # A metric may be no number.
+    state = parse_json(read_bounded(file, JSON_BYTES), file, dict, finite=False)
+    if not isinstance(state.get("format"), int):
+        raise InputError(f"{file} is not the state of a training run")
+    if state["format"] != FORMAT:
+        raise FormatError(
+            f"{file}: written as format {state['format']} by {state.get('versions')!r:.200}; "
+            f"this version of polyformer reads format {FORMAT}: go on with the version that wrote it"
+        )
+    if not all(
+        isinstance(state.get(name), dict) and keys <= set(state[name]) for name, keys in PARTS.items()
+    ):
+        raise InputError(f"{file} is not the state of a training run")
+    if state.pop(CHECKSUM, None) != checksum(state):
+        raise InputError(f"{file} is damaged or was edited: its content does not match its checksum")
+    return {**state, "progress": _progress(file, state.get("progress"))}
+
+
+def check_progress(out: Path, progress: Progress, seed: int, steps: int) -> None:
+    """Raises `InputError` where the run in `out` is not one of `seed` that can end at `steps`."""
+    if progress.seed != seed:
+        raise InputError(f"seed: the run in {out} has {progress.seed}, got {seed}; use the same one")
+    if progress.step > steps:
+        raise InputError(
+            f"steps: the run in {out} has made {progress.step}, got {steps}; expected as many or more"
+        )
+
+
+def checksum(state: dict[str, Any]) -> str:
+    """SHA-256 of `state` as JSON with sorted names."""
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's folder is named after."""
+    return int(path.name.removeprefix(PREFIX))
+
+
+def _progress(file: Path, values: Any) -> Progress:
+    """`values` as a `Progress` that can be; the folder's name says its step as well."""
+    names = {one.name for one in dataclasses.fields(Progress)}
+    if not isinstance(values, dict) or set(values) != names:
+        raise InputError(f"{file} is not the state of a training run")
+    progress = Progress(**values)
+    if type(progress.step) is not int or progress.step != step_of(file.parent):
+        raise InputError(
+            f"{file}: its step is {progress.step!r:.40}, its folder is called {file.parent.name}"
+        )
+    highest = {"seed": None, "epoch": None, "used": None, "best_step": progress.step, "stale": progress.step}
+    for name, limit in highest.items():
+        value = values[name]
+        if name == "best_step" and value is None:
+            continue
+        if type(value) is not int or value < 0 or (limit is not None and value > limit):
+            most = "" if limit is None else f" to {limit}"
+            raise InputError(f"{file}: {name}: expected a whole number from 0{most}, got {value!r:.40}")
+    for name in ("loss_sum", "weight_sum"):
+        value = values[name]
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise InputError(f"{file}: {name}: expected a finite number, got {value!r:.40}")
+    return progress
