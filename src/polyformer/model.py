@@ -94,7 +94,10 @@ class Transformer(nn.Module):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         decoder_relation_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
         sentence_labels: Tensor | None = None,
         state: ModelState | None = None,
         use_cache: bool = False,
@@ -118,8 +121,11 @@ class Transformer(nn.Module):
             decoder_input_ids, decoder_attention_mask: [B, U], what an encoder-decoder has written so far; by
                 default `labels` shifted right by one, or for a head that predicts no tokens the source is.
             decoder_relation_ids: as relation_ids, for what an encoder-decoder writes.
+            inputs_embeds, decoder_inputs_embeds: [B, T, E], token vectors in place of the ids, as wide as
+                the token table.
             labels: what should be predicted, -100 where nothing should. For a decoder alone they are the
                 input_ids: the shift by one happens here, and nothing is predicted across documents.
+            shift_labels: [B, T], in place of a decoder's labels: what each token should predict.
             sentence_labels: [B], of the whole text, where the head predicts something of it too.
             state: from an earlier output with `use_cache`; the ids are then the tokens that follow.
             use_cache: return the state.
@@ -136,28 +142,36 @@ class Transformer(nn.Module):
         options = {"attentions": output_attentions, "hidden": output_hidden_states}
         given = Given(ids=input_ids, mask=attention_mask, positions=position_ids, documents=document_ids,
                       types=token_type_ids, langs=langs, segments=segment_ids, marks=global_attention_mask,
-                      relations=relation_ids)  # fmt: skip
-        written = Given(ids=decoder_input_ids, mask=decoder_attention_mask, relations=decoder_relation_ids)
+                      relations=relation_ids, vectors=inputs_embeds)  # fmt: skip
+        written = Given(ids=decoder_input_ids, mask=decoder_attention_mask, relations=decoder_relation_ids,
+                        vectors=decoder_inputs_embeds)  # fmt: skip
+        given, written = given.with_ids("inputs_embeds"), written.with_ids("decoder_inputs_embeds")
         if sentence_labels is not None and not self.head.predicts_sentence:
             raise InputError("sentence_labels: this model's head predicts nothing of the whole text; leave "
                              "them out, or use the head 'pretraining'")  # fmt: skip
         if labels is not None and self.head.predicts_next and labels.dim() != 2:
             raise InputError(f"labels: expected token ids [batch, length], got {tuple(labels.shape)}")
         goals = labels, sentence_labels
+        if shift_labels is not None and (labels is not None or self.encoder or not self.head.predicts_next):
+            raise InputError("shift_labels: a decoder's language-model head takes them in place of labels; "
+                             "give labels alone")  # fmt: skip
         if self.encoder is not None and self.decoder is not None:
             return self._translate(given, written, goals, state, use_cache, options)
         self._refuse(
             "an encoder alone" if self.encoder else "a decoder alone", decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask, decoder_relation_ids=decoder_relation_ids,
+            decoder_inputs_embeds=decoder_inputs_embeds,
         )  # fmt: skip
         if self.decoder is None:
             self._refuse("an encoder alone", state=state, use_cache=use_cache or None)
-            return self._finish(self._run("encoder", given, options), goals, options, given.ids)
+            return self._finish(self._run("encoder", given, options), goals, options, given.read_ids)
         past = state or (self.new_state() if use_cache else None)
         ran = self._run("decoder", given, options, past)
-        if labels is not None and self.head.predicts_next:
+        if shift_labels is not None:
+            goals = shift_labels, sentence_labels
+        elif labels is not None and self.head.predicts_next:
             goals = next_labels(labels, document_ids, ran.tokens.new_valid(labels.shape[1])), sentence_labels
-        return self._finish(ran, goals, options, given.ids, past)
+        return self._finish(ran, goals, options, given.read_ids, past)
 
     def _translate(self, given: Given, written: Given, goals: Goals, past: ModelState | None, use_cache: bool,
                    options: dict[str, bool]) -> ModelOutput:  # fmt: skip
@@ -171,30 +185,38 @@ class Transformer(nn.Module):
             encoded = self._run("encoder", given, options)
             past = self._source_state(encoded, self.decoder.new_states(0) if use_cache else ())
         if written.ids is None and self.head.predicts_next:
-            written = dataclasses.replace(written, ids=self._shifted_right(goals[0], None))
+            written = dataclasses.replace(written, ids=self.shifted_right(goals[0], None))
         elif written.ids is None:
+            self._refuse("an encoder-decoder without decoder_input_ids", inputs_embeds=given.vectors)
             mask = given.mask if written.mask is None else written.mask
-            written = dataclasses.replace(written, ids=self._shifted_right(given.ids, mask), mask=mask)
+            written = dataclasses.replace(written, ids=self.shifted_right(given.ids, mask), mask=mask)
         ran = self._run("decoder", written, options, past, cached)
-        return self._finish(ran, goals, options, given.ids, past, encoded)
+        return self._finish(ran, goals, options, given.read_ids, past, encoded)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None, reserve: int = 0) -> ModelState:
         """The state that an encoder-decoder's decoding starts from, the source [B, S] read once."""
-        assert self.encoder is not None
         assert self.decoder is not None
-        options = {"attentions": False, "hidden": False}
-        encoded = self._run("encoder", Given(ids=input_ids, mask=attention_mask), options)
+        encoded = self.read_source(Given(ids=input_ids, mask=attention_mask))
         return self._source_state(encoded, self.decoder.new_states(reserve))
+
+    def read_source(self, given: Given, attentions: bool = False, hidden: bool = False) -> Encoded:
+        """What the encoder makes of `given`."""
+        assert self.encoder is not None
+        return self._run("encoder", given, {"attentions": attentions, "hidden": hidden})
 
     def new_state(self, reserve: int = 0) -> ModelState:
         """The state of a decoder before its first token, with room for `reserve` tokens."""
         assert self.decoder is not None
         return ModelState(NO_TOKENS, self.decoder.new_states(reserve))
 
+    def logits_at(self, output: ModelOutput, places: "slice | Tensor") -> Tensor:
+        """The head's logits [B, K, V] at these places of `output`; those of others are not computed."""
+        _, predictions = self.head(self._head_input(output.last_hidden_state[:, places], None), None)
+        return predictions()
+
     def next_logits(self, output: ModelOutput) -> Tensor:
         """The head's word [B, V] on what follows the last position of `output`; it sees no other."""
-        _, predictions = self.head(self._head_input(output.last_hidden_state[:, -1:], None), None)
-        return predictions().squeeze(1)
+        return self.logits_at(output, slice(-1, None)).squeeze(1)
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None,
                  config: GenerationConfig | None = None, streamer: Callable[[Tensor], None] | None = None,
@@ -293,7 +315,8 @@ class Transformer(nn.Module):
         if given.relations is not None:
             context = related(context, given.relations, len(ids), stack.position)
         states = past.layers if past is not None and cached else None
-        x = embedding(table(ids), stack.position, pos, given)
+        vectors = table(ids) if given.vectors is None else given.vectors
+        x = embedding(vectors, stack.position, pos, given)
         looking = recorded() if options["attentions"] else contextlib.nullcontext([])
         with looking as records, penalties() as found:
             hidden, layers = stack(x, pos, context, source, states, collect)
@@ -344,7 +367,7 @@ class Transformer(nn.Module):
         table = self.tokens if self.decoder_tokens is None else self.decoder_tokens
         return HeadInput(hidden, valid, table.weight, last, sentence_labels, ids)
 
-    def _shifted_right(self, ids: Tensor | None, mask: Tensor | None) -> Tensor:
+    def shifted_right(self, ids: Tensor | None, mask: Tensor | None) -> Tensor:
         """Labels or a text [B, T] one token later, after the token that output starts from; padding on the
         left, which `mask` [B, T] shows, stays where it is."""
         if ids is None:

@@ -16,7 +16,7 @@ class Given:
 
     mask: 1 for real tokens. positions: also [T]. documents, segments: numbers of what a token belongs to.
     types, langs: rows of the tables of token types and languages. marks: 1 for global tokens. relations:
-    [B, T, all tokens so far].
+    [B, T, all tokens so far]. vectors: [B, T, E], in place of the rows of the token table.
     """
 
     ids: Tensor | None = None
@@ -28,6 +28,21 @@ class Given:
     langs: Tensor | None = None
     marks: Tensor | None = None
     relations: Tensor | None = None
+    vectors: Tensor | None = None
+
+    def with_ids(self, name: str) -> "Given":
+        """With ids that stand in for tokens given as vectors, the argument `name`."""
+        if self.vectors is None:
+            return self
+        if self.ids is not None or self.vectors.dim() != 3:
+            other = "ids too" if self.ids is not None else tuple(self.vectors.shape)
+            raise InputError(f"{name}: expected [batch, length, width] in place of the ids, got {other}")
+        return dataclasses.replace(self, ids=self.vectors.new_zeros(self.vectors.shape[:2], dtype=torch.long))
+
+    @property
+    def read_ids(self) -> Tensor | None:
+        """The ids, unless they only stand in for vectors."""
+        return self.ids if self.vectors is None else None
 
 
 @dataclasses.dataclass(frozen=True)

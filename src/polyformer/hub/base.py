@@ -1,0 +1,221 @@
+"""What all wrapped models have in common: how they are built, called and changed."""
+
+from typing import Any, ClassVar
+
+import transformers
+from torch import Tensor, nn
+from transformers import modeling_outputs as outputs
+from transformers.utils.generic import ModelOutput as TheirOutput
+
+from polyformer.core.errors import InputError
+from polyformer.core.tokens import NO_TOKENS, Given
+from polyformer.hub.cache import PolyformerCache, adopted, caches
+from polyformer.hub.config import PolyformerConfig
+from polyformer.hub.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Arguments, settle_text, taking
+from polyformer.hub.offload import loaded
+from polyformer.hub.resize import resize
+from polyformer.model import Transformer
+from polyformer.outputs import ModelOutput, ModelState
+
+
+class PolyformerModel(transformers.PreTrainedModel):
+    """What all wrappers have in common; by itself the one of models without a task."""
+
+    config_class = PolyformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True  # the Trainer's `num_items_in_batch`
+    _supports_sdpa = True
+    _no_split_modules: ClassVar[list[str]] = ["Layer"]
+    gradient_checkpointing = False
+    model: Any  # a `Transformer`, but for trajectories
+    result: ClassVar[Any] = outputs.BaseModelOutputWithPoolingAndCrossAttentions
+    both_result: ClassVar[Any] = outputs.Seq2SeqModelOutput
+
+    def __init__(self, config: PolyformerConfig):
+        super().__init__(config)
+        self.model = self._built(config)
+        self.post_init()
+
+    def _built(self, config: PolyformerConfig) -> nn.Module:
+        return Transformer(config.transformer())
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: `Transformer` has initialised itself."""
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        return False
+
+    def gradient_checkpointing_enable(self, *options: Any, **more: Any) -> None:
+        """Layers are computed again in the backward pass, by our own means, which have no options."""
+        self._recompute(True)
+
+    def gradient_checkpointing_disable(self) -> None:
+        """The reverse."""
+        self._recompute(False)
+
+    activation_checkpointing_enable = gradient_checkpointing_enable
+    activation_checkpointing_disable = gradient_checkpointing_disable
+
+    def _recompute(self, wanted: bool) -> None:
+        self.gradient_checkpointing = wanted
+        for stack in (getattr(self.model, "encoder", None), self.model.decoder):
+            if stack is not None:
+                stack.recompute = wanted
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.model.tokens = value
+
+    def get_output_embeddings(self) -> None:
+        """None: the head reads the token table, or has a matrix of its own that `resize` knows of."""
+
+    def _resize_token_embeddings(self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None,
+                                 mean_resizing: bool = True) -> nn.Module:  # fmt: skip
+        table: Any = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        resize(self.model, len(table.weight))
+        self.config.polyformer = self.model.config.to_dict()
+        return table
+
+    @taking(*TEXT, *MORE_TEXT, *SOURCE, *STATE, *ASKED)
+    def forward(self, given: Arguments) -> Any:
+        """As transformers' models are called, with their results; see `polyformer.hub.inputs`."""
+        return self._answered(given)
+
+    def _answered(self, given: Arguments) -> Any:
+        """The model's output for what was `given`, as theirs."""
+        shown = given.pop("return_dict", self.config.return_dict)
+        items = given.pop("num_items_in_batch", None)
+        for name in ("output_attentions", "output_hidden_states"):
+            given[name] = bool(given.get(name, getattr(self.config, name, False)))
+        settle_text(given, self.model, self.config.pad_token_id)
+        source = given.pop("encoder_outputs", None)
+        with loaded(self.model):
+            cache = self._cache(given)
+            source = self._settle_source(given, cache, source)
+            result, predictions = self._call(given)
+            found = {**self._fields(result), **predictions}
+        if items is not None and result.loss is not None:  # of a batch that comes in several parts
+            share = self._counted(given).to(result.loss.device) / items
+            found["loss"] = result.loss * share
+        if cache is not None:
+            cache.state = result.state
+            found["past_key_values"] = cache
+        if source is not None:
+            found["encoder_last_hidden_state"] = source[0]
+        return self._shown(found, shown)
+
+    def _cache(self, given: Arguments) -> PolyformerCache | None:
+        """The cache that the call goes on from, if any; `given` is told of its state."""
+        past, wanted = given.pop("past_key_values", None), given.pop("use_cache", None)
+        if self.model.decoder is None:
+            if past is not None or (wanted and "use_cache" in given):
+                raise InputError("past_key_values: an encoder has no past; leave it out")
+            return None
+        if past is None:
+            quietly = self.config.use_cache and not self.training and "labels" not in given
+            if not (wanted or (wanted is None and quietly and caches(self.model))):
+                return None
+        cache = PolyformerCache() if past is None else adopted(past, self.model)
+        given["use_cache"] = True
+        if cache.state is None and self.model.encoder is None:
+            cache.state = self.model.new_state(cache.reserve)
+        given["state"] = cache.state
+        return cache
+
+    def _settle_source(self, given: Arguments, cache: PolyformerCache | None, source: Any) -> Any:
+        """For an encoder-decoder: what its encoder made of the source, where somebody has run it before."""
+        if not self.config.is_encoder_decoder:
+            if source is not None:
+                raise InputError("encoder_outputs: this model reads no source; leave them out")
+            return None
+        past = None if cache is None else cache.state
+        if past is not None and past.source_length:
+            for name in (*TEXT, *MORE_TEXT):
+                given.pop(name, None)
+            return source
+        if source is None and past is None:
+            return None
+        if source is None:  # a prefix of the decoder's own, and a source to read
+            source = self.get_encoder()(
+                **{name: given[name] for name in (*TEXT, *MORE_TEXT) if name in given}
+            )
+        hidden, mask = source[0], given.get("attention_mask")
+        layers = () if past is None else past.layers
+        if cache is not None and past is None:
+            layers = self.model.decoder.new_states(cache.reserve)
+        valid = None if mask is None or bool(mask.all()) else mask.bool()
+        tokens = NO_TOKENS if past is None else past.tokens
+        given["state"] = ModelState(tokens, layers, hidden, valid, hidden.shape[1])
+        for name in (*TEXT, *MORE_TEXT):
+            given.pop(name, None)
+        return source
+
+    def _fields(self, result: ModelOutput) -> Arguments:
+        """What theirs returns, by the names that some class of theirs has for it."""
+        both = self.config.is_encoder_decoder
+        side = "decoder_" if both else ""
+        return {
+            "loss": result.loss,
+            "last_hidden_state": result.last_hidden_state,
+            f"{side}hidden_states": result.hidden_states,
+            f"{side}attentions": result.attentions,
+            "cross_attentions": result.cross_attentions,
+            "encoder_last_hidden_state": result.encoder_last_hidden_state,
+            "encoder_hidden_states": result.encoder_hidden_states,
+            "encoder_attentions": result.encoder_attentions,
+        }
+
+    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
+        """What our model returns, and what it predicts by the names of theirs."""
+        result = self.model(**given)
+        head = self.model.config.head
+        pools = self.model.config.origin is None or head.hidden  # theirs without a pooler say nothing
+        return result, {"pooler_output": result.logits} if pools else {}
+
+    def _counted(self, given: Arguments) -> Tensor:
+        """How many items the mean loss is over."""
+        return (given["labels"] != -100).sum()
+
+    def _shown(self, found: Arguments, as_dict: bool | None) -> Any:
+        kind = self._kind()
+        known = kind.__dataclass_fields__
+        result: TheirOutput = kind(**{name: one for name, one in found.items() if name in known})
+        return result if as_dict is not False else result.to_tuple()
+
+    def _kind(self) -> Any:
+        return self.both_result if self.config.is_encoder_decoder else self.result
+
+    def get_encoder(self, modality: str | None = None) -> "Encoder":
+        return Encoder(self)
+
+
+class Encoder(nn.Module):
+    """The encoder of an encoder-decoder, called by itself, as transformers' generation does."""
+
+    def __init__(self, owner: PolyformerModel):
+        super().__init__()
+        self.owner = [owner]  # no submodule of this one
+
+    @taking(*TEXT, *MORE_TEXT, *ASKED)
+    def forward(self, given: Arguments) -> Any:
+        """BaseModelOutput."""
+        model = self.owner[0].model
+        settle_text(given, model, None)
+        names = {
+            "input_ids": "ids", "attention_mask": "mask", "token_type_ids": "types",
+            "position_ids": "positions",
+            "inputs_embeds": "vectors", "global_attention_mask": "marks", "langs": "langs",
+            "segment_ids": "segments", "relation_ids": "relations",
+        }  # fmt: skip
+        text = Given(**{ours: given[theirs] for theirs, ours in names.items() if theirs in given})
+        with loaded(model):
+            ran = model.read_source(
+                text.with_ids("inputs_embeds"), bool(given.get("output_attentions")),
+                bool(given.get("output_hidden_states")),
+            )  # fmt: skip
+        result = outputs.BaseModelOutput(ran.hidden, ran.hidden_states, tuple(ran.attentions) or None)
+        return result if given.get("return_dict", True) else result.to_tuple()

@@ -1,0 +1,134 @@
+"""Our state as transformers' `Cache`: what a decoder has read so far, of any mechanism."""
+
+import dataclasses
+from typing import Any
+
+import transformers
+from torch import Tensor
+from transformers.cache_utils import Cache, EncoderDecoderCache
+
+from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.state import State
+from polyformer.core.tokens import Tokens
+from polyformer.model import Transformer
+from polyformer.outputs import ModelState
+from polyformer.stack import LayerState
+
+
+class PolyformerCache(Cache):
+    """Holds a `ModelState`, None before the first token; a model that is given the cache moves it on.
+
+    `reserve`: for how many tokens there should be room at once.
+    """
+
+    def __init__(self, state: ModelState | None = None, reserve: int = 0):
+        super().__init__(layers=[])
+        self.state, self.reserve = state, reserve
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0 if self.state is None else self.state.tokens.length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    def __len__(self) -> int:
+        return 0 if self.state is None else len(self.state.layers)
+
+    def reset(self) -> None:
+        self.state = None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self.state is not None:
+            self.state = self.state.reorder(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.state is not None:
+            self.state = self.state.map(lambda tensor: tensor.repeat_interleave(repeats, 0))
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        return self.state is None or all(
+            isinstance(layer.self_attention, KeyValueCache) for layer in self.state.layers
+        )
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens: their number, whichever its sign (as transformers' caches)."""
+        if self.state is None or not tokens_to_remove:
+            return
+        if not self.is_croppable:
+            raise InputError(
+                "past_key_values: this model's attention keeps sums of the past, of which nothing can be "
+                "taken back; generate without an assistant"
+            )
+        length = self.get_seq_length() - abs(tokens_to_remove)
+        tokens = self.state.tokens
+        fields = {field.name: getattr(tokens, field.name) for field in dataclasses.fields(tokens)}
+        cut = {name: one[:, :length] for name, one in fields.items() if isinstance(one, Tensor)}
+        layers = tuple(_shorter(layer, length) for layer in self.state.layers)
+        self.state = dataclasses.replace(
+            self.state, tokens=dataclasses.replace(tokens, length=length, **cut), layers=layers
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """The number of rows, -1 where nothing was read."""
+        tensors = [] if self.state is None else _tensors(self.state)
+        return len(tensors[0]) if tensors else -1
+
+
+def _shorter(layer: LayerState, length: int) -> LayerState:
+    past = layer.self_attention
+    assert isinstance(past, KeyValueCache)
+    return dataclasses.replace(layer, self_attention=dataclasses.replace(past, length=length))
+
+
+def _tensors(state: State) -> list[Tensor]:
+    found: list[Tensor] = []
+    state.map(lambda tensor: (found.append(tensor), tensor)[1])
+    return found
+
+
+def adopted(given: Any, model: Transformer) -> PolyformerCache:
+    """`given` as our cache: ours, or keys and values for every layer in one of transformers' (a learned
+    prefix, say), of which the cross-attention's part is left to the source.
+
+    Raises `InputError` for anything else.
+    """
+    if isinstance(given, PolyformerCache):
+        return given
+    own = given.self_attention_cache if isinstance(given, EncoderDecoderCache) else given
+    assert model.decoder is not None
+    expected = model.decoder.new_states(0)
+    layers = getattr(own, "layers", [])
+    if not isinstance(own, transformers.Cache) or len(layers) != len(expected):
+        raise InputError(
+            f"past_key_values: expected what an earlier output returned, or keys and values of "
+            f"{len(expected)} layers, got {type(given).__name__} with {len(layers)}"
+        )
+    if not all(isinstance(layer.self_attention, KeyValueCache) for layer in expected):
+        raise InputError(
+            "past_key_values: this model's attention keeps more of the past than keys and values; give what "
+            "an earlier output returned"
+        )
+    length = own.get_seq_length()
+    states = tuple(LayerState(KeyValueCache(one.keys, one.values, length, [length])) for one in layers)
+    return PolyformerCache(ModelState(Tokens(length), states))
+
+
+def caches(model: Transformer) -> bool:
+    """Whether the model's decoder can go on from a state."""
+    if model.decoder is None:
+        return False
+    try:
+        model.decoder.new_states(0)
+    except InputError:
+        return False
+    return True

@@ -1,0 +1,175 @@
+"""What `forward` takes: signatures made of tables, and every argument honoured or refused by its name."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.marked import reads_marks
+from polyformer.core.errors import InputError
+from polyformer.model import Transformer
+
+Arguments = dict[str, Any]
+
+TEXT = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+MORE_TEXT = ("inputs_embeds", "global_attention_mask", "langs", "document_ids", "segment_ids", "relation_ids")
+STATE = ("past_key_values", "use_cache")
+SOURCE = ("decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "decoder_inputs_embeds")
+ASKED = ("output_attentions", "output_hidden_states", "return_dict")
+
+BESIDE = ("num_items_in_batch", "shift_labels", "lengths", "seq_idx", "cu_seq_lens_q")
+"""Honoured without standing in a signature: transformers' tools read it for the names of columns."""
+
+REFUSED = {
+    "encoder_hidden_states": "a stack alone reads no other; wrap an encoder-decoder",
+    "encoder_attention_mask": "a stack alone reads no other; wrap an encoder-decoder",
+    "cache": "give past_key_values",
+    "past_buckets_states": "give past_key_values",
+    "num_hashes": "it is the model's own; set it in its configuration",
+    "output_router_logits": "the balance of experts is part of the loss in training; leave it out",
+    "is_causal": "a decoder is causal and an encoder is not; leave it out",
+}
+"""Arguments of transformers' models that ours cannot honour, and the way out."""
+
+EMPTY = ("output_router_logits",)
+"""Those of them that say nothing where they are false."""
+
+PASSED_OVER = ("cu_seq_lens_k", "max_length_q", "max_length_k", "rewards")
+"""Arguments that change no number: what others say too, and what transformers' own model does not read."""
+
+
+def taking(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator for `forward(self, given)`: called with these arguments, all optional, in this order.
+
+    Beside them `BESIDE` is taken, and arguments that are None. Raises `InputError` for `REFUSED`, and
+    TypeError for others.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def forward(self: Any, *places: Any, **given: Any) -> Any:
+            if len(places) > len(names):
+                raise TypeError(f"forward() takes {len(names)} arguments, got {len(places)}")
+            twice = [name for name in names[: len(places)] if name in given]
+            if twice:
+                raise TypeError(f"forward() got multiple values for argument {twice[0]!r}")
+            said = {**dict(zip(names, places)), **given}
+            return function(self, _checked({k: v for k, v in said.items() if v is not None}, names))
+
+        kinds = inspect.Parameter
+        forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [kinds("self", kinds.POSITIONAL_OR_KEYWORD)]
+            + [kinds(name, kinds.POSITIONAL_OR_KEYWORD, default=None) for name in names]
+            + [kinds("kwargs", kinds.VAR_KEYWORD)]
+        )
+        return forward
+
+    return decorate
+
+
+def _checked(given: Arguments, names: tuple[str, ...]) -> Arguments:
+    kept = {}
+    for name, value in given.items():
+        if name in names or name in BESIDE:
+            kept[name] = value
+        elif name in REFUSED:
+            if value or name not in EMPTY:
+                raise InputError(f"{name}: not supported here; {REFUSED[name]}")
+        elif name not in PASSED_OVER:
+            raise TypeError(f"forward() got an unexpected keyword argument {name!r}")
+    return kept
+
+
+def settle_text(given: Arguments, model: Transformer, pad: int | None) -> None:
+    """Put what is said of the text in `given` as our models take it."""
+    ids = given.get("input_ids", given.get("inputs_embeds"))
+    if ids is None:  # what is to be read was read before
+        return
+    if "lengths" in given:
+        if "attention_mask" in given:
+            raise InputError("lengths: attention_mask says it already; leave one out")
+        lengths = given.pop("lengths")
+        given["attention_mask"] = torch.arange(ids.shape[1], device=lengths.device) < lengths[:, None]
+    origin = model.config.origin
+    if origin is not None and origin.model_type in FIND_PADDING and "attention_mask" not in given:
+        pads = None if pad is None else given.get("input_ids", ids) == pad
+        if pads is not None and ids.dim() == 2 and bool(pads.any()):
+            places = torch.arange(ids.shape[1], device=ids.device)
+            given["attention_mask"] = places < (~pads).sum(1, keepdim=True)
+    _settle_types(given, model)
+    if model.encoder is None:
+        _settle_documents(given, ids)
+        if _pools_last(model) and "attention_mask" not in given and "input_ids" in given and pad is not None:
+            given["attention_mask"] = _up_to_last(given["input_ids"] != pad)
+    marks = given.get("global_attention_mask")
+    if marks is not None and not bool(marks.any()) and not _marked(model):
+        del given["global_attention_mask"]
+
+
+def _settle_types(given: Arguments, model: Transformer) -> None:
+    """Token types of all zeros say nothing to a model that has none."""
+    types = given.get("token_type_ids")
+    if types is None or model.config.embedding.type_vocab_size:
+        return
+    origin = model.config.origin
+    if origin is not None and origin.model_type in ADD_TOKENS:
+        raise InputError(
+            f"token_type_ids: transformers' {origin.model_type!r} adds the vectors of the tokens with these "
+            "numbers, which is not supported; leave them out"
+        )
+    if bool(types.any()):
+        raise InputError(
+            "token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out"
+        )
+    del given["token_type_ids"]
+
+
+ADD_TOKENS = ("gpt2", "openai-gpt", "ctrl", "gpt_neo", "gptj", "xlm")
+"""Families that look token types up in the token table."""
+
+
+FIND_PADDING = ("xlm",)
+"""Families that look for padding among the ids where no mask tells of it."""
+
+
+def _settle_documents(given: Arguments, ids: Tensor) -> None:
+    """Packed documents, told by numbers, by where they start, or by positions that start again."""
+    positions = given.get("position_ids")
+    numbers, starts = given.pop("seq_idx", None), given.pop("cu_seq_lens_q", None)
+    if "document_ids" in given:
+        return
+    if numbers is not None:
+        given["document_ids"] = numbers.long()
+    elif starts is not None:
+        places = torch.arange(ids.shape[1], device=starts.device)
+        found = torch.searchsorted(starts[1:].contiguous().long(), places, right=True)
+        given["document_ids"] = found.expand(ids.shape[:2])
+    elif positions is not None and "attention_mask" not in given and "past_key_values" not in given:
+        documents = packed_documents(positions.expand(ids.shape[:2]))
+        if documents is not None:
+            given["document_ids"] = documents
+
+
+def packed_documents(positions: Tensor) -> Tensor | None:
+    """Documents [B, T] that positions [B, T] tell by not rising by one; None for one document a row."""
+    breaks = positions.diff(dim=-1, prepend=positions[:, :1] - 1) != 1
+    return breaks.cumsum(-1) if bool(breaks.any()) else None
+
+
+def _pools_last(model: Transformer) -> bool:
+    return getattr(model.config.head, "pooling", None) == "last"
+
+
+def _up_to_last(real: Tensor) -> Tensor | None:
+    """Mask [B, T] of all tokens up to the last real one; None where that is the last of all."""
+    places = torch.arange(real.shape[1], device=real.device)
+    last = (places * real).amax(1, keepdim=True)
+    return None if bool(real[:, -1].all()) else (places <= last).long()
+
+
+def _marked(model: Transformer) -> bool:
+    stack = model.encoder or model.decoder
+    return stack is not None and reads_marks(stack.mechanism)

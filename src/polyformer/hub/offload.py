@@ -1,0 +1,49 @@
+"""Weights that accelerate keeps elsewhere (`cpu_offload`, a device map with "disk"), brought for a call.
+
+accelerate loads a module's weights when the module is called and drops them after. Some of ours are read by
+others: the token table by the head, a position scheme by attention. Those stay while the model runs; linear
+layers, norms and convolutions, which hold nearly all weights, come and go one by one.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from polyformer.core.linear import Linear
+
+CALLED = (Linear, nn.LayerNorm, nn.Conv1d)
+"""Modules whose weights nobody reads but they themselves, unless they are part of `READ`."""
+
+READ = ("tokens", "decoder_tokens", "head", "encoder.position", "decoder.position")
+"""Parts of a model whose weights others read."""
+
+
+@contextlib.contextmanager
+def loaded(model: nn.Module) -> Iterator[None]:
+    """All weights of `model` that are read from outside their module stay at hand inside."""
+    hooks: list[tuple[Any, Any]] = [(module, module._hf_hook) for module in _kept(model)]
+    forwards = [(module, module.forward) for module, _ in hooks]
+    for module, hook in hooks:
+        hook.pre_forward(module)
+        module.forward = module._old_forward  # its own hook would drop the weights after a call
+    try:
+        yield
+    finally:
+        for module, forward in forwards:
+            module.forward = forward
+        for module, hook in hooks:
+            hook.post_forward(module, None)
+
+
+def _kept(model: nn.Module) -> list[nn.Module]:
+    """The modules to hold, of those that accelerate has put a hook on."""
+    if not any("_hf_hook" in vars(module) for module in model.modules()):
+        return []
+    return [
+        module
+        for name, module in model.named_modules()
+        if getattr(getattr(module, "_hf_hook", None), "offload", False)
+        and (not isinstance(module, CALLED) or name.startswith(READ) or ".router" in name)
+    ]

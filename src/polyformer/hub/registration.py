@@ -1,0 +1,80 @@
+"""Which class wraps which model, and transformers told of all of them."""
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import GenerationConfig
+from transformers.models.auto import modeling_auto
+
+from polyformer.core.errors import unknown
+from polyformer.hub.base import PolyformerModel
+from polyformer.hub.config import PolyformerConfig, config_of
+from polyformer.hub.tasks import (
+    PolyformerForMaskedLM,
+    PolyformerForPreTraining,
+    PolyformerForQuestionAnswering,
+    PolyformerForSequenceClassification,
+    PolyformerForTokenClassification,
+)
+from polyformer.hub.trajectories import PolyformerDecisionTransformer
+from polyformer.hub.writers import PolyformerForCausalLM, PolyformerForSeq2SeqLM
+from polyformer.model import Transformer
+from polyformer.trajectory import TrajectoryTransformer
+
+BY_HEAD: dict[str, type[PolyformerModel]] = {
+    "embed": PolyformerModel,
+    "masked": PolyformerForMaskedLM,
+    "enhanced_masked": PolyformerForMaskedLM,
+    "classify": PolyformerForSequenceClassification,
+    "tag": PolyformerForTokenClassification,
+    "span": PolyformerForQuestionAnswering,
+    "pretraining": PolyformerForPreTraining,
+    "detect": PolyformerForPreTraining,
+}
+"""The class of a head's kind; a language model's depends on its stacks."""
+
+AUTO = {
+    transformers.AutoModel: PolyformerModel,
+    transformers.AutoModelForPreTraining: PolyformerForPreTraining,
+    transformers.AutoModelForMaskedLM: PolyformerForMaskedLM,
+    transformers.AutoModelForCausalLM: PolyformerForCausalLM,
+    transformers.AutoModelForSeq2SeqLM: PolyformerForSeq2SeqLM,
+    transformers.AutoModelForSequenceClassification: PolyformerForSequenceClassification,
+    transformers.AutoModelForTokenClassification: PolyformerForTokenClassification,
+    transformers.AutoModelForQuestionAnswering: PolyformerForQuestionAnswering,
+}
+
+
+def wrap(model: Transformer | TrajectoryTransformer) -> PolyformerModel:
+    """`model` as one of transformers' models; the weights are its own, not copied.
+
+    Raises `InputError` for a head that transformers has no class for.
+    """
+    config = config_of(model)
+    with torch.device("meta"):
+        wrapped = _class_of(model)(config)
+    wrapped.model = model
+    if isinstance(model, Transformer) and model.generation is not None and wrapped.can_generate():
+        wrapped.generation_config = GenerationConfig.from_dict(dict(model.generation))
+    return wrapped.train(model.training)
+
+
+def _class_of(model: Transformer | TrajectoryTransformer) -> type[Any]:
+    if isinstance(model, TrajectoryTransformer):
+        return PolyformerDecisionTransformer
+    kind = model.config.head.kind
+    if kind == "language_model":
+        if model.decoder is None:
+            return PolyformerForMaskedLM
+        return PolyformerForCausalLM if model.encoder is None else PolyformerForSeq2SeqLM
+    if kind not in BY_HEAD:
+        raise unknown("head with a class in transformers", kind, [*BY_HEAD, "language_model"])
+    return BY_HEAD[kind]
+
+
+transformers.AutoConfig.register("polyformer", PolyformerConfig)
+for auto, wrapper in AUTO.items():
+    auto.register(PolyformerConfig, wrapper)
+modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["polyformer"] = PolyformerForCausalLM.__name__
+"""The Trainer knows by this table whose labels label smoothing has to shift."""

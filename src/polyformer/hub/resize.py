@@ -1,0 +1,49 @@
+"""More or fewer tokens: everything of a model that has a row for each."""
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.heads.vocabulary import VocabularyHead
+from polyformer.model import Transformer
+
+
+def resize(model: nn.Module, size: int) -> None:
+    """Fit `model`, whose token table has `size` rows already, to it: new rows of matrices are the mean of the
+    old ones, new biases 0."""
+    if not isinstance(model, Transformer):
+        raise InputError(f"resize_token_embeddings: {type(model).__name__} reads no tokens")
+    for module in model.head.modules():
+        if isinstance(module, VocabularyHead):
+            _resize_head(module, size)
+    if model.decoder_tokens is not None:
+        model.decoder_tokens = _resized_table(model.decoder_tokens, size)
+    model.tokens.num_embeddings = size
+    model.config = dataclasses.replace(model.config, vocab_size=size)
+
+
+def _resize_head(head: VocabularyHead, size: int) -> None:
+    if head.weight is not None:
+        head.weight = nn.Parameter(_rows(head.weight, size, fill=None), head.weight.requires_grad)
+    bias = head.bias
+    if isinstance(bias, nn.Parameter):
+        head.bias = nn.Parameter(_rows(bias, size, fill=0.0), bias.requires_grad)
+    elif bias is not None:
+        head.bias = _rows(bias, size, fill=0.0)
+
+
+def _resized_table(table: nn.Embedding, size: int) -> nn.Embedding:
+    return nn.Embedding.from_pretrained(
+        _rows(table.weight, size, fill=None), freeze=not table.weight.requires_grad
+    )
+
+
+def _rows(old: Tensor, size: int, fill: float | None) -> Tensor:
+    """The first `size` rows of `old`, and as many more as are wanted: `fill`, or the mean."""
+    with torch.no_grad():
+        more = max(size - len(old), 0)
+        shape = (more, *old.shape[1:])
+        new = old.mean(0).expand(shape) if fill is None else old.new_full(shape, fill)
+        return torch.cat([old[:size], new]).clone()

@@ -1,0 +1,104 @@
+"""Wrapped models with a task that writes nothing: one class for each kind of head."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import modeling_outputs as outputs
+from transformers.models.albert.modeling_albert import AlbertForPreTrainingOutput
+from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
+
+from polyformer.hub.base import PolyformerModel
+from polyformer.hub.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Arguments, taking
+from polyformer.outputs import ModelOutput
+
+
+class Labelled(PolyformerModel):
+    """Models with logits and `labels`."""
+
+    result: ClassVar[Any] = outputs.MaskedLMOutput
+
+    @taking(*TEXT, "labels", *MORE_TEXT, *SOURCE, *STATE, *ASKED)
+    def forward(self, given: Arguments) -> Any:
+        """As transformers' models of this task are called, with their results."""
+        return self._answered(given)
+
+    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
+        result = self.model(**given)
+        return result, {"logits": result.logits}
+
+
+class PolyformerForMaskedLM(Labelled):
+    """Predicts masked tokens; also an encoder that predicts every token (XLM)."""
+
+
+class PolyformerForSequenceClassification(Labelled):
+    """A label for a text."""
+
+    result = outputs.SequenceClassifierOutputWithPast
+    both_result = outputs.Seq2SeqSequenceClassifierOutput
+
+
+class PolyformerForTokenClassification(Labelled):
+    """A label for every token."""
+
+    result = outputs.TokenClassifierOutput
+
+
+class PolyformerForQuestionAnswering(PolyformerModel):
+    """Where an answer starts and ends; a place outside the text counts for nothing, as in transformers."""
+
+    result = outputs.QuestionAnsweringModelOutput
+    both_result = outputs.Seq2SeqQuestionAnsweringModelOutput
+
+    @taking(*TEXT, "start_positions", "end_positions", *MORE_TEXT, *SOURCE, *STATE, *ASKED)
+    def forward(self, given: Arguments) -> Any:
+        """As transformers' models of this task are called, with their results."""
+        places = [given.pop(name, None) for name in ("start_positions", "end_positions")]
+        if places[0] is not None and places[1] is not None:
+            names = "decoder_input_ids", "input_ids", "inputs_embeds"
+            text = next(given[name] for name in names if name in given)
+            labels = torch.stack([one.flatten() for one in places], -1)
+            given["labels"] = labels.clamp_min(0).masked_fill(labels >= text.shape[1], -100)
+        return self._answered(given)
+
+    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
+        result = self.model(**given)
+        start, end = result.logits.unbind(-1)
+        return result, {"start_logits": start, "end_logits": end}
+
+
+class PolyformerForPreTraining(Labelled):
+    """Predicts tokens and something of the whole text (BERT, ALBERT), or replaced tokens (ELECTRA).
+
+    `next_sentence_label` and `sentence_order_label` are two names of the text's label.
+    """
+
+    @taking(*TEXT, "labels", "next_sentence_label", "sentence_order_label", *MORE_TEXT, *ASKED)
+    def forward(self, given: Arguments) -> Any:
+        """As transformers' models of this task are called, with their results."""
+        for name in ("next_sentence_label", "sentence_order_label"):
+            if name in given:
+                given["sentence_labels"] = given.pop(name).flatten()
+        return self._answered(given)
+
+    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
+        result = self.model(**given)
+        logits, sentence = result.logits, result.sentence_logits
+        found = {"logits": logits, "prediction_logits": logits}
+        return result, {**found, "seq_relationship_logits": sentence, "sop_logits": sentence}
+
+    def _kind(self) -> Any:
+        origin = self.model.config.origin
+        if not self.model.head.predicts_sentence:
+            return outputs.TokenClassifierOutput
+        ordered = origin is not None and origin.model_type == "albert"
+        return AlbertForPreTrainingOutput if ordered else BertForPreTrainingOutput
+
+    def _counted(self, given: Arguments) -> Tensor:
+        if "labels" not in given:
+            return torch.tensor(len(given["sentence_labels"]))
+        chosen = given["labels"] != -100
+        if not self.model.head.predicts_sentence and given.get("attention_mask") is not None:
+            chosen &= given["attention_mask"].bool()  # replaced tokens are looked for among real ones
+        return chosen.sum()

@@ -1,0 +1,43 @@
+"""The wrapped Decision Transformer."""
+
+from typing import Any
+
+from torch import nn
+from transformers.models.decision_transformer.modeling_decision_transformer import DecisionTransformerOutput
+
+from polyformer.core.errors import InputError
+from polyformer.hub.base import PolyformerModel
+from polyformer.hub.config import PolyformerConfig
+from polyformer.hub.inputs import ASKED, Arguments, taking
+from polyformer.hub.offload import loaded
+from polyformer.trajectory import TrajectoryConfig, TrajectoryTransformer
+
+
+class PolyformerDecisionTransformer(PolyformerModel):
+    """Reads returns, states and actions; predicts what follows."""
+
+    main_input_name = "states"
+
+    def _built(self, config: PolyformerConfig) -> nn.Module:
+        settled = config.settled()
+        assert isinstance(settled, TrajectoryConfig)
+        return TrajectoryTransformer(settled)
+
+    def get_input_embeddings(self) -> nn.Module:
+        raise InputError("get_input_embeddings: a Decision Transformer reads no tokens")
+
+    @taking("states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask", *ASKED)
+    def forward(self, given: Arguments) -> Any:
+        """As transformers' model is called, with its results; `rewards` are read by neither."""
+        shown = given.pop("return_dict", self.config.return_dict)
+        given.pop("rewards", None)
+        for name in ("output_attentions", "output_hidden_states"):
+            given[name] = bool(given.get(name, getattr(self.config, name, False)))
+        with loaded(self.model):
+            result = self.model(**given)
+        found = DecisionTransformerOutput(
+            state_preds=result.states, action_preds=result.actions, return_preds=result.returns,
+            last_hidden_state=result.last_hidden_state, hidden_states=result.hidden_states,
+            attentions=result.attentions,
+        )  # fmt: skip
+        return found if shown is not False else found.to_tuple()

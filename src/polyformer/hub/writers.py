@@ -1,0 +1,114 @@
+"""Wrapped models that write: transformers' `generate`, over our state."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import GenerationMixin
+from transformers import modeling_outputs as outputs
+
+from polyformer.core.errors import InputError
+from polyformer.core.labels import next_labels
+from polyformer.hub.base import PolyformerModel
+from polyformer.hub.cache import PolyformerCache, caches
+from polyformer.hub.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Arguments, taking
+from polyformer.outputs import ModelOutput
+
+GROWING = ("langs", "segment_ids", "document_ids")
+"""Numbers of tokens, of which new tokens have the last one."""
+
+
+class Writer(PolyformerModel, GenerationMixin):
+    """What decoders with a language-model head have in common."""
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        return True
+
+    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
+        result = self.model(**given)
+        return result, {"logits": result.logits}
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any],
+                                      generation_mode: Any, batch_size: int,
+                                      max_cache_length: int) -> None:  # fmt: skip
+        """Our state in place of theirs, where attention keeps one."""
+        if generation_config.cache_implementation not in (None, "dynamic"):
+            raise InputError(
+                f"cache_implementation: this model keeps a state of its own, got "
+                f"{generation_config.cache_implementation!r}; leave it out"
+            )
+        past = model_kwargs.get("past_key_values")
+        if past is not None:
+            past._is_user_defined = True
+        elif not caches(self.model):
+            generation_config.use_cache = False
+        elif generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = PolyformerCache(reserve=max_cache_length)
+
+    def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: Any) -> None:
+        """None: our models count the real tokens themselves."""
+
+
+class PolyformerForCausalLM(Writer):
+    """Continues texts."""
+
+    result: ClassVar[Any] = outputs.CausalLMOutputWithCrossAttentions
+
+    @taking(*TEXT, "labels", *MORE_TEXT, *STATE, *ASKED, "logits_to_keep")
+    def forward(self, given: Arguments) -> Any:
+        """As transformers' causal language models are called, with their results."""
+        if "shift_labels" in given:
+            given.pop("labels", None)  # they say the same
+        return self._answered(given)
+
+    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
+        """Logits of the last tokens alone, or of those named, where that is asked for."""
+        kept = given.pop("logits_to_keep", 0)
+        result = self.model(**given)
+        if isinstance(kept, int) and not kept:
+            return result, {"logits": result.logits}
+        places = slice(-kept, None) if isinstance(kept, int) else kept
+        return result, {"logits": self.model.logits_at(result, places)}
+
+    def _counted(self, given: Arguments) -> Tensor:
+        goals = given.get("shift_labels")
+        if goals is None:
+            mask, labels = given.get("attention_mask"), given["labels"]
+            valid = None if mask is None else mask[:, -labels.shape[1] :].bool()
+            goals = next_labels(labels, given.get("document_ids"), valid)
+        return (goals != -100).sum()
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        given = GenerationMixin.prepare_inputs_for_generation(self, input_ids, **kwargs)  # type: ignore[arg-type]
+        ids = given.get("input_ids")
+        length = (given["inputs_embeds"] if ids is None else ids).shape[1]
+        for name in (*GROWING, "global_attention_mask"):
+            if given.get(name) is not None:
+                given[name] = given[name][:, -length:]
+        return given
+
+    def _update_model_kwargs_for_generation(self, outputs: Any, model_kwargs: dict[str, Any],
+                                            *places: Any, **options: Any) -> dict[str, Any]:  # fmt: skip
+        more = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *places, **options)
+        new = options.get("num_new_tokens", 1)
+        for name in (*GROWING, "global_attention_mask"):
+            if more.get(name) is not None:
+                last = more[name][:, -1:].expand(-1, new)
+                more[name] = torch.cat([more[name], last if name in GROWING else 0 * last], 1)
+        return more
+
+
+class PolyformerForSeq2SeqLM(Writer):
+    """Makes one text of another."""
+
+    both_result: ClassVar[Any] = outputs.Seq2SeqLMOutput
+
+    @taking(*TEXT[:2], *SOURCE, "labels", *TEXT[2:], *MORE_TEXT, *STATE, *ASKED)
+    def forward(self, given: Arguments) -> Any:
+        """As transformers' encoder-decoders are called, with their results."""
+        return self._answered(given)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """labels [B, T] one token later, after the token that output starts from: what collators ask for."""
+        return self.model.shifted_right(labels, None)

@@ -1,0 +1,96 @@
+"""A tiny model of transformers of every class of every family, and ours with the same weights."""
+
+import copy
+import os
+from typing import Any
+
+import torch
+
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+import transformers
+from torch import nn
+
+from polyformer import hub
+from polyformer.checkpoints import FAMILIES, from_transformers
+
+V, T = 40, 24
+BERT = {
+    "vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 24, "max_position_embeddings": 64, "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+GPT = {
+    "vocab_size": V, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+}  # fmt: skip
+BART = {
+    "vocab_size": V, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 64,
+    "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0, "decoder_start_token_id": 2,
+}  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {
+    "bert": BERT,
+    "roberta": BERT | {"pad_token_id": 1},
+    "xlm-roberta": BERT | {"pad_token_id": 1},
+    "albert": BERT | {"embedding_size": 8},
+    "electra": BERT | {"embedding_size": 8},
+    "big_bird": BERT | {"attention_type": "original_full"},
+    "longformer": BERT | {"attention_window": 8, "pad_token_id": 1},
+    "deberta": BERT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    "deberta-v2": BERT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    "distilbert": {"vocab_size": V, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "dropout": 0.0,
+                   "max_position_embeddings": 64, "attention_dropout": 0.0, "qa_dropout": 0.0,
+                   "seq_classif_dropout": 0.0},
+    "gpt2": GPT | {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 2, "summary_first_dropout": 0.0},
+    "openai-gpt": GPT | {"pad_token_id": 0},
+    "gptj": GPT | {"rotary_dim": 4, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 2},
+    "ctrl": {**GPT, "dff": 24, "pad_token_id": 0},
+    "gpt_neo": {"vocab_size": V, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 24,
+                "attention_types": [[["global", "local"], 1]], "window_size": 8, "pad_token_id": 0,
+                "max_position_embeddings": 64, "bos_token_id": 2, "eos_token_id": 2,
+                "classifier_dropout": 0.0, "resid_dropout": 0.0, "embed_dropout": 0.0,
+                "attention_dropout": 0.0},
+    "bart": BART,
+    "m2m_100": BART,
+    "t5": {"vocab_size": V, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2,
+           "dropout_rate": 0.0, "decoder_start_token_id": 0, "classifier_dropout": 0.0},
+    "xlm": {"vocab_size": V, "emb_dim": 16, "n_layers": 2, "n_heads": 2, "dropout": 0.0,
+            "attention_dropout": 0.0, "max_position_embeddings": 64, "n_langs": 3},
+    "reformer": {"vocab_size": V, "hidden_size": 16, "attention_head_size": 8, "num_attention_heads": 2,
+                 "attn_layers": ["local", "local"], "local_attn_chunk_length": 4, "feed_forward_size": 24,
+                 "axial_pos_embds": False, "max_position_embeddings": 64, "is_decoder": True,
+                 "hidden_dropout_prob": 0.0, "local_attention_probs_dropout_prob": 0.0, "pad_token_id": 0},
+    "decision_transformer": {"hidden_size": 16, "state_dim": 3, "act_dim": 2, "n_layer": 2, "n_head": 2,
+                             "max_ep_len": 20, "n_positions": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+                             "attn_pdrop": 0.0},
+}  # fmt: skip
+
+CLASSES = [(name, task) for name in FAMILIES for task in FAMILIES[name].tasks]
+LABELLED = ("ForSequenceClassification", "ForTokenClassification")
+
+
+def theirs(family: str, task: str, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:
+    """A model in evaluation mode, its weights far from 0."""
+    more = {"num_labels": 3} if task in LABELLED else {}
+    config = transformers.AutoConfig.for_model(family, **{**SIZES[family], **more, **options})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, FAMILIES[family].classes + task)(config)
+        for parameter in model.parameters():
+            parameter.data.add_(0.15 * torch.randn_like(parameter))
+    return model.to(dtype).eval()
+
+
+def twins(family: str, task: str, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, Any]:
+    """Ours, wrapped, and theirs."""
+    other = theirs(family, task, dtype, **options)
+    return hub.wrap(from_transformers(copy.deepcopy(other))), other  # which share their weights
+
+
+def texts(rows: int = 3, length: int = T) -> torch.Tensor:
+    """Ids [rows, length] without special tokens, the last of each row 2."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(4, V, (rows, length), generator=generator)
+    ids[:, -1] = 2
+    return ids
