@@ -22,6 +22,7 @@ from polyformer.checkpoints.fields import (
     write_fields,
 )
 from polyformer.checkpoints.names import ENDINGS, Link, Names, Part, links
+from polyformer.checkpoints.values import check_values
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.registry import Registry
 from polyformer.heads import HeadConfig
@@ -125,6 +126,7 @@ class Family:
     def task(self, hub: Tree, head: "str | HeadConfig | None") -> str:
         """The name of the task that is asked for: by class, by its end, by our kind of head, or in `hub`."""
         if head is None:
+            check_values({"architectures": hub.get("architectures")})
             named = hub.get("architectures") or [self.classes + next(iter(self.tasks))]
             return self._named(named[0])
         kind = head.kind if isinstance(head, HeadConfig) else head
@@ -146,6 +148,7 @@ class Family:
     def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
         """Our configuration of theirs; `head` takes the place of the one that `hub` describes."""
         hub = {self.aliases.get(name, name): value for name, value in hub.items()}
+        check_values(hub)
         check_fixed(self.fixed, hub)
         self.check(hub)
         tree = self.template.to_dict()
