@@ -91,6 +91,8 @@ def _fit(
         torch.manual_seed(recipe.seed + 1)  # a helper's weights are not the model's
         joined = task.join(model)
     fitting = _fitting(recipe, task, splits, model)
+    if is_main():
+        print("".join(f"{note}\n" for note in task.notes), end="")
     training = Training(
         joined, fitting, recipe.training, recipe.optimizer, recipe.schedule, run.folder, recipe.seed, resume,
         from_step,
