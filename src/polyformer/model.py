@@ -193,10 +193,30 @@ class Transformer(nn.Module):
         ran = self._run("decoder", written, options, past, cached)
         return self._finish(ran, goals, options, given.read_ids, past, encoded)
 
-    def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None, reserve: int = 0) -> ModelState:
-        """The state that an encoder-decoder's decoding starts from, the source [B, S] read once."""
+    def encode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        reserve: int = 0,
+        *,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        langs: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+        relation_ids: Tensor | None = None,
+    ) -> ModelState:
+        """The state that an encoder-decoder's decoding starts from, the source [B, S] read once.
+
+        reserve: room for so many tokens to be written. The others are of the source, as `forward` takes them.
+        """
         assert self.decoder is not None
-        encoded = self.read_source(Given(ids=input_ids, mask=attention_mask))
+        self._refuse("an encoder-decoder", document_ids=document_ids)
+        given = Given(ids=input_ids, mask=attention_mask, positions=position_ids, types=token_type_ids,
+                      langs=langs, segments=segment_ids, marks=global_attention_mask,
+                      relations=relation_ids)  # fmt: skip
+        encoded = self.read_source(given)
         return self._source_state(encoded, self.decoder.new_states(reserve))
 
     def read_source(self, given: Given, attentions: bool = False, hidden: bool = False) -> Encoded:
@@ -218,16 +238,17 @@ class Transformer(nn.Module):
         """The head's word [B, V] on what follows the last position of `output`; it sees no other."""
         return self.logits_at(output, slice(-1, None)).squeeze(1)
 
-    def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None,
+    def generate(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
                  config: GenerationConfig | None = None, streamer: Callable[[Tensor], None] | None = None,
-                 decode: Decode | None = None) -> Generated:  # fmt: skip
-        """Continue or translate `input_ids`: see `polyformer.generation.generate`.
+                 decode: Decode | None = None, **more: Any) -> Generated:  # fmt: skip
+        """Continue or translate `input_ids`: see `polyformer.generation.generate`, whose other arguments
+        (`generator`, `token_type_ids`, ...) and settings (`max_new_tokens=20`) this takes too.
 
         Without a `config` by the settings that the checkpoint came with, where it had any (`generation`).
         """
         if config is None and self.generation is not None:
             config = from_hub(self.generation)
-        return generate(self, input_ids, attention_mask, config, streamer, decode)
+        return generate(self, input_ids, attention_mask, config, streamer, decode, **more)
 
     def save_pretrained(self, directory: str | Path, format: str = "polyformer") -> None:
         """Write config.json and model.safetensors into `directory`, each whole or not at all.
