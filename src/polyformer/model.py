@@ -23,6 +23,7 @@ from polyformer.core.penalty import Penalties, joined, penalties
 from polyformer.core.softmax import recorded
 from polyformer.core.tokens import NO_TOKENS, Given, Tokens
 from polyformer.core.unpad import unpadding
+from polyformer.core.unread import read_unread, write_unread
 from polyformer.core.weights import load_weights
 from polyformer.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.generation.hub import from_hub
@@ -73,6 +74,7 @@ class Transformer(nn.Module):
                             Embedding(config.embedding, width, stack.norm, stack.dropout))  # fmt: skip
         self.head = config.head.build(config.head_shape())
         self.generation: dict[str, Any] | None = None  # settings, as generation_config.json holds them
+        self.unread: dict[str, Tensor] = {}  # see polyformer.core.unread
         initialize(self, config.initializer_range)
 
     encoder: Stack | None
@@ -270,7 +272,7 @@ class Transformer(nn.Module):
         with torch.device("meta"):
             model = cls(ModelConfig.from_dict(read_json(folder / CONFIG, dict)))
         load_weights(model, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
-        model.generation = read_generation(folder)
+        model.generation, model.unread = read_generation(folder), read_unread(folder)
         return model.eval()
 
     def _source_state(self, encoded: Encoded, layers: tuple[LayerState, ...]) -> ModelState:
@@ -420,6 +422,7 @@ def save(model: Transformer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, dict(model.state_dict()))
     write_generation(model, folder)
+    write_unread(model.unread, folder)
     atomic_write(folder / CONFIG, model.config.to_json().encode())
 
 

@@ -68,8 +68,24 @@ def test_several_files_are_one(copy: Path):
 
 
 def test_unknown_model_type(copy: Path):
-    assert "unknown model_type 'bret'" in fails(edited(copy, model_type="bret"))
-    assert "'bert'" in fails(edited(copy, model_type="bret"))
+    message = fails(edited(copy, model_type="bret"))
+    assert "model_type 'bret' is not supported; did you mean 'bert'" in message
+
+
+def test_a_family_that_is_not_ours_is_named_before_its_weights_are_missed(copy: Path):
+    (copy / "model.safetensors").unlink()
+    message = fails(edited(copy, model_type="llama"))
+    assert "model_type 'llama' is not supported" in message
+    assert "gpt2" in message
+    with pytest.raises(InputError, match="model_type 'llama' is not supported"):
+        polyformer.checkpoints.config_of(copy)
+
+
+def test_a_file_where_a_directory_is_expected(tmp_path: Path):
+    for name, said in (("model.gguf", "GGUF is not supported"), ("a.safetensors", "this is a file")):
+        (tmp_path / name).write_bytes(b"GGUF")
+        assert said in fails(tmp_path / name)
+        assert "expected a directory" in fails(tmp_path / name)
 
 
 def test_unknown_architecture(copy: Path):
@@ -170,12 +186,40 @@ def test_a_pickle_is_refused_and_nothing_in_it_runs(copy: Path):
     assert not mark.exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ([1, 2], "holds a list"),
+        ({1: torch.ones(1)}, "under 1"),
+        ({"a": 3}, "holds a int under 'a'"),
+        ({"a": {"b": torch.ones(1)}}, "holds a dict under 'a'"),
+        ({"a": torch.ones(2).to_sparse()}, "holds a tensor (torch.sparse_coo)"),
+        (torch.nn.Linear(1, 1), "holds more than tensors and is refused: torch.nn.modules.linear.Linear"),
+    ],
+)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_of_anything_but_tensors_by_name(copy: Path, content: object, said: str, zipped: bool):
+    (copy / "model.safetensors").unlink()
+    torch.save(content, copy / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    message = fails(copy, allow_pickle=True)
+    assert said in message
+    assert "weights_only" not in message, "no advice to run it all the same"
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x02junk", b"PK\x03\x04junk", b"junk", pickle.dumps([1])])
+def test_a_pickle_that_is_none(copy: Path, content: bytes):
+    (copy / "model.safetensors").unlink()
+    (copy / "pytorch_model.bin").write_bytes(content)
+    assert "pytorch_model.bin" in fails(copy, allow_pickle=True)
+
+
 def test_a_pickle_under_the_name_of_safetensors(copy: Path):
     torch.save({"a": torch.ones(1)}, copy / "model.safetensors")
     assert "is a pickle" in fails(copy)
 
 
-def test_a_file_of_tensors_where_it_is_allowed(copy: Path):
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
+def test_a_file_of_tensors_where_it_is_allowed(copy: Path, zipped: bool):
     expected = polyformer.from_pretrained(copy).state_dict()
     tensors = load_file(copy / "model.safetensors")
     renamed = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -185,7 +229,7 @@ def test_a_file_of_tensors_where_it_is_allowed(copy: Path):
             name = name.replace(new, before)
         old[name] = one
     (copy / "model.safetensors").unlink()
-    torch.save(old, copy / "pytorch_model.bin")
+    torch.save(old, copy / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
     found = polyformer.from_pretrained(copy, allow_pickle=True).state_dict()
     assert all(torch.equal(found[name], one) for name, one in expected.items())
 
