@@ -152,6 +152,8 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | None, score_m
         score_mod = Mod.of(score_mod, "score_mod", score, q.device, context.offset if by_slot else 0)
     if pattern is not None:
         limits = pattern if limits is None else pattern & limits
+    if isinstance(scale, float) and not math.isfinite(scale):
+        raise InputError(f"scale: expected a finite number, got {scale}")
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     return Request(q, k, v, context, limits, relative, score_mod, scale, dropout)
 

@@ -111,7 +111,13 @@ class Decoder:
 
     def _next(self, output: ModelOutput) -> tuple[Tensor, ModelState]:
         assert output.state is not None, "a model that was given a state returns one"
-        return self.model.next_logits(output), output.state
+        logits = self.model.next_logits(output)
+        if bool(logits.isnan().any()):
+            raise InputError(
+                "generate: the model's scores are NaN, so no token can be chosen; its weights are "
+                "damaged, or overflow in this precision: take float32 or bfloat16"
+            )
+        return logits, output.state
 
 
 def begun(model: Writer, input_ids: Tensor | None, first: int | None) -> Tensor:
