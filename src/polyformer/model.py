@@ -329,7 +329,7 @@ class Transformer(nn.Module):
         table = self.tokens if side == "encoder" or self.decoder_tokens is None else self.decoder_tokens
         pos = tokens.last(ids.shape[1], ids.device)
         source = None
-        if past is not None and past.source_length:
+        if past is not None and self.encoder is not None:
             source = Source(
                 past.source, Context(ids.shape[1], past.source_length, kv_valid=past.source_valid)
             )

@@ -14,6 +14,7 @@ from polyformer.core.context import Context
 from polyformer.core.documents import by_document, run_by_document
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.foreign import Foreign, as_pattern
+from polyformer.core.guard import empty
 from polyformer.core.isolation import is_finite, run_isolated
 from polyformer.core.mods import Mod, is_own
 from polyformer.core.pattern import MaskMod, Pattern, ScoreMod, Where
@@ -84,6 +85,12 @@ def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None,
             out = plan(q, k, v)
             if not plan.hides or is_finite(out):
                 return out
+    if q.dim() == 4 and not (q.shape[0] and q.shape[2]) and not recording():  # nobody asks: no mod is run
+        request = prepare(
+            q, k, v, pattern=None, score_mod=None, context=context, scale=scale, dropout=dropout
+        )
+        out = empty(request.q, request.v)
+        return (out, out.new_empty(out.shape[:3])) if return_lse else out
     request = prepare(q, k, v, pattern=joined(pattern, mask_mod, layout), score_mod=score_mod,
                       relative=relative, context=context, scale=scale, dropout=dropout)  # fmt: skip
     chosen = None if memo is None else choose(request, backend, return_lse).backend

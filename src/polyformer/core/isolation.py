@@ -30,13 +30,17 @@ def is_finite(x: Tensor) -> bool:
     return math.isfinite(x.sum(dtype=torch.float32 if half else None).item())
 
 
+def is_readable(x: Tensor) -> bool:
+    """Whether the numbers of x can be looked at, and cheaply."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    traced = torch.jit.is_tracing() or is_in_torch_dispatch_mode()
+    return not traced and not torch._C._are_functorch_transforms_active()
+
+
 def watches(request: Request) -> bool:
     """Whether a call has something to hide, and can be looked at."""
-    device = request.q.device.type
-    if request.pattern is None or device != "cpu" or sdpa.sees_all(request):
-        return False
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_in_torch_dispatch_mode()
-    return not traced and not torch._C._are_functorch_transforms_active()
+    return request.pattern is not None and not sdpa.sees_all(request) and is_readable(request.q)
 
 
 def run_isolated(request: Request, run: Run) -> tuple[Tensor, Tensor | None]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import unknown
+from polyformer.core.errors import InputError, unknown
 
 POOLINGS = ("first", "last", "mean", "max")
 
@@ -15,7 +15,9 @@ def check_pooling(name: str) -> None:
 
 
 def pool(hidden: Tensor, mask: Tensor | None, how: str) -> Tensor:
-    """[B, T, E] to [B, E]; `mask` [B, T] is True for real tokens (None: all are)."""
+    """[B, T, E] to [B, E]; `mask` [B, T] is True for real tokens (None: all are). T is 1 at least."""
+    if not hidden.shape[1]:
+        raise InputError("input_ids: one vector for a text is made of 1 token or more, and there is none")
     if mask is None:
         wholes = {"first": lambda: hidden[:, 0], "last": lambda: hidden[:, -1], "max": lambda: hidden.amax(1)}
         return wholes.get(how, lambda: hidden.mean(1))()
