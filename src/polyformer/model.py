@@ -24,7 +24,7 @@ from polyformer.core.softmax import recorded
 from polyformer.core.tokens import NO_TOKENS, Given, Tokens
 from polyformer.core.unpad import unpadding
 from polyformer.core.unread import read_unread, write_unread
-from polyformer.core.weights import load_weights
+from polyformer.core.weights import check_layers, load_weights
 from polyformer.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.generation.hub import from_hub
 from polyformer.heads import HeadInput, LastLayer
@@ -269,9 +269,14 @@ class Transformer(nn.Module):
         folder = Path(directory)
         if not (folder / CONFIG).is_file():
             raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
+        config, tensors = (
+            ModelConfig.from_dict(read_json(folder / CONFIG, dict)),
+            read_tensors(folder / WEIGHTS),
+        )
+        check_layers(config, len(tensors), folder / WEIGHTS)
         with torch.device("meta"):
-            model = cls(ModelConfig.from_dict(read_json(folder / CONFIG, dict)))
-        load_weights(model, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
+            model = cls(config)
+        load_weights(model, tensors, folder / WEIGHTS)
         model.generation, model.unread = read_generation(folder), read_unread(folder)
         return model.eval()
 

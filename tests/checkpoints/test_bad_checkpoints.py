@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import polyformer
+from polyformer.checkpoints.family import FAMILIES
 from polyformer.core.errors import InputError
 from polyformer.presets import create_model
 
@@ -304,3 +306,65 @@ def test_an_index_of_anything_else(copy: Path, weight_map: object):
 def test_a_config_that_is_none(copy: Path, content: str):
     (copy / "config.json").write_text(content)
     fails(copy)
+
+
+@pytest.mark.parametrize("layers", [51, 4096])
+def test_layers_that_no_weights_are_for(copy: Path, tmp_path: Path, layers: int):
+    """Refused before the layers are built."""
+    assert f"too few for the {layers} layers" in fails(edited(copy, num_hidden_layers=layers))
+    create_model("decoder-tiny", num_hidden_layers=1, hidden_size=16).save_pretrained(tmp_path / "own")
+    own = json.loads((tmp_path / "own" / "config.json").read_text())
+    own["decoder"]["num_hidden_layers"] = layers
+    (tmp_path / "own" / "config.json").write_text(json.dumps(own))
+    assert f"too few for the {layers} layers" in fails(tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, expected an integer from 1 to 4096"),
+        ({"hidden_size": 2**40}, "hidden_size is 1099511627776, expected an integer from 1 to 16777216"),
+        ({"hidden_size": "16"}, "hidden_size is '16', expected an integer"),
+        ({"hidden_size": 16.0}, "hidden_size is 16.0, expected an integer"),
+        ({"hidden_size": True}, "hidden_size is True, expected an integer"),
+        ({"layer_norm_eps": "1e3"}, "layer_norm_eps is '1e3', expected a number from 0 to 1"),
+        ({"initializer_range": -0.02}, "initializer_range is -0.02, expected a number from 0 to 1"),
+        ({"hidden_act": ["gelu"]}, r"hidden_act is \['gelu'\], expected a text"),
+        ({"architectures": [5]}, r"architectures is \[5\], expected a list, each a text or null"),
+        ({"architectures": "BertModel"}, "architectures is 'BertModel', expected a list"),
+        ({"type_vocab_size": None}, "type_vocab_size is None, expected an integer from 0"),
+        ({"hidden_dropout_prob": 2}, "hidden_dropout_prob is 2, expected a number from 0 up to"),
+        ({"id2label": ["a"]}, "id2label is .* expected an object of numbers to names"),
+        ({"id2label": {"x": "a"}}, "id2label is .* expected an object of numbers to names"),
+        ({"model_type": ["bert"]}, r"model_type \['bert'\] is not supported"),
+        ({"pad_token_id": [0]}, r"pad_token_id is \[0\], expected an integer"),
+    ],
+)
+def test_values_that_no_config_has(copy: Path, changes: dict[str, object], message: str):
+    assert re.search(message, fails(edited(copy, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gptj", {"n_head": 0}),
+        ("gptj", {"n_head": 8192}),
+        ("gptj", {"rotary_dim": "64"}),
+        ("albert", {"num_hidden_groups": "1"}),
+        ("longformer", {"attention_window": {}}),
+        ("longformer", {"attention_window": [512, "512"]}),
+        ("longformer", {"max_position_embeddings": None}),
+        ("xlm", {"n_langs": "3"}),
+        ("reformer", {"attn_layers": 3}),
+        ("reformer", {"axial_pos_shape": 64}),
+        ("reformer", {"num_buckets": ["a"]}),
+        ("reformer", {"lsh_attn_chunk_length": 0, "num_buckets": None}),
+        ("gpt_neo", {"attention_types": [[["global"], 10**9]]}),
+        ("gpt_neo", {"attention_types": [["global", 1]]}),
+    ],
+)
+def test_values_that_families_compute_with(name: str, changes: dict[str, object]):
+    family = FAMILIES[name]
+    hub, task = family.hub(family.template)
+    with pytest.raises(InputError, match=r"config.json: "):
+        family.config({**hub, **changes}, task)

@@ -19,8 +19,9 @@ from polyformer.checkpoints.tensors import Tensors, open_tensors
 from polyformer.checkpoints.transfer import Report, transfer
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_json
+from polyformer.core.hub_names import check_no_revision, fetched
 from polyformer.core.unread import read_unread
-from polyformer.core.weights import load_weights
+from polyformer.core.weights import check_layers, load_weights
 from polyformer.heads import HeadConfig
 from polyformer.model import CONFIG, Transformer, read_generation
 from polyformer.trajectory import TrajectoryTransformer
@@ -31,28 +32,28 @@ WRAPPED = "polyformer"
 TRAJECTORY = "max_timesteps"
 """The option by which a configuration in our format is known as that of a `TrajectoryTransformer`."""
 
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
-
 
 def from_pretrained(source: str | Path, head: str | dict[str, Any] | HeadConfig | None = None, *,
-                    dtype: torch.dtype | None = None, allow_pickle: bool = False) -> Transformer:  # fmt: skip
+                    dtype: torch.dtype | None = None, allow_pickle: bool = False,
+                    revision: str | None = None) -> Transformer:  # fmt: skip
     """A model and its weights, in evaluation mode.
 
     Args:
         source: a directory that `save_pretrained` or transformers wrote, or the name of one on the hub, which
-            is fetched (a directory needs no network).
+            is fetched (a directory needs no network); "owner/name@revision" pins what it means.
         head: which head of a public checkpoint: transformers' class ("BertForMaskedLM"), its end, our kind
             ("masked"), or a configuration, written in any way ("classify(num_labels=3)", {"kind": "embed"});
             by default the one that it was saved with. "embed" of a folder of sentence-transformers pools as
             that says. A head that the files do not hold starts fresh, with a warning.
         dtype: of the weights; by default as in the files.
         allow_pickle: read `pytorch_model.bin` where there is no safetensors, as tensors alone.
+        revision: of a name on the hub: a commit, a tag or a branch; by default the newest.
 
     Raises:
         InputError: a directory that is none, an unknown family, an option that is not supported, tensors that
             are missing, unexpected, misshapen or damaged.
     """
-    folder = _folder(source)
+    folder = _folder(source, revision)
     described = read_json(folder / CONFIG, dict)
     if TRAJECTORY in described and head is None:
         trajectories: Any = TrajectoryTransformer.from_pretrained(folder).to(dtype)
@@ -87,9 +88,10 @@ def _own(folder: Path, described: Tree) -> Transformer:
     """A model in our format, or wrapped for transformers (`polyformer.hub`)."""
     if "model_type" not in described:
         return Transformer.from_pretrained(folder)
+    config, given = ModelConfig.from_dict(described.get("polyformer")), open_tensors(folder)
+    check_layers(config, len([*given]), folder)
     with torch.device("meta"):
-        model = Transformer(ModelConfig.from_dict(described["polyformer"]))
-    given = open_tensors(folder)
+        model = Transformer(config)
     load_weights(model, {name.removeprefix("model."): given[name] for name in given}, folder)
     model.generation, model.unread = read_generation(folder), read_unread(folder)
     return model.eval()
@@ -162,6 +164,7 @@ def adopt(described: Tree, given: "Tensors | dict[str, Tensor]", head: str | Hea
     task = family.task(described, head)
     config = family.config(described, task, head if isinstance(head, HeadConfig) else None)
     config = untied(family, task, config, given)
+    check_layers(config, len([*given]), "the checkpoint")
     with torch.device("meta"):
         model = family.model(config)
     found = gather(family, task, config, given, model, fresh_head=head is not None)
@@ -200,8 +203,10 @@ def _cast(weights: dict[str, Tensor], dtype: torch.dtype | None) -> dict[str, Te
     return {name: one.to(dtype) if one.is_floating_point() else one for name, one in weights.items()}
 
 
-def _folder(source: str | Path) -> Path:
+def _folder(source: str | Path, revision: str | None = None) -> Path:
     folder = Path(source)
+    if folder.exists():
+        check_no_revision(source, revision)
     if folder.is_dir():
         if not (folder / CONFIG).is_file():
             raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
@@ -214,15 +219,4 @@ def _folder(source: str | Path) -> Path:
         )
     if isinstance(source, Path) or source.count("/") > 1 or source.startswith((".", "/")):
         raise InputError(f"no such directory: {source}")
-    return _fetched(source)
-
-
-def _fetched(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{name}: no such directory, and the hub does not give it ({reason})") from error
+    return fetched(source, revision)

@@ -48,6 +48,17 @@ def aligned(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
+def check_layers(config: object, tensors: int, file: str | Path) -> None:
+    """Raises `InputError` where a configuration has more layers than the file has tensors.
+
+    Asked before a model is built: a config.json of a few bytes may speak of thousands of layers.
+    """
+    stacks = [getattr(config, side, None) for side in ("encoder", "decoder")]
+    layers = sum(one.num_hidden_groups or one.num_hidden_layers for one in stacks if one is not None)
+    if layers > tensors:
+        raise InputError(f"{file}: {tensors} tensors, too few for the {layers} layers of config.json")
+
+
 def _check_numbers(name: str, tensor: Tensor, own: Tensor, file: str | Path) -> None:
     if tensor.is_floating_point() != own.is_floating_point():
         expected = "a floating type" if own.is_floating_point() else "integers"
