@@ -34,7 +34,7 @@ def is_readable(x: Tensor) -> bool:
     """Whether the numbers of x can be looked at, and cheaply."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    traced = torch.jit.is_tracing() or is_in_torch_dispatch_mode()
+    traced = torch._C._get_tracing_state() is not None or is_in_torch_dispatch_mode()
     return not traced and not torch._C._are_functorch_transforms_active()
 
 
