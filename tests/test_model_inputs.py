@@ -72,7 +72,7 @@ def test_a_mask_of_ones_and_zeros_in_any_type(name: str, dtype: torch.dtype):
     ("positions", "message"),
     [
         (-ONES.long(), "position_ids: expected 0 or more, got -1"),
-        (ONES, "position_ids: expected integers, got torch.float32"),
+        (ONES, "position_ids: expected integers of 32 or 64 bits, got torch.float32"),
         (torch.arange(7), r"position_ids: expected the shape (2, 5) or (5,), got (7,)"),
         (torch.tensor(1), "position_ids: expected the shape"),
         (torch.ones(2, 5, 1).long(), "position_ids: expected the shape"),
@@ -84,7 +84,7 @@ def test_positions_that_are_none(name: str, positions: Tensor, message: str):
 
 
 def test_numbers_of_documents_and_types():
-    assert "document_ids: expected integers" in refused("decoder", document_ids=ONES)
+    assert "document_ids: expected integers of 32 or 64 bits" in refused("decoder", document_ids=ONES)
     assert "document_ids: expected 0 or more, got -1" in refused("decoder", document_ids=-ONES.long())
     assert "segment_ids: expected the shape" in refused("decoder", segment_ids=torch.ones(3, 5).long())
     assert "token_type_ids: expected integers" in refused("encoder", token_type_ids=ONES)
@@ -95,7 +95,7 @@ def test_numbers_of_documents_and_types():
 def test_ids_and_labels_that_are_none(name: str):
     assert "input_ids: expected token ids [batch, length], got [[1]]" in refused(name, input_ids=[[1]])
     assert "labels: expected" in refused(name, labels=torch.ones(5).long())
-    assert "labels: expected integers" in refused(name, labels=ONES)
+    assert "labels: expected integer" in refused(name, labels=ONES)
     assert "labels: expected numbers from 0 to 49" in refused(name, labels=99 * ONES.long())
 
 

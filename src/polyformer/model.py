@@ -17,7 +17,7 @@ from polyformer.core.context import Context
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write, read_json, read_tensors, write_json, write_tensors
 from polyformer.core.initialization import initialize
-from polyformer.core.inputs import check_given, check_ids
+from polyformer.core.inputs import check_given, check_ids, check_labels
 from polyformer.core.labels import next_labels
 from polyformer.core.penalty import Penalties, joined, penalties
 from polyformer.core.softmax import recorded
@@ -151,8 +151,7 @@ class Transformer(nn.Module):
         if sentence_labels is not None and not self.head.predicts_sentence:
             raise InputError("sentence_labels: this model's head predicts nothing of the whole text; leave "
                              "them out, or use the head 'pretraining'")  # fmt: skip
-        if labels is not None and self.head.predicts_next and labels.dim() != 2:
-            raise InputError(f"labels: expected token ids [batch, length], got {tuple(labels.shape)}")
+        check_labels(labels, sentence_labels, self.head.predicts_next)
         goals = labels, sentence_labels
         if shift_labels is not None and (labels is not None or self.encoder or not self.head.predicts_next):
             raise InputError("shift_labels: a decoder's language-model head takes them in place of labels; "

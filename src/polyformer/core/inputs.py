@@ -16,12 +16,26 @@ NUMBERS = {
     "langs": "langs",
 }
 
+INTEGERS = (torch.int64, torch.int32)
+"""What a table can be looked up by."""
+
+
+def check_labels(labels: object, sentence_labels: object, tokens: bool) -> None:
+    """Raises `InputError` for labels that are no tensors, and of `tokens` for all but integers [B, T]."""
+    for name, one in (("labels", labels), ("sentence_labels", sentence_labels)):
+        if one is not None and not isinstance(one, Tensor):
+            raise InputError(f"{name}: expected a tensor, got {type(one).__name__} {quote(one)}")
+    if tokens and isinstance(labels, Tensor) and (labels.dim() != 2 or labels.dtype not in INTEGERS):
+        raise InputError(
+            f"labels: expected integer ids [batch, length], got {labels.dtype} {tuple(labels.shape)}"
+        )
+
 
 def check_ids(name: str, ids: object, vocab_size: int) -> None:
     """Raises `InputError` unless `ids` are integers [B, T] and, where looked at, of the vocabulary."""
     if not isinstance(ids, Tensor):
         raise InputError(f"{name}: expected token ids [batch, length], got {quote(ids)}")
-    if ids.dim() != 2 or ids.is_floating_point():
+    if ids.dim() != 2 or ids.dtype not in INTEGERS:
         raise InputError(f"{name}: expected integer ids [batch, length], got {ids.dtype} {tuple(ids.shape)}")
     if _looks(ids):
         low, high = (int(one) for one in ids.aminmax())
@@ -64,8 +78,8 @@ def check_mask(name: str, mask: object, *shapes: tuple[int, ...]) -> None:
 
 def _check_numbers(name: str, numbers: object, *shapes: tuple[int, ...], least: int | None) -> None:
     numbers = _check_shape(name, numbers, shapes)
-    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
-        raise InputError(f"{name}: expected integers, got {numbers.dtype}")
+    if numbers.dtype not in INTEGERS:
+        raise InputError(f"{name}: expected integers of 32 or 64 bits, got {numbers.dtype}")
     if least is not None and _looks(numbers) and int(numbers.min()) < least:
         raise InputError(f"{name}: expected {least} or more, got {int(numbers.min())}")
 
