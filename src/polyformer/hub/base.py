@@ -176,6 +176,15 @@ class PolyformerModel(transformers.PreTrainedModel):
         pools = self.model.config.origin is None or head.hidden  # theirs without a pooler say nothing
         return result, {"pooler_output": result.logits} if pools else {}
 
+    def _logits(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
+        """As `_call`, of models with logits, which may be asked for those of some tokens alone."""
+        kept = given.pop("logits_to_keep", 0)
+        result = self.model(**given)
+        if isinstance(kept, int) and not kept:
+            return result, {"logits": result.logits}
+        places = slice(-kept, None) if isinstance(kept, int) else kept
+        return result, {"logits": self.model.logits_at(result, places)}
+
     def _counted(self, given: Arguments) -> Tensor:
         """How many items the mean loss is over."""
         return (given["labels"] != -100).sum()

@@ -22,6 +22,8 @@ class PolyformerCache(Cache):
     `reserve`: for how many tokens there should be room at once.
     """
 
+    max_cache_len = -1  # no limit, as PEFT asks
+
     def __init__(self, state: ModelState | None = None, reserve: int = 0):
         super().__init__(layers=[])
         self.state, self.reserve = state, reserve

@@ -76,7 +76,7 @@ def _checked(given: Arguments, names: tuple[str, ...]) -> Arguments:
         if name in names or name in BESIDE:
             kept[name] = value
         elif name in REFUSED:
-            if value or name not in EMPTY:
+            if name not in EMPTY or value:
                 raise InputError(f"{name}: not supported here; {REFUSED[name]}")
         elif name not in PASSED_OVER:
             raise TypeError(f"forward() got an unexpected keyword argument {name!r}")
@@ -100,6 +100,12 @@ def settle_text(given: Arguments, model: Transformer, pad: int | None) -> None:
             places = torch.arange(ids.shape[1], device=ids.device)
             given["attention_mask"] = places < (~pads).sum(1, keepdim=True)
     _settle_types(given, model)
+    if origin is not None and origin.model_type in OFFSET and "position_ids" in given:
+        given["position_ids"] = _counted_from_0(
+            given["position_ids"], (pad or 0) + 1, given.get("attention_mask")
+        )
+    if "inputs_embeds" in given and getattr(model.config.head, "end_token", None) is not None:
+        raise InputError("inputs_embeds: this head looks for the text's end among its ids; give input_ids")
     if model.encoder is None:
         _settle_documents(given, ids)
         if _pools_last(model) and "attention_mask" not in given and "input_ids" in given and pad is not None:
@@ -133,6 +139,18 @@ ADD_TOKENS = ("gpt2", "openai-gpt", "ctrl", "gpt_neo", "gptj", "xlm")
 
 FIND_PADDING = ("xlm",)
 """Families that look for padding among the ids where no mask tells of it."""
+
+
+OFFSET = ("roberta", "xlm-roberta", "longformer")
+"""Families whose positions count from the padding token's id plus 1, and that put padding before."""
+
+
+def _counted_from_0(positions: Tensor, offset: int, mask: Tensor | None) -> Tensor:
+    counted = positions - offset
+    real = counted if mask is None else counted.masked_fill(mask == 0, 0)
+    if bool((real < 0).any()):
+        raise InputError(f"position_ids: this family counts from {offset}, got {int(positions.min())}")
+    return counted.clamp_min(0)
 
 
 def _settle_documents(given: Arguments, ids: Tensor) -> None:

@@ -55,9 +55,20 @@ def wrap(model: Transformer | TrajectoryTransformer) -> PolyformerModel:
     with torch.device("meta"):
         wrapped = _class_of(model)(config)
     wrapped.model = model
-    if isinstance(model, Transformer) and model.generation is not None and wrapped.can_generate():
-        wrapped.generation_config = GenerationConfig.from_dict(dict(model.generation))
+    if isinstance(model, Transformer) and wrapped.can_generate():
+        wrapped.generation_config = _settings(model, wrapped.generation_config)
     return wrapped.train(model.training)
+
+
+def _settings(model: Transformer, default: GenerationConfig) -> GenerationConfig:
+    """What the checkpoint's generation_config.json said, or else its config.json."""
+    if model.generation is not None:
+        return GenerationConfig.from_dict(dict(model.generation))
+    origin = model.config.origin
+    fields = {} if origin is None else origin.fields
+    names = default.to_dict().keys() - {"transformers_version"}
+    default.update(**{name: fields[name] for name in names if fields.get(name) is not None})
+    return default
 
 
 def _class_of(model: Transformer | TrajectoryTransformer) -> type[Any]:

@@ -24,12 +24,16 @@ class Labelled(PolyformerModel):
         return self._answered(given)
 
     def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
-        result = self.model(**given)
-        return result, {"logits": result.logits}
+        return self._logits(given)
 
 
 class PolyformerForMaskedLM(Labelled):
     """Predicts masked tokens; also an encoder that predicts every token (XLM)."""
+
+    @taking(*TEXT, "labels", *MORE_TEXT, *STATE, *ASKED, "logits_to_keep")
+    def forward(self, given: Arguments) -> Any:
+        """As transformers' models of this task are called, with their results."""
+        return self._answered(given)
 
 
 class PolyformerForSequenceClassification(Labelled):

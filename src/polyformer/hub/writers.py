@@ -18,6 +18,10 @@ GROWING = ("langs", "segment_ids", "document_ids")
 """Numbers of tokens, of which new tokens have the last one."""
 
 
+UNSHIFTED = ("bart",)
+"""Families whose decoder alone is given what each token should predict as `labels`."""
+
+
 class Writer(PolyformerModel, GenerationMixin):
     """What decoders with a language-model head have in common."""
 
@@ -26,8 +30,7 @@ class Writer(PolyformerModel, GenerationMixin):
         return True
 
     def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
-        result = self.model(**given)
-        return result, {"logits": result.logits}
+        return self._logits(given)
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any],
                                       generation_mode: Any, batch_size: int,
@@ -58,18 +61,12 @@ class PolyformerForCausalLM(Writer):
     @taking(*TEXT, "labels", *MORE_TEXT, *STATE, *ASKED, "logits_to_keep")
     def forward(self, given: Arguments) -> Any:
         """As transformers' causal language models are called, with their results."""
+        origin = self.model.config.origin
+        if origin is not None and origin.model_type in UNSHIFTED and "labels" in given:
+            given.setdefault("shift_labels", given["labels"])
         if "shift_labels" in given:
             given.pop("labels", None)  # they say the same
         return self._answered(given)
-
-    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
-        """Logits of the last tokens alone, or of those named, where that is asked for."""
-        kept = given.pop("logits_to_keep", 0)
-        result = self.model(**given)
-        if isinstance(kept, int) and not kept:
-            return result, {"logits": result.logits}
-        places = slice(-kept, None) if isinstance(kept, int) else kept
-        return result, {"logits": self.model.logits_at(result, places)}
 
     def _counted(self, given: Arguments) -> Tensor:
         goals = given.get("shift_labels")

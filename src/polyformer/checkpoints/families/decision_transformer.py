@@ -72,15 +72,9 @@ class DecisionTransformer(Family):
         **layered("encoder.h.{i}", "decoder.layers.{i}", LAYER),
         "encoder.ln_f": "decoder.final_norm",
     }
-    ignored = ("*.attn.bias", "*.attn.masked_bias")
+    ignored = ("encoder.wte.weight", "*.attn.bias", "*.attn.masked_bias")
     tasks: ClassVar = {
-        "Model": Task(
-            PredictionConfig(),  # type: ignore[arg-type]
-            HEAD,
-            base=False,
-            labelled=False,
-            unread=("encoder.wte.weight",),
-        )
+        "Model": Task(PredictionConfig(), HEAD, base=False, labelled=False)  # type: ignore[arg-type]
     }
 
     def adjust(self, tree: Tree, hub: Tree) -> None:

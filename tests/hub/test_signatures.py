@@ -1,0 +1,214 @@
+"""Every argument that transformers' `forward` names is honoured as there, or refused by its name."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from twins import CLASSES, FAMILIES, T, V, texts, transformers, twins
+
+from polyformer.core.errors import InputError
+from polyformer.hub.inputs import ADD_TOKENS, REFUSED
+
+GENERATOR = torch.Generator().manual_seed(7)
+LENGTHS = torch.tensor([T, T - 5, T - 9])
+MASK = (torch.arange(T) < LENGTHS[:, None]).long()
+VALUES: dict[str, Any] = {
+    "attention_mask": MASK,
+    "token_type_ids": torch.arange(T).expand(3, T) // (T // 2),
+    "position_ids": torch.arange(T).expand(3, T).flip(0) + 7,
+    "inputs_embeds": torch.randn(3, T, 16, generator=GENERATOR, dtype=torch.float64),
+    "decoder_inputs_embeds": torch.randn(3, T, 16, generator=GENERATOR, dtype=torch.float64),
+    "decoder_input_ids": texts(3, T).flip(1),
+    "decoder_attention_mask": MASK,
+    "global_attention_mask": (torch.arange(T).expand(3, T) % 7 == 1).long(),
+    "langs": torch.randint(3, (3, T), generator=GENERATOR),
+    "lengths": LENGTHS,
+    "use_cache": True,
+    "logits_to_keep": 3,
+    "output_attentions": True,
+    "output_hidden_states": True,
+    "return_dict": False,
+    "labels": torch.randint(V, (3, T), generator=GENERATOR),
+    "next_sentence_label": torch.tensor([0, 1, 1]),
+    "sentence_order_label": torch.tensor([0, 1, 1]),
+    "start_positions": torch.tensor([1, 4, 99]),
+    "end_positions": torch.tensor([3, 99, 9]),
+    "encoder_hidden_states": torch.randn(3, 4, 16, generator=GENERATOR, dtype=torch.float64),
+    "encoder_attention_mask": torch.ones(3, 4),
+    "num_hashes": 2,
+    "past_buckets_states": [],
+    "cache": {},
+}
+EVERYWHERE = {"num_items_in_batch": torch.tensor(17), "output_attentions": True, "output_hidden_states": True}
+"""What all of transformers' models take beside their names."""
+
+REST = {"past_key_values", "encoder_outputs", "kwargs", "input_ids"}
+"""Arguments that tests of generation give."""
+
+
+def inputs(family: str, model: Any) -> dict[str, Any]:
+    ids = texts()
+    if family in ("t5", "xlm"):
+        ids[:, -1] = 1
+    given = {"input_ids": ids}
+    if model.config.is_encoder_decoder:
+        given["decoder_input_ids"] = ids
+    if family == "longformer":
+        ids[:, [2, 3, 5]], ids[:, -1] = 2, 7  # three of them mark the question's end
+    return given
+
+
+def named(model: Any) -> list[str]:
+    signature = inspect.signature(model.forward).parameters
+    names = [name for name in signature if name not in REST]
+    return [*names, *(name for name in EVERYWHERE if name not in names)]
+
+
+def value(name: str, task: str) -> Any:
+    if name == "labels" and "SequenceClassification" in task:
+        return torch.tensor([0, 2, 1])
+    if name == "labels" and (
+        "TokenClassification" in task or "NextSentence" in task or "PreTraining" in task
+    ):
+        labels = VALUES[name] % (3 if "Token" in task else 2)
+        return labels[:, 0] if "NextSentence" in task else labels
+    return {**VALUES, **EVERYWHERE}[name]
+
+
+def outcome(model: Any, given: dict[str, Any]) -> Any:
+    copies = {name: one.clone() if torch.is_tensor(one) else one for name, one in given.items()}
+    with torch.no_grad():
+        return model(**copies)  # some of theirs change what they are given
+
+
+def attempt(model: Any, given: dict[str, Any]) -> tuple[Any, Exception | None]:
+    """The output, or None and why there is none."""
+    try:
+        return outcome(model, given), None
+    except (InputError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
+        return None, error
+
+
+def compare(found: Any, expected: Any, mask: torch.Tensor | None) -> None:
+    """All that theirs returned is here, and the same at real tokens."""
+    if isinstance(expected, tuple):
+        found, expected = (
+            {str(i): one for i, one in enumerate(x) if torch.is_tensor(one)} for x in (found, expected)
+        )
+    for name, one in expected.items():
+        if name in ("past_key_values", "past_buckets_states") or (isinstance(one, tuple) and not one):
+            continue
+        pairs = zip(found[name], one, strict=True) if isinstance(one, tuple) else [(found[name], one)]
+        for a, b in pairs:
+            if mask is not None and a.shape[:2] == mask.shape:
+                a, b = a[mask.bool()], b[mask.bool()]
+            elif mask is not None and a.dim() == 4:
+                a, b = a[:, :, :1], b[:, :, :1]
+            torch.testing.assert_close(
+                a, b, rtol=1e-4, atol=1e-4, check_dtype=False, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+FORMATS = {
+    ("longformer", "output_attentions"): "theirs of a window's width",
+    ("reformer", "output_attentions"): "theirs of chunks",
+    ("reformer", "output_hidden_states"): "theirs of both streams",
+    ("reformer", "position_ids"): "theirs pads them to chunks with others",
+}
+"""What is laid out otherwise in transformers' model, and so is not compared."""
+
+TYPED = ("token_type_ids",)
+
+
+def arguments(
+    name: str, family: str, task: str, base: dict[str, Any], ours: Any, theirs: Any
+) -> dict[str, Any]:
+    """`base` with the argument `name`, and what it needs beside it."""
+    given = {**base, name: value(name, task)}
+    both = theirs.config.is_encoder_decoder
+    if name.endswith("inputs_embeds"):
+        del given[name.replace("inputs_embeds", "input_ids")]
+        given[name] = given[name][..., : ours.get_input_embeddings().weight.shape[1]]
+    if name == "attention_mask" and not both:
+        given["input_ids"] = base["input_ids"].masked_fill(MASK == 0, theirs.config.pad_token_id or 0)
+    if name == "decoder_attention_mask" and "SequenceClassification" in task:
+        given[name] = torch.ones_like(MASK)  # the end is where its label is read
+    if name in ("start_positions", "end_positions"):
+        given |= {one: VALUES[one] for one in ("start_positions", "end_positions")}
+    takes = inspect.signature(theirs.forward).parameters
+    if name in ("next_sentence_label", "sentence_order_label", "num_items_in_batch") and "labels" in takes:
+        given["labels"] = value("labels", task)
+    return given
+
+
+@pytest.mark.parametrize(("family", "task"), [one for one in CLASSES if one[0] != "decision_transformer"])
+def test_every_argument(family: str, task: str):
+    eager = {} if family in ("deberta", "reformer") else {"attn_implementation": "eager"}
+    ours, theirs = twins(family, task, **eager)
+    base = inputs(family, theirs)
+    for name in named(theirs):
+        given = arguments(name, family, task, base, ours, theirs)
+        expected, refusal = attempt(theirs, given)
+        found, refusal = attempt(ours, given)
+        if found is None:
+            assert isinstance(refusal, InputError), f"{name}: {refusal!r}"
+            assert name in str(refusal), f"{name}: {refusal}"
+            assert name in {*REFUSED, *TYPED} or expected is None, f"{name}: {refusal}"
+            continue
+        assert name not in REFUSED, f"{name} was swallowed"
+        if name == "num_items_in_batch" or (family, name) in FORMATS or expected is None:
+            continue  # parts of a batch: tests of the Trainer
+        if family == "m2m_100" and name.endswith("inputs_embeds"):  # ours are scaled after, as token vectors
+            expected = outcome(theirs, given | {name: given[name] * 4})
+        mask = given.get("decoder_attention_mask", given.get("attention_mask"))
+        try:
+            compare(found, expected, MASK if name == "lengths" else mask)
+        except AssertionError as error:
+            error.add_note(f"given {name}")
+            raise
+
+
+def test_unknown_arguments_are_refused():
+    ours, _ = twins("bert", "ForMaskedLM")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'attention_masks'"):
+        ours(texts(), attention_masks=MASK)
+    with pytest.raises(TypeError, match="multiple values for argument 'input_ids'"):
+        ours(texts(), input_ids=texts())
+    with pytest.raises(InputError, match="past_key_values: an encoder has no past"):
+        ours(texts(), past_key_values=transformers.DynamicCache())
+    assert ours(texts(), cu_seq_lens_k=None).logits.shape == (3, T, V)
+
+
+@pytest.mark.parametrize("family", ADD_TOKENS)
+def test_token_types_that_would_be_tokens(family: str):
+    ours, _ = twins(family, next(iter(FAMILIES[family].tasks)))
+    with pytest.raises(InputError, match=r"token_type_ids: transformers' .* adds the vectors of the tokens"):
+        ours(texts(), token_type_ids=torch.zeros_like(texts()))
+
+
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_the_configuration_asks_too(name: str):
+    ours, theirs = twins("gpt2", "LMHeadModel", attn_implementation="eager")
+    ours.set_attn_implementation("eager")
+    for model in (ours, theirs):
+        setattr(model.config, name, True)
+    found, expected = (outcome(one, {"input_ids": texts(), "use_cache": False}) for one in (ours, theirs))
+    assert found[name.removeprefix("output_")]
+    compare(found, expected, None)
+
+
+def test_the_configuration_asks_for_tuples():
+    ours, _ = twins("bert", "ForMaskedLM")
+    expected = ours(texts(), labels=texts())
+    ours.config.return_dict = False
+    found = ours(texts(), labels=texts())
+    assert isinstance(found, tuple)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected.to_tuple(), strict=True))
+
+
+def test_labels_that_were_shifted():
+    ours, theirs = twins("gptj", "ForCausalLM")
+    shifted = VALUES["labels"].roll(-1, 1)
+    found, expected = (one(texts(), shift_labels=shifted, labels=shifted).loss for one in (ours, theirs))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, check_dtype=False)
