@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 NUMERIC := $(addprefix tests/,attention block contracts core feedforward heads objectives position stack test_model.py)
 TESTS := $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-avx2 test-shuffled test-busy check docs clean
+.PHONY: demo test fuzz test-avx2 test-shuffled test-busy kills check docs clean
 
 demo: .venv/installed
 	$(BIN)/polyformer train
@@ -26,6 +26,14 @@ test-shuffled: .venv/developed
 # The numeric core while every core of the machine is kept busy.
 test-busy: .venv/developed
 	$(BIN)/python tests/under_load.py $(TESTS) $(NUMERIC)
+
+# Thousands of broken and hostile inputs, others each time, in 16 GiB of address space.
+fuzz: .venv/developed
+	ulimit -v 16777216; OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz --hypothesis-profile fuzz
+
+# 300 kills of a training process at named operations on its files.
+kills: .venv/developed
+	KILLS=300 $(BIN)/python -m pytest -s tests/training/test_kill_campaign.py
 
 check: .venv/developed
 	$(BIN)/ruff format --check

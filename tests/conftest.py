@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 # The suite runs a process for each core: threads of their own would only wait for one another.
 torch.set_num_threads(1)
+
+settings.register_profile("fuzz", max_examples=2000)  # of `make fuzz`: see tests/fuzz
 
 
 @pytest.fixture(scope="session")

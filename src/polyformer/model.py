@@ -23,7 +23,8 @@ from polyformer.core.penalty import Penalties, joined, penalties
 from polyformer.core.softmax import recorded
 from polyformer.core.tokens import NO_TOKENS, Given, Tokens
 from polyformer.core.unpad import unpadding
-from polyformer.core.weights import load_weights
+from polyformer.core.unread import read_unread, write_unread
+from polyformer.core.weights import check_layers, load_weights
 from polyformer.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.generation.hub import from_hub
 from polyformer.heads import HeadInput, LastLayer
@@ -73,6 +74,7 @@ class Transformer(nn.Module):
                             Embedding(config.embedding, width, stack.norm, stack.dropout))  # fmt: skip
         self.head = config.head.build(config.head_shape())
         self.generation: dict[str, Any] | None = None  # settings, as generation_config.json holds them
+        self.unread: dict[str, Tensor] = {}  # see polyformer.core.unread
         initialize(self, config.initializer_range)
 
     encoder: Stack | None
@@ -192,10 +194,30 @@ class Transformer(nn.Module):
         ran = self._run("decoder", written, options, past, cached)
         return self._finish(ran, goals, options, given.read_ids, past, encoded)
 
-    def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None, reserve: int = 0) -> ModelState:
-        """The state that an encoder-decoder's decoding starts from, the source [B, S] read once."""
+    def encode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        reserve: int = 0,
+        *,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        langs: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+        relation_ids: Tensor | None = None,
+    ) -> ModelState:
+        """The state that an encoder-decoder's decoding starts from, the source [B, S] read once.
+
+        reserve: room for so many tokens to be written. The others are of the source, as `forward` takes them.
+        """
         assert self.decoder is not None
-        encoded = self.read_source(Given(ids=input_ids, mask=attention_mask))
+        self._refuse("an encoder-decoder", document_ids=document_ids)
+        given = Given(ids=input_ids, mask=attention_mask, positions=position_ids, types=token_type_ids,
+                      langs=langs, segments=segment_ids, marks=global_attention_mask,
+                      relations=relation_ids)  # fmt: skip
+        encoded = self.read_source(given)
         return self._source_state(encoded, self.decoder.new_states(reserve))
 
     def read_source(self, given: Given, attentions: bool = False, hidden: bool = False) -> Encoded:
@@ -217,16 +239,17 @@ class Transformer(nn.Module):
         """The head's word [B, V] on what follows the last position of `output`; it sees no other."""
         return self.logits_at(output, slice(-1, None)).squeeze(1)
 
-    def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None,
+    def generate(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
                  config: GenerationConfig | None = None, streamer: Callable[[Tensor], None] | None = None,
-                 decode: Decode | None = None) -> Generated:  # fmt: skip
-        """Continue or translate `input_ids`: see `polyformer.generation.generate`.
+                 decode: Decode | None = None, **more: Any) -> Generated:  # fmt: skip
+        """Continue or translate `input_ids`: see `polyformer.generation.generate`, whose other arguments
+        (`generator`, `token_type_ids`, ...) and settings (`max_new_tokens=20`) this takes too.
 
         Without a `config` by the settings that the checkpoint came with, where it had any (`generation`).
         """
         if config is None and self.generation is not None:
             config = from_hub(self.generation)
-        return generate(self, input_ids, attention_mask, config, streamer, decode)
+        return generate(self, input_ids, attention_mask, config, streamer, decode, **more)
 
     def save_pretrained(self, directory: str | Path, format: str = "polyformer") -> None:
         """Write config.json and model.safetensors into `directory`, each whole or not at all.
@@ -245,10 +268,15 @@ class Transformer(nn.Module):
         folder = Path(directory)
         if not (folder / CONFIG).is_file():
             raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
+        config, tensors = (
+            ModelConfig.from_dict(read_json(folder / CONFIG, dict)),
+            read_tensors(folder / WEIGHTS),
+        )
+        check_layers(config, len(tensors), folder / WEIGHTS)
         with torch.device("meta"):
-            model = cls(ModelConfig.from_dict(read_json(folder / CONFIG, dict)))
-        load_weights(model, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
-        model.generation = read_generation(folder)
+            model = cls(config)
+        load_weights(model, tensors, folder / WEIGHTS)
+        model.generation, model.unread = read_generation(folder), read_unread(folder)
         return model.eval()
 
     def _source_state(self, encoded: Encoded, layers: tuple[LayerState, ...]) -> ModelState:
@@ -305,7 +333,7 @@ class Transformer(nn.Module):
         table = self.tokens if side == "encoder" or self.decoder_tokens is None else self.decoder_tokens
         pos = tokens.last(ids.shape[1], ids.device)
         source = None
-        if past is not None and past.source_length:
+        if past is not None and self.encoder is not None:
             source = Source(
                 past.source, Context(ids.shape[1], past.source_length, kv_valid=past.source_valid)
             )
@@ -398,6 +426,7 @@ def save(model: Transformer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, dict(model.state_dict()))
     write_generation(model, folder)
+    write_unread(model.unread, folder)
     atomic_write(folder / CONFIG, model.config.to_json().encode())
 
 

@@ -27,7 +27,8 @@ from polyformer.core.initialization import initialize
 from polyformer.core.inputs import check_mask
 from polyformer.core.linear import Linear
 from polyformer.core.softmax import recorded
-from polyformer.core.weights import load_weights
+from polyformer.core.unread import read_unread
+from polyformer.core.weights import check_layers, load_weights
 from polyformer.feedforward import DenseConfig
 from polyformer.model import CONFIG, WEIGHTS, Transformer
 from polyformer.position import NoPositionConfig
@@ -137,6 +138,8 @@ class TrajectoryTransformer(nn.Module):
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.decoder = Stack(config.decoder, width, config.max_position_embeddings, cross=False)
         self.head = Predictions(width, sizes)
+        self.generation: dict[str, Any] | None = None  # it writes no text
+        self.unread: dict[str, Tensor] = {}  # see polyformer.core.unread
         initialize(self, config.initializer_range)
 
     def forward(self, states: Tensor, actions: Tensor, returns_to_go: Tensor, timesteps: Tensor,
@@ -187,9 +190,13 @@ class TrajectoryTransformer(nn.Module):
         folder = Path(directory)
         if not (folder / CONFIG).is_file():
             raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
+        described, tensors = read_json(folder / CONFIG, dict), read_tensors(folder / WEIGHTS)
+        config = TrajectoryConfig.from_dict(described)
+        check_layers(config, len(tensors), folder / WEIGHTS)
         with torch.device("meta"):
-            model = cls(TrajectoryConfig.from_dict(read_json(folder / CONFIG, dict)))
-        load_weights(model, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
+            model = cls(config)
+        load_weights(model, tensors, folder / WEIGHTS)
+        model.unread = read_unread(folder)
         return model.eval()
 
     def _check(self, states: Tensor, actions: Tensor, returns: Tensor, timesteps: Tensor) -> None:

@@ -119,7 +119,7 @@ def test_marks_stay_with_the_cache():
 
 def test_wrong_marks_are_refused():
     ids = torch.ones(2, 5, dtype=torch.long)
-    message = r"global_attention_mask: expected the shape of the ids \(2, 5\), got \(2, 4\)"
+    message = r"global_attention_mask: expected the shape \(2, 5\), got \(2, 4\)"
     with pytest.raises(InputError, match=message):
         model()(ids, global_attention_mask=torch.ones(2, 4))
     with pytest.raises(InputError, match="global_attention_mask: no pattern of the encoder reads it"):

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import polyformer
+from polyformer.checkpoints.family import FAMILIES
 from polyformer.core.errors import InputError
 from polyformer.presets import create_model
 
@@ -68,8 +70,24 @@ def test_several_files_are_one(copy: Path):
 
 
 def test_unknown_model_type(copy: Path):
-    assert "unknown model_type 'bret'" in fails(edited(copy, model_type="bret"))
-    assert "'bert'" in fails(edited(copy, model_type="bret"))
+    message = fails(edited(copy, model_type="bret"))
+    assert "model_type 'bret' is not supported; did you mean 'bert'" in message
+
+
+def test_a_family_that_is_not_ours_is_named_before_its_weights_are_missed(copy: Path):
+    (copy / "model.safetensors").unlink()
+    message = fails(edited(copy, model_type="llama"))
+    assert "model_type 'llama' is not supported" in message
+    assert "gpt2" in message
+    with pytest.raises(InputError, match="model_type 'llama' is not supported"):
+        polyformer.checkpoints.config_of(copy)
+
+
+def test_a_file_where_a_directory_is_expected(tmp_path: Path):
+    for name, said in (("model.gguf", "GGUF is not supported"), ("a.safetensors", "this is a file")):
+        (tmp_path / name).write_bytes(b"GGUF")
+        assert said in fails(tmp_path / name)
+        assert "expected a directory" in fails(tmp_path / name)
 
 
 def test_unknown_architecture(copy: Path):
@@ -170,12 +188,40 @@ def test_a_pickle_is_refused_and_nothing_in_it_runs(copy: Path):
     assert not mark.exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ([1, 2], "holds a list"),
+        ({1: torch.ones(1)}, "under 1"),
+        ({"a": 3}, "holds a int under 'a'"),
+        ({"a": {"b": torch.ones(1)}}, "holds a dict under 'a'"),
+        ({"a": torch.ones(2).to_sparse()}, "holds a tensor (torch.sparse_coo)"),
+        (torch.nn.Linear(1, 1), "holds more than tensors and is refused: torch.nn.modules.linear.Linear"),
+    ],
+)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_of_anything_but_tensors_by_name(copy: Path, content: object, said: str, zipped: bool):
+    (copy / "model.safetensors").unlink()
+    torch.save(content, copy / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    message = fails(copy, allow_pickle=True)
+    assert said in message
+    assert "weights_only" not in message, "no advice to run it all the same"
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x02junk", b"PK\x03\x04junk", b"junk", pickle.dumps([1])])
+def test_a_pickle_that_is_none(copy: Path, content: bytes):
+    (copy / "model.safetensors").unlink()
+    (copy / "pytorch_model.bin").write_bytes(content)
+    assert "pytorch_model.bin" in fails(copy, allow_pickle=True)
+
+
 def test_a_pickle_under_the_name_of_safetensors(copy: Path):
     torch.save({"a": torch.ones(1)}, copy / "model.safetensors")
     assert "is a pickle" in fails(copy)
 
 
-def test_a_file_of_tensors_where_it_is_allowed(copy: Path):
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
+def test_a_file_of_tensors_where_it_is_allowed(copy: Path, zipped: bool):
     expected = polyformer.from_pretrained(copy).state_dict()
     tensors = load_file(copy / "model.safetensors")
     renamed = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -185,7 +231,7 @@ def test_a_file_of_tensors_where_it_is_allowed(copy: Path):
             name = name.replace(new, before)
         old[name] = one
     (copy / "model.safetensors").unlink()
-    torch.save(old, copy / "pytorch_model.bin")
+    torch.save(old, copy / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
     found = polyformer.from_pretrained(copy, allow_pickle=True).state_dict()
     assert all(torch.equal(found[name], one) for name, one in expected.items())
 
@@ -260,3 +306,65 @@ def test_an_index_of_anything_else(copy: Path, weight_map: object):
 def test_a_config_that_is_none(copy: Path, content: str):
     (copy / "config.json").write_text(content)
     fails(copy)
+
+
+@pytest.mark.parametrize("layers", [51, 4096])
+def test_layers_that_no_weights_are_for(copy: Path, tmp_path: Path, layers: int):
+    """Refused before the layers are built."""
+    assert f"too few for the {layers} layers" in fails(edited(copy, num_hidden_layers=layers))
+    create_model("decoder-tiny", num_hidden_layers=1, hidden_size=16).save_pretrained(tmp_path / "own")
+    own = json.loads((tmp_path / "own" / "config.json").read_text())
+    own["decoder"]["num_hidden_layers"] = layers
+    (tmp_path / "own" / "config.json").write_text(json.dumps(own))
+    assert f"too few for the {layers} layers" in fails(tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, expected an integer from 1 to 4096"),
+        ({"hidden_size": 2**40}, "hidden_size is 1099511627776, expected an integer from 1 to 16777216"),
+        ({"hidden_size": "16"}, "hidden_size is '16', expected an integer"),
+        ({"hidden_size": 16.0}, "hidden_size is 16.0, expected an integer"),
+        ({"hidden_size": True}, "hidden_size is True, expected an integer"),
+        ({"layer_norm_eps": "1e3"}, "layer_norm_eps is '1e3', expected a number from 0 to 1"),
+        ({"initializer_range": -0.02}, "initializer_range is -0.02, expected a number from 0 to 1"),
+        ({"hidden_act": ["gelu"]}, r"hidden_act is \['gelu'\], expected a text"),
+        ({"architectures": [5]}, r"architectures is \[5\], expected a list, each a text or null"),
+        ({"architectures": "BertModel"}, "architectures is 'BertModel', expected a list"),
+        ({"type_vocab_size": None}, "type_vocab_size is None, expected an integer from 0"),
+        ({"hidden_dropout_prob": 2}, "hidden_dropout_prob is 2, expected a number from 0 up to"),
+        ({"id2label": ["a"]}, "id2label is .* expected an object of numbers to names"),
+        ({"id2label": {"x": "a"}}, "id2label is .* expected an object of numbers to names"),
+        ({"model_type": ["bert"]}, r"model_type \['bert'\] is not supported"),
+        ({"pad_token_id": [0]}, r"pad_token_id is \[0\], expected an integer"),
+    ],
+)
+def test_values_that_no_config_has(copy: Path, changes: dict[str, object], message: str):
+    assert re.search(message, fails(edited(copy, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gptj", {"n_head": 0}),
+        ("gptj", {"n_head": 8192}),
+        ("gptj", {"rotary_dim": "64"}),
+        ("albert", {"num_hidden_groups": "1"}),
+        ("longformer", {"attention_window": {}}),
+        ("longformer", {"attention_window": [512, "512"]}),
+        ("longformer", {"max_position_embeddings": None}),
+        ("xlm", {"n_langs": "3"}),
+        ("reformer", {"attn_layers": 3}),
+        ("reformer", {"axial_pos_shape": 64}),
+        ("reformer", {"num_buckets": ["a"]}),
+        ("reformer", {"lsh_attn_chunk_length": 0, "num_buckets": None}),
+        ("gpt_neo", {"attention_types": [[["global"], 10**9]]}),
+        ("gpt_neo", {"attention_types": [["global", 1]]}),
+    ],
+)
+def test_values_that_families_compute_with(name: str, changes: dict[str, object]):
+    family = FAMILIES[name]
+    hub, task = family.hub(family.template)
+    with pytest.raises(InputError, match=r"config.json: "):
+        family.config({**hub, **changes}, task)

@@ -322,4 +322,4 @@ def test_no_checkpoint(tmp_path: Path, complaint: Callable[..., str]):
     assert "nowhere: no such directory" in complaint("classify", "nowhere", "text")
     assert "not a model directory (it has no config.json)" in complaint("tag", tmp_path, "text")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert "unknown model_type 'llama'" in complaint("translate", tmp_path, "text")
+    assert "model_type 'llama' is not supported" in complaint("translate", tmp_path, "text")

@@ -111,7 +111,7 @@ def test_a_file_is_read_no_further_than_its_bound(tmp_path, monkeypatch):
         "a(\x00)",
         "9" * 5000,
         "a b",
-        "a" * 2**15,
+        "a" * 2**17,
         "f(" * 150 + ")" * 150,
     ],
     ids=range(9),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import decoder, next_log_probabilities, pair, prompts
 
-from polyformer import GenerationConfig
+from polyformer import GenerationConfig, InputError
 from polyformer.generation import SamplingConfig
 
 DRAWS = 4000
@@ -79,17 +79,35 @@ def test_scores_are_the_models_own_whatever_shapes_the_choice():
         torch.testing.assert_close(score, torch.stack(steps).sum(), rtol=1e-10, atol=1e-10)
 
 
-def test_a_seed_repeats_and_no_seed_does_not():
+def test_a_seed_repeats():
     assert torch.equal(first_tokens(seed=7), first_tokens(seed=7))
     assert not torch.equal(first_tokens(seed=7), first_tokens(seed=8))
-    config = GenerationConfig(
-        max_new_tokens=1, num_return_sequences=DRAWS, sampling=SamplingConfig(do_sample=True)
-    )
-    model = decoder(1)
-    torch.manual_seed(0)
-    one = model.generate(prompts(1, 4), config=config).sequences
-    torch.manual_seed(0)
-    assert not torch.equal(one, model.generate(prompts(1, 4), config=config).sequences)
+
+
+def test_without_a_seed_torchs_own_decides():
+    model, settings = decoder(1), {"max_new_tokens": 4, "num_return_sequences": 9, "do_sample": True}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first = model.generate(prompts(1, 4), **settings).sequences
+        second = model.generate(prompts(1, 4), **settings).sequences
+        torch.manual_seed(0)
+        again = model.generate(prompts(1, 4), **settings).sequences
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+def test_a_generator_takes_the_place_of_a_seed():
+    model, settings = decoder(1), {"max_new_tokens": 4, "num_return_sequences": 9, "do_sample": True}
+    before = torch.random.get_rng_state()
+    own = torch.Generator().manual_seed(3)
+    first, second = (model.generate(prompts(1, 4), generator=own, **settings).sequences for _ in range(2))
+    assert torch.equal(model.generate(prompts(1, 4), seed=3, **settings).sequences, first)
+    assert not torch.equal(first, second)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    with pytest.raises(InputError, match="generator and seed: either says what is drawn"):
+        model.generate(prompts(1, 4), generator=own, seed=1, **settings)
+    with pytest.raises(InputError, match="generator: only sampling uses it; set do_sample"):
+        model.generate(prompts(1, 4), generator=own, max_new_tokens=2)
 
 
 def test_sampling_leaves_the_global_random_state_alone():

@@ -74,3 +74,22 @@ def test_paths_no_longer_depend_on_the_working_directory(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     data = {"path": "a.txt", "validation": "hub:x/y", "test": None, "format": "text"}
     assert absolute(data) == {**data, "path": str(tmp_path / "a.txt")}
+
+
+def test_a_list_of_files_is_refused():
+    for call in (absolute, lambda data: with_data(data, "x.txt")):
+        with pytest.raises(InputError, match=r"data.path: expected one source, got \['a.txt'\]; for several"):
+            call({"path": ["a.txt"]})
+
+
+def test_a_recipe_says_what_changes_with_a_checkpoint():
+    scratch, tuned = find_recipe("sst2"), find_recipe("sst2", pretrained=True)
+    assert scratch["task"]["token_dropout"] == 0.3
+    assert tuned["task"] == {**scratch["task"], "token_dropout": 0.0}
+    assert tuned["optimizer"] == {
+        "kind": "adamw",
+        "lr": 3e-5,
+        "weight_decay": 0.01,
+        "decay_embeddings": False,
+    }
+    assert "pretrained" not in scratch | tuned

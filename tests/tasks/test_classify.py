@@ -3,12 +3,19 @@
 import numpy as np
 import pytest
 import torch
+from fitted import learned
 
 from polyformer import InputError
 from polyformer.data import Splits, Tokenizer, TokenizerConfig
 from polyformer.model import Transformer
 from polyformer.presets import model_config
-from polyformer.tasks import Classification, ClassificationConfig, Fitting
+from polyformer.tasks import (
+    Classification,
+    ClassificationConfig,
+    Fitting,
+    PairClassification,
+    PairClassificationConfig,
+)
 
 WORDS = {"pos": ["good", "fine"], "neg": ["bad", "poor"]}
 ROWS = [
@@ -93,3 +100,80 @@ def test_long_texts_are_refused_or_cut(tokenizer: Tokenizer):
 def test_the_head_has_as_many_labels(tokenizer: Tokenizer):
     task = build(tokenizer, labels=("a", "b", "c"))
     assert Transformer(task.adapt(model_config("encoder-tiny"))).head.output.weight.shape[0] == 3
+
+
+PAIRS = [
+    {"text": f"{a} {i % 3} film", "pair": f"{b} film", "label": "same" if words is others else "other"}
+    for words in WORDS.values()
+    for others in WORDS.values()
+    for a in words
+    for b in others
+    for i in range(2)
+]
+
+
+def pairs(tokenizer: Tokenizer, **options: object) -> PairClassification:
+    config = PairClassificationConfig(batch_tokens=512, **{"max_length": 10, **options})  # type: ignore[arg-type]
+    task = config.resolve(PAIRS).build(tokenizer)
+    assert isinstance(task, PairClassification)
+    return task
+
+
+def test_two_texts_stand_in_one_row_with_types(tokenizer: Tokenizer):
+    (row,) = pairs(tokenizer).inputs([{"text": "good film", "pair": "bad"}])
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    text, pair = tokenizer.encode_batch(["good film", "bad"])
+    assert row["input_ids"] == [cls, *text, sep, *pair, sep]
+    assert row["token_type_ids"] == [0] * (len(text) + 2) + [1] * (len(pair) + 1)
+
+
+@pytest.mark.parametrize(("template", "between", "typed"), [
+    ("[CLS] $A [SEP] $B:1 [SEP]:1", 1, True),
+    ("[CLS] $A [SEP] [SEP] $B [SEP]", 2, False),
+])  # fmt: skip
+def test_a_checkpoints_tokenizer_says_how_two_are_joined(
+    tokenizer: Tokenizer, template: str, between: int, typed: bool
+):
+    from tokenizers import processors
+
+    theirs = Tokenizer(type(tokenizer.backend).from_str(tokenizer.backend.to_str()))
+    names = [(name, theirs.backend.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    theirs.backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair=template, special_tokens=names
+    )
+    task = pairs(theirs, max_length=20)
+    (row,) = task.inputs([{"text": "good film", "pair": "bad"}])
+    ids, types = theirs.encode_for_model("good film", "bad")
+    assert row == {"input_ids": ids, **({"token_type_ids": types} if typed else {})}
+    tables = task.adapt(model_config("encoder-tiny")).embedding.type_vocab_size
+    assert tables == (2 if typed else model_config("encoder-tiny").embedding.type_vocab_size)
+
+
+def test_the_longer_of_two_texts_is_cut_and_said(tokenizer: Tokenizer):
+    row = {"text": "good " * 9, "pair": "bad", "label": "same"}
+    with pytest.raises(
+        InputError, match=r"text 1 \('good good.* has 13 tokens, more than task.max_length 10"
+    ):
+        pairs(tokenizer).prepare([row])
+    task = pairs(tokenizer, too_long="cut", token_dropout=0.9)
+    (made,) = task.prepare([row])
+    assert len(made["input_ids"]) == 10
+    assert made["input_ids"].count(tokenizer.sep_id) == 2
+    assert made["input_ids"][-2] == tokenizer.encode("bad")[0]
+    assert task.notes == ["1 of 1 texts are cut to 10 tokens"]
+    assert task.corrupt is not None
+    hidden = task.corrupt(made, np.random.default_rng(0))["input_ids"]
+    assert (hidden == tokenizer.sep_id).sum() == 2
+
+
+def test_a_model_learns_whether_two_texts_agree(tokenizer: Tokenizer):
+    task = pairs(tokenizer)
+    _, after = learned(task, model_config("encoder-tiny"), PAIRS, steps=80)
+    assert after["accuracy"] == 1
+
+
+def test_one_text_and_two_are_not_mistaken(tokenizer: Tokenizer):
+    with pytest.raises(InputError, match="pair: expected a second text for each, the task's pair, got none"):
+        pairs(tokenizer).classify(torch.nn.Identity(), ["good"])
+    with pytest.raises(InputError, match="pair: expected one text, for which it was trained, got two"):
+        build(tokenizer).classify(torch.nn.Identity(), ["good"], ["bad"])

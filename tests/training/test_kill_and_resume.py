@@ -1,7 +1,6 @@
 """A killed run, resumed, ends with the same bytes as one that was never stopped: real processes, SIGKILL."""
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from forking import processes
 from tiny_task import TinyTask, run
 from torch import nn
 
@@ -20,9 +20,6 @@ from polyformer.training.task import Batch
 
 STEPS = 24
 OPTIONS: dict[str, Any] = {"steps": STEPS, "checkpoint_every": 4, "evaluate_every": 6, "accumulate": 2}
-# One process imports torch and what an optimizer drags in; each run is forked from it.
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["test_kill_and_resume", "accelerate", "torch._dynamo"])
 
 
 class Counting(TinyTask):

@@ -302,3 +302,65 @@ def test_curves_need_rows(tmp_path: Path) -> None:
         plot_curves(tmp_path)
     with pytest.raises(InputError, match=r"no such file: .*metrics.jsonl"):
         plot_curves(tmp_path / "absent")
+
+
+class Counting(TinyTask):
+    """Notes with how many threads each loss is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        self.threads.append(torch.get_num_threads())
+        return super().loss(model, batch)
+
+
+def test_a_resumed_run_computes_with_the_threads_it_began_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = Counting()
+    run(tmp_path, task=task, steps=2, threads=2)
+    assert torch.get_num_threads() == 1
+    capsys.readouterr()
+    run(tmp_path, task=task, steps=4, resume=True)
+    assert "2 threads, as the run began; --training.engine.threads N for others\n" in capsys.readouterr().out
+    run(tmp_path, task=task, steps=6, resume=True, threads=1)
+    assert task.threads == [2, 2, 2, 2, 1, 1]
+    message = "threads 2, now 1: the last bits may differ from an uninterrupted run's\n"
+    assert message in capsys.readouterr().out
+    run(tmp_path, task=task, steps=8, resume=True)
+    assert "threads" not in capsys.readouterr().out
+
+
+def test_another_machine_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, steps=2)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OLDER")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    monkeypatch.setattr(torch, "__version__", "99.1.0")
+    capsys.readouterr()
+    run(tmp_path, steps=4, resume=True)
+    out = capsys.readouterr().out
+    assert ", now OLDER; onednn default, now SSE41; torch " in out
+    assert ", now 99.1.0: the last bits may differ" in out
+
+
+def test_the_first_step_is_a_sign_of_life(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, steps=4, log_every=3, evaluate_every=9, lr=1e-30, dropout=0.0)
+    first, second, third = capsys.readouterr().out.splitlines()
+    task = TinyTask()
+    with torch.no_grad():
+        expected = float(task.loss(TinyModel(0.0, torch.float32), next(task.batches(0, 0, 0, 1))))
+    assert first.startswith(f"first step: loss {expected:.4f}, ")
+    assert first.endswith(" s; metrics every 3 steps")
+    assert (second[:8], third[:8]) == ("step 3/4", "step 4/4")
+    run(tmp_path / "rows", steps=2, log_every=1)
+    assert "first step" not in capsys.readouterr().out
+
+
+def test_fewer_steps_than_made_are_refused(tmp_path: Path) -> None:
+    run(tmp_path, steps=5)
+    with pytest.raises(InputError, match=r"steps: the run in .* has made 5, got 4; expected as many or more"):
+        run(tmp_path, steps=4, resume=True)

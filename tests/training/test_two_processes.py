@@ -1,6 +1,7 @@
 """Two processes compute what one does: losses, gradients, weights. Real processes, gloo on the CPU."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 from tiny_task import TinyTask, run
+from torch import nn
 
 from polyformer.core.files import read_tensors
 from polyformer.training.metrics import read_metrics
+from polyformer.training.signals import Interrupted
+from polyformer.training.task import Batch
 
 # Plain gradient descent: the weights show the gradients. Ragged batches, one without a label;
 # the end of an epoch leaves one process with fewer batches than the other, or with none.
@@ -37,6 +41,21 @@ def both_processes(out: Path) -> None:
     run(out / "two", task=task(), accumulate=2, steps=7, **OPTIONS)
     run(out / "wide", task=TinyTask(batches=5), steps=6, **OPTIONS)  # the fifth is for one alone
     run(out / "moved", task=task(), accumulate=2, steps=3, **OPTIONS)
+    with pytest.raises(Interrupted) as caught:
+        run(out / "stopped", task=Signalled(), accumulate=2, steps=7, **{**OPTIONS, "log_every": 3})
+    (out / f"stopped-{os.environ['RANK']}").write_text(str(caught.value))
+
+
+class Signalled(TinyTask):
+    """The second process alone gets a SIGTERM, in its first step."""
+
+    def __init__(self) -> None:
+        super().__init__(batches=7, empty=2)
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        if os.environ["RANK"] == "1":
+            signal.raise_signal(signal.SIGTERM)
+        return super().loss(model, batch)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +103,16 @@ def test_one_process_goes_on_where_two_left(launched: Path, tmp_path: Path) -> N
     for out in (tmp_path, launched / "moved"):
         run(out, task=task(), accumulate=4, steps=7, resume=True, **OPTIONS)
     assert_same_run(tmp_path, launched / "moved")
+
+
+def test_a_signal_to_one_stops_both_at_the_next_row(launched: Path, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        said = (launched / f"stopped-{rank}").read_text()
+        assert said == "stopped by SIGTERM at step 3, of which a checkpoint is written"
+    options = {**OPTIONS, "log_every": 3}
+    run(launched / "stopped", task=task(), accumulate=4, steps=7, resume=True, **options)
+    run(tmp_path, task=task(), accumulate=4, steps=7, **options)
+    assert_same_run(tmp_path, launched / "stopped")
 
 
 if __name__ == "__main__":

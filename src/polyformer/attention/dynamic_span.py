@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from polyformer.core.attend import attend
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
+from polyformer.core.guard import guarded
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.mods import broadcasts
@@ -86,6 +87,7 @@ class DynamicSpan(Mechanism):
     def new_state(self, reserve: int) -> KeyValueCache:
         return KeyValueCache(reserve=reserve)
 
+    @guarded
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
                 position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
         k, v, state = appended(state, k, v)

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from polyformer.core.attend import attend
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.core.guard import guarded
+from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms, check_head_size
 from polyformer.core.shorten import SHORTEN, Columns, Shorten
 from polyformer.core.softmax import record, recorded, recording
 from polyformer.core.state import State
@@ -120,6 +121,7 @@ class Linformer(Mechanism):
 
     def __init__(self, config: LinformerConfig, num_heads: int, head_size: int):
         super().__init__()
+        check_head_size(head_size)
         self.config, ranks = config, config.layers[0]
         of_head = [ranks[head % len(ranks)] for head in range(num_heads)]
         self.heads = {k: [h for h in range(num_heads) if of_head[h] == k] for k in dict.fromkeys(of_head)}
@@ -136,6 +138,7 @@ class Linformer(Mechanism):
             assert isinstance(first, Linformer)
             self.keys, self.values = first.keys, first.values
 
+    @guarded
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
                 position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
         columns = Columns.of(context, self.config.max_length)

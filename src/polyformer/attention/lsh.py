@@ -28,6 +28,7 @@ from torch import Tensor
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.features import RandomDirections
+from polyformer.core.guard import guarded
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.linear import linear
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
@@ -131,6 +132,7 @@ class LSHAttention(Mechanism):
     def new_state(self, reserve: int) -> State:
         return Hashed(KeyValueCache(reserve=reserve), KeyValueCache(reserve=reserve))
 
+    @guarded
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
                 position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
         with without_autocast(q):

@@ -25,8 +25,9 @@ from polyformer.core.attend import attend
 from polyformer.core.compress import Sight, Slots, new_slots
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
+from polyformer.core.guard import guarded
 from polyformer.core.kv_cache import KeyValueCache, appended
-from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms, check_head_size
 from polyformer.core.softmax import softmax
 from polyformer.core.state import State
 
@@ -83,6 +84,7 @@ class MemoryCompressed(Mechanism):
 
     def __init__(self, config: MemoryCompressedConfig, num_heads: int, head_size: int):
         super().__init__()
+        check_head_size(head_size)
         self.config = config
         shape, deviation = (
             (num_heads, config.kernel, head_size, head_size),
@@ -94,6 +96,7 @@ class MemoryCompressed(Mechanism):
     def new_state(self, reserve: int) -> State:
         return CompressedState(KeyValueCache(reserve=-(-reserve // self.config.stride)))
 
+    @guarded
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
                 position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
         given, exact = q.dtype, torch.promote_types(q.dtype, torch.float32)

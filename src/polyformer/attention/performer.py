@@ -22,6 +22,7 @@ from torch import Tensor
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.features import MAPS, Kernel, RandomDirections, check_features
+from polyformer.core.guard import guarded
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.linear_attention import LinearState, definition, exact, linear_attention
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
@@ -83,6 +84,7 @@ class Performer(Mechanism):
         floor = self.config.floor if self.config.map == "trigonometric" else 0.0
         return Kernel(MAPS[self.config.map], self.directions(q), floor)
 
+    @guarded
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
                 position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
         factor = q.shape[3] ** -0.25

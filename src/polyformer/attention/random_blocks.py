@@ -23,7 +23,10 @@ from torch import Tensor
 
 from polyformer.core.block_pattern import BlockPattern, check_size
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
+
+MOST = 256
+"""Random blocks of a block: each is compared with all that were drawn before it."""
 
 Number = TypeVar("Number", int, Tensor)
 
@@ -44,8 +47,10 @@ class Random(BlockPattern):
 
     def __post_init__(self) -> None:
         check_size("Random", size=self.size)
-        if self.blocks < 1:
-            raise InputError(f"Random: blocks counts blocks of keys, expected 1 or more, got {self.blocks}")
+        if not 1 <= self.blocks <= MOST:
+            raise InputError(
+                f"Random: blocks counts blocks of keys, expected 1 to {MOST}, got {quote(self.blocks)}"
+            )
 
     def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
         query, key = query.long(), key.long()

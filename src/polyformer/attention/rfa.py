@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.features import MAPS, Kernel, RandomDirections, check_features
+from polyformer.core.guard import guarded
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.linear_attention import LinearState, definition, exact, linear_attention
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
@@ -82,6 +83,7 @@ class RFA(Mechanism):
     def new_state(self, reserve: int) -> State:
         return LinearState()
 
+    @guarded
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
                 position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
         asked, told = exact(q), exact(k).repeat_interleave(q.shape[1] // k.shape[1], dim=1)

@@ -26,6 +26,7 @@ from torch import Tensor
 from polyformer.core.centroids import Centroids, normed
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
+from polyformer.core.guard import guarded
 from polyformer.core.interval_attention import interval_attention
 from polyformer.core.intervals import cluster_intervals
 from polyformer.core.kv_cache import KeyValueCache
@@ -132,6 +133,7 @@ class Routing(Mechanism):
         local = None if self.local is None else self.local.new_state(reserve)
         return RoutingState(local, KeyValueCache(reserve=reserve), KeyValueCache(reserve=reserve))
 
+    @guarded
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
                 position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
         assert isinstance(state, RoutingState | None)

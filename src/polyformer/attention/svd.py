@@ -20,6 +20,7 @@ from torch import Tensor
 from polyformer.core.context import Context
 from polyformer.core.dropout import dropout
 from polyformer.core.errors import InputError
+from polyformer.core.guard import guarded
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.softmax import softmax
 from polyformer.core.state import State
@@ -63,6 +64,7 @@ class SVDAttention(Mechanism):
         super().__init__()
         self.config = config
 
+    @guarded
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
                 position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
         exact = torch.promote_types(q.dtype, torch.float32)

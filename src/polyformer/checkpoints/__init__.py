@@ -1,10 +1,11 @@
 """Public checkpoints: families of models in the layout of the hub, read and written."""
 
 import polyformer.checkpoints.families  # noqa: F401  (fills the registry)
-from polyformer.checkpoints.convert import Report, convert, read_attention, transfer
+from polyformer.checkpoints.convert import convert, read_attention, same_reach, with_room
 from polyformer.checkpoints.family import FAMILIES, Family
 from polyformer.checkpoints.load import config_of, from_pretrained, from_transformers, start_from
 from polyformer.checkpoints.save import save
+from polyformer.checkpoints.transfer import Report, transfer
 
 __all__ = [
     "FAMILIES",
@@ -15,7 +16,9 @@ __all__ = [
     "from_pretrained",
     "from_transformers",
     "read_attention",
+    "same_reach",
     "save",
     "start_from",
     "transfer",
+    "with_room",
 ]

@@ -1,40 +1,25 @@
 """A trained model with another attention: what fits is copied, positions are repeated, the rest starts fresh.
 
 The attention matrix of a sparse pattern is the dense one with entries left out, so all its weights are there
-already, and where the pattern covers the text nothing changes. Learned positions are repeated from their
-start, and global tokens' projections begin as the ordinary ones: Beltagy et al. 2020 (Longformer), section 5.
-What mechanisms have beyond queries, keys and values (Linformer's projections, say) is fresh.
+already: where the pattern covers the text nothing changes, with room for longer texts and with a scale of the
+scores that the new attention has not. Learned positions are repeated from their start, the distances that are
+told apart stay, and global tokens' projections begin as the ordinary ones: Beltagy et al. 2020 (Longformer),
+section 5. What mechanisms have beyond queries, keys and values (Linformer's projections, say) is fresh.
 """
 
 import dataclasses
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from polyformer.architecture import ModelConfig
-from polyformer.attention import Pattern, SoftmaxConfig
+from polyformer.attention import AlternateConfig, Pattern, SoftmaxConfig
+from polyformer.checkpoints.transfer import Report, transfer
 from polyformer.core.errors import InputError
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.model import Transformer
-from polyformer.stack import StackConfig, copy_local_projections
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """Names of the new model's tensors by what became of them; `left`: those of the old without a place."""
-
-    copied: tuple[str, ...]
-    extended: tuple[str, ...]
-    fresh: tuple[str, ...]
-    left: tuple[str, ...]
-
-    def __str__(self) -> str:
-        lines = [f"copied: {len(self.copied)} tensors"]
-        for what in ("extended", "fresh", "left"):
-            names = getattr(self, what)
-            lines.append(f"{what}: {', '.join(summed(names)) or 'none'}")
-        return "\n".join(lines)
+from polyformer.stack import MultiHeadAttention, Stack, StackConfig, copy_local_projections
 
 
 def convert(model: Transformer, attention: Pattern | MechanismConfig | str | dict[str, Any] | None = None, *,
@@ -55,12 +40,18 @@ def convert(model: Transformer, attention: Pattern | MechanismConfig | str | dic
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # what is fresh is the same every time
         made = Transformer(config)
-    report = transfer(model, made.to(next(model.parameters()).dtype))
+    made.to(next(model.parameters()).dtype)
+    report = keep_scores(model, made, transfer(model, made))
+    if config.origin is not None:  # it is still of the family whose files hold them
+        made.unread = dict(model.unread)
+        report = dataclasses.replace(
+            report, left=tuple(name for name in report.left if name not in made.unread)
+        )
     if global_projections:
         copy_local_projections(made)
         same = tuple(name for name in report.fresh if ".global_attention." in name)
         report = dataclasses.replace(
-            report, copied=(*report.copied, *same),
+            report, copied=tuple(sorted((*report.copied, *same))),
             fresh=tuple(name for name in report.fresh if name not in same),
         )  # fmt: skip
     return made.eval(), report
@@ -74,75 +65,127 @@ def read_attention(given: object) -> Pattern | MechanismConfig | None:
     return Pattern.meant(given) or MechanismConfig.from_dict(given, "attention")
 
 
-@torch.no_grad()
-def transfer(old: Transformer, new: Transformer) -> Report:
-    """Copies into `new` what `old` has under the same name and of the same shape, positions repeated.
-
-    Of the head only where both have one of the same kind.
-    """
-    given, own = dict(old.state_dict()), dict(new.state_dict())
-    alike = old.config.head.kind == new.config.head.kind
-    sides = ((side, getattr(new.config, side)) for side in ("encoder", "decoder"))
-    offsets = {
-        f"{side}.position.tables.0.weight": getattr(stack.position, "offset", 0)
-        for side, stack in sides
-        if stack is not None
-    }
-    copied, extended = [], []
-    for name in own.keys() & given.keys():
-        if name.startswith("head.") and not alike:
-            continue
-        if given[name].shape == own[name].shape:
-            own[name].copy_(given[name])
-            copied.append(name)
-        elif name in offsets and given[name].shape[1:] == own[name].shape[1:]:
-            own[name].copy_(repeated(given[name], len(own[name]), offsets[name]))
-            extended.append(name)
-    kept = {*copied, *extended}
-    fresh, left = ([name for name in some if name not in kept] for some in (own, given))
-    return Report(*(tuple(sorted(names)) for names in (copied, extended, fresh, left)))
-
-
 def converted(config: ModelConfig, attention: Pattern | MechanismConfig | None, max_positions: int | None,
               global_projections: bool) -> ModelConfig:  # fmt: skip
-    """The configuration of the new model; it is no longer of the family that it came from."""
-    side = "encoder" if config.encoder is not None else "decoder"
+    """The configuration of the new model. With another attention it is no longer of the family that it came
+    from."""
+    side = side_of(config)
     stack: StackConfig = getattr(config, side)
     mechanism = stack.attention.mechanism
     if isinstance(attention, Pattern):
-        if not isinstance(mechanism, SoftmaxConfig):
-            mechanism = SoftmaxConfig()
-        mechanism = dataclasses.replace(mechanism, pattern=attention)
+        mechanism = patterned(mechanism, attention)
     elif attention is not None:
-        mechanism = attention
+        mechanism = scaled(attention, mechanism)
     inner = dataclasses.replace(
         stack.attention, mechanism=mechanism,
         global_projections=global_projections or stack.attention.global_projections,
     )  # fmt: skip
-    before, origin = config.max_position_embeddings, config.origin
-    if max_positions is not None and max_positions < before:
+    changes: dict[str, Any] = {side: dataclasses.replace(stack, attention=inner)}
+    if changes[side] != stack:
+        changes["origin"] = None
+    config = dataclasses.replace(config, **changes)
+    return config if max_positions is None else lengthened(config, max_positions)
+
+
+def with_room(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:
+    """What a task made of the configuration of a `checkpoint`, with tables of tokens and positions that are
+    no shorter than there, and the first positions as they are there."""
+    before, positions = checkpoint.max_position_embeddings, config.max_position_embeddings
+    vocab_size = max(config.vocab_size, checkpoint.vocab_size)  # some tables have rows to spare
+    kept = dataclasses.replace(config, vocab_size=vocab_size, max_position_embeddings=before)
+    return lengthened(kept, max(before, positions))
+
+
+def side_of(config: ModelConfig) -> str:
+    """The stack whose attention is another."""
+    return "encoder" if config.encoder is not None else "decoder"
+
+
+def lengthened(config: ModelConfig, positions: int) -> ModelConfig:
+    """The configuration with room for longer texts, of which shorter ones see nothing."""
+    if positions < config.max_position_embeddings:
         raise InputError(
-            f"max_positions: expected {before}, which the model has, or more, got {max_positions}"
+            f"max_positions: expected {config.max_position_embeddings}, which the model has, or more, "
+            f"got {positions}"
         )
-    changed = {side: dataclasses.replace(stack, attention=inner)}
-    if changed[side] != stack:
-        origin = None
+    longer = dataclasses.replace(config, max_position_embeddings=positions)
+    return same_reach(longer, config)
+
+
+def same_reach(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:
+    """`config`, whose texts may be of another length than those of the `checkpoint` that it was made of, with
+    the first positions as they are there: where a position scheme is the checkpoint's it tells the same
+    distances apart."""
+    before, after = checkpoint.max_position_embeddings, config.max_position_embeddings
+    changes: dict[str, Any] = {}
+    if before != after:
+        changes["head"] = config.head.longer(before, after)
+        for side in ("encoder", "decoder"):
+            stack, known = getattr(config, side), getattr(checkpoint, side)
+            if stack is not None and known is not None and stack.position == known.position:
+                position = stack.position.longer(before, after)
+                changes[side] = dataclasses.replace(stack, position=position)
+    return dataclasses.replace(config, **changes)
+
+
+def patterned(mechanism: MechanismConfig, pattern: Pattern) -> MechanismConfig:
+    """`mechanism` with another pattern where it is softmax attention, else softmax attention with it."""
+    if isinstance(mechanism, SoftmaxConfig):
+        return dataclasses.replace(mechanism, pattern=pattern)
+    if isinstance(mechanism, AlternateConfig):
+        layers = tuple(patterned(one, pattern) for one in mechanism.mechanisms)
+        return layers[0] if len(set(layers)) == 1 else AlternateConfig(mechanisms=layers)
+    return SoftmaxConfig(pattern=pattern)
+
+
+def scaled(mechanism: MechanismConfig, old: MechanismConfig) -> MechanismConfig:
+    """`mechanism` with the scale of the `old` one, where that is one and this says none."""
+    if isinstance(mechanism, AlternateConfig):
+        return AlternateConfig(mechanisms=tuple(scaled(one, old) for one in mechanism.mechanisms))
+    if isinstance(mechanism, SoftmaxConfig) and mechanism.scale is None and isinstance(old, SoftmaxConfig):
+        return dataclasses.replace(mechanism, scale=old.scale)
+    return mechanism
+
+
+@torch.no_grad()
+def keep_scores(old: Transformer, new: Transformer, report: Report) -> Report:
+    """Where the old attention had a scale of its own and the new one divides by sqrt(D), the queries take it.
+
+    Raises `InputError` where positions add to the queries, which this would not reach.
+    """
+    names: list[str] = []
+    for side in ("encoder", "decoder"):
+        if getattr(old.config, side) is not None and getattr(new.config, side) is not None:
+            names += _scale_queries(side, old.get_submodule(side), new.get_submodule(side), report)
     return dataclasses.replace(
-        config, **changed, max_position_embeddings=max_positions or before, origin=origin
-    )
+        report, scaled=tuple(sorted(names)),
+        copied=tuple(name for name in report.copied if name not in names),
+    )  # fmt: skip
 
 
-def repeated(table: Tensor, length: int, offset: int) -> Tensor:
-    """A table [offset + n, E] as [length, E], its n positions over and over."""
-    first, positions = table[:offset], table[offset:]
-    times = -(-(length - offset) // len(positions))
-    return torch.cat([first, positions.repeat(times, 1)])[:length].clone()
+def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) -> list[str]:
+    """`keep_scores` in one stack: the names of what was multiplied."""
+    assert isinstance(old, Stack)
+    assert isinstance(new, Stack)
+    names: list[str] = []
+    for layer, module in enumerate(new.layers):
+        scale = scale_of(old.mechanism.at(layer))
+        if scale is None or scale_of(new.mechanism.at(layer)) is not None:
+            continue
+        if new.position.adds_to_queries:
+            raise InputError(
+                f"attention: {new.mechanism.kind!r} cannot have the model's scale {scale} with positions "
+                f"that add to the queries; use 'softmax'"
+            )
+        attention = module.get_submodule("attention")
+        assert isinstance(attention, MultiHeadAttention)
+        for name, one in attention.query.named_parameters(f"{side}.layers.{layer}.attention.query"):
+            if name in report.copied:
+                one.mul_(scale * attention.head_size**0.5)
+                names.append(name)
+    return names
 
 
-def summed(names: tuple[str, ...]) -> list[str]:
-    """Names with the layers' numbers taken together: "encoder.layers.*.attention.query.weight (12)"."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        pattern = ".".join("*" if part.isdigit() else part for part in name.split("."))
-        groups.setdefault(pattern, []).append(name)
-    return [f"{pattern} ({len(group)})" if len(group) > 1 else group[0] for pattern, group in groups.items()]
+def scale_of(mechanism: MechanismConfig) -> float | None:
+    """What products of queries and keys are multiplied with, where that is not 1 / sqrt(D)."""
+    return mechanism.scale if isinstance(mechanism, SoftmaxConfig) else None

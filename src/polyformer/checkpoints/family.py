@@ -22,6 +22,7 @@ from polyformer.checkpoints.fields import (
     write_fields,
 )
 from polyformer.checkpoints.names import ENDINGS, Link, Names, Part, links
+from polyformer.checkpoints.values import check_values
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.registry import Registry
 from polyformer.heads import HeadConfig
@@ -50,7 +51,8 @@ class Task:
     the embeddings are tied. base: whether the
     trunk's tensors stand under the family's prefix. labelled: whether the number of labels and the dropout
     are those of the configuration. without: the stack that this class lacks, "encoder" or "decoder". trunk:
-    names of the trunk's tensors where they are not the family's.
+    names of the trunk's tensors where they are not the family's. unread: patterns of tensors that the class
+    has and computes nothing with.
     """
 
     head: HeadConfig
@@ -61,6 +63,7 @@ class Task:
     labelled: bool = True
     without: str = ""
     trunk: Names | None = None
+    unread: tuple[str, ...] = ()
 
     def covers(self, field: Field) -> bool:
         """Whether a field says something of what this class has."""
@@ -125,6 +128,7 @@ class Family:
     def task(self, hub: Tree, head: "str | HeadConfig | None") -> str:
         """The name of the task that is asked for: by class, by its end, by our kind of head, or in `hub`."""
         if head is None:
+            check_values({"architectures": hub.get("architectures")})
             named = hub.get("architectures") or [self.classes + next(iter(self.tasks))]
             return self._named(named[0])
         kind = head.kind if isinstance(head, HeadConfig) else head
@@ -146,6 +150,7 @@ class Family:
     def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
         """Our configuration of theirs; `head` takes the place of the one that `hub` describes."""
         hub = {self.aliases.get(name, name): value for name, value in hub.items()}
+        check_values(hub)
         check_fixed(self.fixed, hub)
         self.check(hub)
         tree = self.template.to_dict()
@@ -244,12 +249,25 @@ class Family:
         found = links(self.table(task), own, self.layers(config))
         return [link for link in found if link.theirs not in copies]
 
+    def unread_name(self, task: str, name: str) -> str | None:
+        """The name in the class of `task` of a tensor that it computes nothing with; None for any other."""
+        wanted = self.tasks[task]
+        base = f"{self.base}." if self.base and wanted.base else ""
+        patterns = [one.replace("{base}", base) for one in wanted.unread]
+        names = (name, f"{self.base}.{name}", name.removeprefix(f"{self.base}."))
+        return next((one for one in names if any(fnmatch.fnmatchcase(one, p) for p in patterns)), None)
+
+    def ignores(self, name: str) -> bool:
+        """Whether a tensor holds nothing."""
+        names = (name, f"{self.base}.{name}", name.removeprefix(f"{self.base}."))
+        return any(fnmatch.fnmatchcase(one, pattern) for one in names for pattern in self.ignored)
+
     def expects(self, name: str) -> bool:
         """Whether a tensor belongs to the family, though perhaps to another head."""
         patterns = [*self.ignored]
         for task, wanted in self.tasks.items():
             patterns += [one.replace("{i}", "*") + end for one in self.table(task) for end in ENDINGS]
-            patterns += list(wanted.copies)
+            patterns += [*wanted.copies, *(one.replace("{base}", f"{self.base}.") for one in wanted.unread)]
         names = (name, f"{self.base}.{name}", name.removeprefix(f"{self.base}."))
         return any(fnmatch.fnmatchcase(one, pattern) for one in names for pattern in patterns)
 

@@ -5,10 +5,10 @@ dotted path; what a table cannot say, a family says in two functions (`Family.ad
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 
 Tree = dict[str, Any]
 
@@ -46,8 +46,8 @@ def choice(theirs: str, default: Any, names: Mapping[Any, Any], *ours: str) -> F
 
     def translate(table: Mapping[Any, Any]) -> Callable[[Any], Any]:
         def look(value: Any) -> Any:
-            if value not in table:
-                raise unknown(theirs, str(value), map(str, table))
+            if not isinstance(value, Hashable) or value not in table:
+                raise unknown(theirs, value, map(str, table))
             return table[value]
 
         return look
@@ -107,7 +107,7 @@ def check_fixed(fixed: Mapping[str, Any], hub: Tree) -> None:
     for name, value in fixed.items():
         given = hub.get(name, value)
         if given != value and not (given is None and not value):
-            raise InputError(f"config.json: {name} is {given!r}, and only {value!r} is supported")
+            raise InputError(f"config.json: {name} is {quote(given)}, and only {value!r} is supported")
 
 
 def differences(a: Any, b: Any, where: str = "") -> list[str]:
@@ -119,4 +119,4 @@ def differences(a: Any, b: Any, where: str = "") -> list[str]:
             for key in keys
             for one in differences(a.get(key), b.get(key), f"{where}.{key}" if where else key)
         ]
-    return [] if a == b else [f"{where}: {a!r} instead of {b!r}"]
+    return [] if a == b else [f"{where}: {quote(a)} instead of {quote(b)}"]

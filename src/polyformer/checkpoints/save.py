@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from polyformer.architecture import ModelConfig
@@ -24,8 +25,8 @@ def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
     family, hub, task = described(model.config)
     dtypes = {one.dtype for one in model.parameters()}
     if len(dtypes) == 1:
-        hub["dtype"] = str(dtypes.pop()).removeprefix("torch.")
-    tensors = exported(family, model.config, task, dict(model.state_dict()))
+        hub["dtype"] = str(next(iter(dtypes))).removeprefix("torch.")
+    tensors = exported(family, model.config, task, dict(model.state_dict())) | like(model.unread, dtypes)
     for name in tied_names(tensors):  # theirs is not tied here, or this name would be no link
         tensors[name] = tensors[name].clone()
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,6 +60,14 @@ def exported(family: Family, config: ModelConfig, task: str, ours: dict[str, Ten
     """Their tensors of ours: weights, or their gradients."""
     return {link.theirs: link.part.join([ours[name] for name in link.part.ours])
             for link in family.links(config, task, ours)}  # fmt: skip
+
+
+def like(tensors: dict[str, Tensor], dtypes: set[torch.dtype]) -> dict[str, Tensor]:
+    """What a model keeps beside its weights, in the type of the weights where they have one."""
+    if len(dtypes) > 1:
+        return tensors
+    dtype = next(iter(dtypes))
+    return {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
 
 
 def _write(folder: Path, tensors: dict[str, Tensor], shard_size: int) -> None:

@@ -1,6 +1,10 @@
 """A checkpoint's tensors, read one at a time: safetensors in one file or several, pickles where allowed."""
 
 import dataclasses
+import pickle
+import re
+import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,13 +130,49 @@ def _pickles(folder: Path) -> list[Path]:
 
 
 def _unpickled(path: Path) -> dict[str, Tensor]:
+    """The tensors of a pickle by name, mapped where the format allows it: torch's before 1.6 was no zip."""
     with reading(path):
         try:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except (RuntimeError, EOFError, KeyError) as error:
-            raise InputError(f"{path} is damaged or not a file of tensors ({error})") from error
-        except Exception as error:  # the unpickler's own, which names what it would not run
-            raise InputError(f"{path} holds more than tensors and is refused: {error}") from error
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore"
+                )  # of pickles that torch did not write; they are read or refused
+                content = torch.load(
+                    path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+                )
+        except pickle.UnpicklingError as error:
+            raise InputError(
+                f"{path} holds more than tensors and is refused: {refused(error)}; where you trust it, "
+                f"save model.state_dict() alone"
+            ) from error
+        except OSError:
+            raise
+        except Exception as error:  # whatever the unpickler stumbles over in bytes that are no pickle
+            raise InputError(
+                f"{path} is damaged or not a file of tensors ({first_line(error)}); restore it from a copy"
+            ) from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds a {type(content).__name__}, expected tensors by name (a state dict)")
+    for name, value in content.items():
+        dense = isinstance(value, Tensor) and value.layout == torch.strided
+        if not isinstance(name, str) or not dense:
+            what = f"tensor ({value.layout})" if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(
+                f"{path} holds a {what} under {quote(name)}, expected dense tensors by name (a state "
+                f"dict); save model.state_dict() alone"
+            )
+    return content
+
+
+def refused(error: Exception) -> str:
+    """What the unpickler would not run, without torch's advice to run it all the same."""
+    said = re.search(r"GLOBAL (\S+)", str(error)) or re.search(r"WeightsUnpickler error:\s*(.+)", str(error))
+    return said[1][:120] if said else "what it would run is not known"
+
+
+def first_line(error: Exception) -> str:
+    """Of what an error says, 120 characters at most."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
 
 def _renamed(name: str) -> str:

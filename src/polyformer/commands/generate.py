@@ -1,5 +1,6 @@
 """Continue a text with a trained language model, shown as it is written."""
 
+import secrets
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,7 +35,7 @@ class Options:
     top_p: float | None = option(
         "sample among the fewest likeliest tokens that together have this probability"
     )
-    seed: int | None = option("sample the same text for the same seed")
+    seed: int | None = option("sample the same text for the same seed (default: another every time)")
     num_beams: int | None = option("beam search with so many beams (shown at the end)")
     no_repeat_ngram_size: int | None = option("no run of so many tokens occurs twice (default: any may)")
     repetition_penalty: float | None = option("above 1 makes tokens that are there already less likely")
@@ -57,6 +58,8 @@ def run(options: Options) -> None:
     task, model = writer(options.run, LanguageModelling, options.device)
     if isinstance(task, Writer):
         config = told(task, given, options)
+    if config.method == "sample" and config.sampling.seed is None:  # torch's own is the same in every process
+        config = replace(config, sampling=replace(config.sampling, seed=secrets.randbits(63)))
     if config.method == "beam":
         print(options.prompt + task.generate(model, options.prompt, config)[0])
         return

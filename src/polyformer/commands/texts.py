@@ -4,7 +4,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 
 LINES = 256  # read at once: enough to sort by length, few enough to see results as they come
 
@@ -21,3 +21,14 @@ def given(text: str | None) -> Iterator[list[str]]:
     lines = (line.rstrip("\r\n") for line in sys.stdin)
     while batch := list(itertools.islice(lines, LINES)):
         yield batch
+
+
+def split_at_tabs(lines: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before the tab of each line, and behind it."""
+    parts = [line.split("\t") for line in lines]
+    for line, fields in zip(lines, parts):
+        if len(fields) != 2:
+            raise InputError(
+                f"TEXT: expected two texts with a tab between them in each line, got {quote(line)}"
+            )
+    return [fields[0] for fields in parts], [fields[1] for fields in parts]

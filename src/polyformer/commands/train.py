@@ -84,7 +84,7 @@ def described(options: Options) -> dict[str, Any]:
             raise InputError("--resume: the run has its own recipe and folder; leave RECIPE and --out away")
         recipe = Run.open(options.resume).recipe.to_dict()
     else:
-        recipe = find_recipe(options.recipe or "default")
+        recipe = find_recipe(options.recipe or "default", pretrained=options.pretrained is not None)
     data = recipe.get("data") or {}
     if options.data is not None:
         recipe["data"] = with_data(data, options.data)

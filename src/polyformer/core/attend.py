@@ -14,6 +14,8 @@ from polyformer.core.context import Context
 from polyformer.core.documents import by_document, run_by_document
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.foreign import Foreign, as_pattern
+from polyformer.core.guard import empty
+from polyformer.core.isolation import is_finite, run_isolated
 from polyformer.core.mods import Mod, is_own
 from polyformer.core.pattern import MaskMod, Pattern, ScoreMod, Where
 from polyformer.core.patterns import implied
@@ -80,18 +82,27 @@ def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None,
             ("plan", pattern, relative, scale, q.shape, k.shape, v.shape, q.dtype, q.device),
         )
         if (plan := memo.get(key)) is not None:
-            return plan(q, k, v)
+            out = plan(q, k, v)
+            if not plan.hides or is_finite(out):
+                return out
+    if q.dim() == 4 and not (q.shape[0] and q.shape[2]) and not recording():  # nobody asks: no mod is run
+        request = prepare(
+            q, k, v, pattern=None, score_mod=None, context=context, scale=scale, dropout=dropout
+        )
+        out = empty(request.q, request.v)
+        return (out, out.new_empty(out.shape[:3])) if return_lse else out
     request = prepare(q, k, v, pattern=joined(pattern, mask_mod, layout), score_mod=score_mod,
                       relative=relative, context=context, scale=scale, dropout=dropout)  # fmt: skip
     chosen = None if memo is None else choose(request, backend, return_lse).backend
+    run = lambda request: _run(request, backend, return_lse, chosen)  # noqa: E731
     if memo is not None and chosen == "sdpa":
-        memo[key] = sdpa.plan(request)
-        return memo[key](request.q, request.k, request.v)
+        plan = memo[key] = memo.get(key) or sdpa.plan(request)
+        run = lambda request: (plan(request.q, request.k, request.v), None)  # noqa: E731
     if autocast:  # `prepare` has cast what autocast would; inside, float32 is meant
         with torch.autocast(q.device.type, enabled=False):
-            out, lse = _run(request, backend, return_lse, chosen)
+            out, lse = run_isolated(request, run)
     else:
-        out, lse = _run(request, backend, return_lse, chosen)
+        out, lse = run_isolated(request, run)
     return (out, lse) if return_lse else out
 
 
@@ -152,6 +163,8 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern | None, score_m
         score_mod = Mod.of(score_mod, "score_mod", score, q.device, context.offset if by_slot else 0)
     if pattern is not None:
         limits = pattern if limits is None else pattern & limits
+    if isinstance(scale, float) and not math.isfinite(scale):
+        raise InputError(f"scale: expected a finite number, got {scale}")
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     return Request(q, k, v, context, limits, relative, score_mod, scale, dropout)
 

@@ -86,6 +86,12 @@ class MechanismConfig(Config):
             raise InputError(f"mechanism {self.kind!r} cannot {ABILITIES[ability]}; use {self.instead}")
 
 
+def check_head_size(head_size: int) -> None:
+    """Raises `InputError` for heads of no width."""
+    if head_size < 1:
+        raise InputError(f"head_size: expected a width of 1 or more, got {head_size}")
+
+
 class Mechanism(nn.Module):
     """Mixes the values of each head."""
 

@@ -3,7 +3,7 @@
 Every parser here gives plain data or raises `InputError`, whatever the text is. The bounds are far above
 anything that is meant: they stand against files that are made to exhaust memory, time or the stack.
 
-    bytes    a JSON file 256 MiB (vocabularies are large), a YAML text 256 KiB, an expression 16 KiB
+    bytes    a JSON file 256 MiB (vocabularies are large), a YAML text 256 KiB, an expression 64 KiB
     depth    64 levels of nesting
     names    each once in its mapping
     numbers  finite; integers of at most 64 bits
@@ -21,7 +21,7 @@ import yaml
 
 from polyformer.core.errors import InputError, quote
 
-JSON_BYTES, YAML_BYTES, EXPRESSION_BYTES = 2**28, 2**18, 2**14
+JSON_BYTES, YAML_BYTES, EXPRESSION_BYTES = 2**28, 2**18, 2**16
 DEPTH = 64
 INTEGER_BITS = 64
 _JSON_NAMES = {dict: "an object", list: "a list"}
@@ -83,7 +83,7 @@ def dump_yaml(data: object) -> str:
 
 
 def parse_expression(text: str, source: str, expected: str) -> ast.expr:
-    """The tree of a Python expression of at most 16 KiB and 64 levels; nothing is executed.
+    """The tree of a Python expression of at most 64 KiB and 128 nodes deep; nothing is executed.
 
     `expected` says in messages what the text should have been.
     """

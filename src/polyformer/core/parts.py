@@ -139,7 +139,8 @@ class Part:
 
     def forbid(self, tile: Tile, scores: Tensor) -> Tensor:
         """`scores` [N, G * queries, keys], masked in place."""
-        self.masks.forbid(self.tiled(tile, scores), tile, self.b, self.h)
+        finite = self.request.score_mod is None  # which may give NaN for pairs that are masked
+        self.masks.forbid(self.tiled(tile, scores), tile, self.b, self.h, finite)
         return scores
 
     def tiled(self, tile: Tile, x: Tensor) -> Tensor:

@@ -7,8 +7,10 @@ with two short methods: `allows`, the rule, and `keys`, where to look (every key
 
 import ast
 import dataclasses
+import inspect
 import itertools
 import math
+import typing
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -25,6 +27,9 @@ from polyformer.core.registry import register
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """mask_mod(b, h, q_idx, kv_idx) -> bool: FlexAttention's signature, and its meaning (`core.mods`)."""
+
+LARGEST = 2**31 - 1
+"""The largest number in an expression: a product of two fits into 64 bits."""
 
 Where = Callable[[int, int], Keys] | Layout
 """Which keys a `mask_mod` needs: a function of a run of queries (start, stop), or the rows of a layout."""
@@ -291,12 +296,27 @@ def _read(node: ast.expr, text: str) -> Pattern:
         [_argument(one, text) for one in node.args],
         {str(one.arg): _argument(one.value, text) for one in node.keywords},
     )  # fmt: skip
+    return _build(Pattern.registry[name.id], positional, keywords)
+
+
+def _build(pattern: type[Pattern], positional: list[Any], keywords: dict[str, Any]) -> Pattern:
+    """The pattern with these fields, checked by name and type, and numbers by size, as a file's are."""
+    from polyformer.core.config import decode  # which reads patterns itself
+
+    where, names = f"pattern {pattern.__name__}", [field.name for field in dataclasses.fields(pattern)]
+    for name in keywords:
+        if name not in names:
+            raise unknown(f"option of {where}", name, names)
     try:
-        return Pattern.registry[name.id](*positional, **keywords)
+        given = inspect.signature(pattern).bind(*positional, **keywords).arguments
     except TypeError as error:
-        raise InputError(
-            f"pattern {quote(ast.unparse(node))}: {str(error).replace('__init__', name.id)}"
-        ) from None
+        raise InputError(f"{where}: {error}") from None
+    hints = typing.get_type_hints(pattern)
+    values = {name: decode(hints[name], value, f"{where}: {name}") for name, value in given.items()}
+    for name, value in values.items():
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise InputError(f"{where}: {name}: expected at most {LARGEST}, got {quote(value)}")
+    return pattern(**values)
 
 
 def _argument(node: ast.expr, text: str) -> Any:

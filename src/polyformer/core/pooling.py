@@ -1,11 +1,11 @@
-"""One vector for a sequence: the first token's, the last real token's, or the mean of the real ones."""
+"""One vector for a sequence: the first or last real token's, or the mean or maximum of the real ones."""
 
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import unknown
+from polyformer.core.errors import InputError, unknown
 
-POOLINGS = ("first", "last", "mean")
+POOLINGS = ("first", "last", "mean", "max")
 
 
 def check_pooling(name: str) -> None:
@@ -15,9 +15,15 @@ def check_pooling(name: str) -> None:
 
 
 def pool(hidden: Tensor, mask: Tensor | None, how: str) -> Tensor:
-    """[B, T, E] to [B, E]; `mask` [B, T] is True for real tokens (None: all are)."""
+    """[B, T, E] to [B, E]; `mask` [B, T] is True for real tokens (None: all are). T is 1 at least."""
+    if not hidden.shape[1]:
+        raise InputError("input_ids: one vector for a text is made of 1 token or more, and there is none")
     if mask is None:
-        return {"first": hidden[:, 0], "last": hidden[:, -1]}.get(how, hidden.mean(1))
+        wholes = {"first": lambda: hidden[:, 0], "last": lambda: hidden[:, -1], "max": lambda: hidden.amax(1)}
+        return wholes.get(how, lambda: hidden.mean(1))()
+    if how == "max":  # of a text without a real token zeros, as of the mean
+        most = hidden.masked_fill(~mask.unsqueeze(2), -torch.inf).amax(1)
+        return most.masked_fill(~mask.any(1, keepdim=True), 0.0)
     if how == "mean":
         weight = mask.to(hidden.dtype)
         return torch.einsum("bte,bt->be", hidden, weight) / weight.sum(1, keepdim=True).clamp_min(1)

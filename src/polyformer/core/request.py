@@ -74,6 +74,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
         )
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise InputError(f"q, k: expected the same batch and width, got {tuple(q.shape)}, {tuple(k.shape)}")
+    if q.shape[3] == 0:
+        raise InputError(f"q, k: expected a width of 1 or more, got {tuple(q.shape)}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise InputError(f"k: expected a number of heads that divides {q.shape[1]}, got {k.shape[1]}")
     if not 0.0 <= dropout < 1.0:

@@ -64,13 +64,17 @@ def run(request: Request) -> tuple[Tensor, None]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """A call without its inputs. mask: [B or 1, H or 1, Tq, Tk]. empty: its rows that see nothing."""
+    """A call without its inputs. mask: [B or 1, H or 1, Tq, Tk]. empty: its rows that see nothing.
+
+    hides: whether there are keys that some query may not see.
+    """
 
     mask: Tensor | None
     empty: Tensor | None
     is_causal: bool
     scale: float
     grouped: bool
+    hides: bool
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
         """Output [B, H, Tq, Dv]."""
@@ -95,7 +99,7 @@ def plan(request: Request) -> Plan:
             seen = torch.ones(bias.shape[1:], dtype=torch.bool, device=bias.device).tril()
         mask, plain = (bias if seen is None else bias.masked_fill(~seen, -torch.inf)), "full"
         mask = mask if mask.dim() == 4 else mask.unsqueeze(0)
-    return Plan(mask, empty, plain == "causal", request.scale, request.groups > 1)
+    return Plan(mask, empty, plain == "causal", request.scale, request.groups > 1, not sees_all(request))
 
 
 def _short_bias(request: Request) -> bool:
@@ -132,6 +136,11 @@ def _share(pattern: Pattern, context: Context) -> float:
     rows = pattern.layout(context, 128)
     needed = sum((row.stop - row.start) * count(row.keys.some) for row in rows)
     return needed / (context.q_len * context.kv_len)
+
+
+def sees_all(request: Request) -> bool:
+    """Whether it is plain that every query sees every key."""
+    return _plain(request) == "full"
 
 
 def _plain(request: Request) -> str | None:

@@ -190,12 +190,18 @@ class Masks:
         if pattern is not None and pattern.relative(context):
             self.known = {}
 
-    def forbid(self, scores: Tensor, tile: Tile, b: Tensor, h: Tensor) -> Tensor:
-        """`scores` [B, H, queries, keys] with minus infinity, in place, where the tile's mask says no."""
+    def forbid(self, scores: Tensor, tile: Tile, b: Tensor, h: Tensor, finite: bool = True) -> Tensor:
+        """`scores` [B, H, queries, keys] with minus infinity, in place, where the tile's mask says no.
+
+        finite: where they may be NaN, which is in no order, the slower way is the right one.
+        """
         if self.pattern is not None and tile.masked:
             for first, last, limit in self._limits(tile, b, h, scores.dtype):
                 part = scores[..., first:last]
-                torch.minimum(part, limit, out=part)  # several times as fast as masked_fill_
+                if finite:
+                    torch.minimum(part, limit, out=part)  # several times as fast as masked_fill_
+                else:
+                    part.masked_fill_(limit < 0, -torch.inf)
         return scores
 
     def _limits(self, tile: Tile, b: Tensor, h: Tensor, dtype: torch.dtype) -> Limits:

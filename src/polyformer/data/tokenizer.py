@@ -16,6 +16,7 @@ import numpy as np
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write, write_json
+from polyformer.core.hub_names import check_no_revision, fetched
 from polyformer.data.special_tokens import BYTES, NAMES, SPECIAL_OF
 
 Normalization = Literal["nfc", "nfd", "nfkc", "nfkd", "none"]
@@ -112,7 +113,12 @@ class Tokenizer:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, merges: str | Path | None = None, lowercase: bool | None = None
+        cls,
+        path: str | Path,
+        *,
+        merges: str | Path | None = None,
+        lowercase: bool | None = None,
+        revision: str | None = None,
     ) -> "Tokenizer":
         """The tokenizer in `path`: a directory in the hub's layout, or one of the files that tokenizers have.
 
@@ -120,10 +126,15 @@ class Tokenizer:
         config.json names reads its own files (vocab.txt, vocab.json and merges.txt, a SentencePiece model).
         A file stands for itself: `vocab.txt` is WordPiece, whose `lowercase` is by default true when no
         ordinary token has a capital letter; a `vocab.json` (byte-level BPE) needs its `merges`, by default
-        the `merges.txt` beside it; a `.model` is SentencePiece's.
+        the `merges.txt` beside it; a `.model` is SentencePiece's. With a `revision` (a commit, a tag or a
+        branch), or as "owner/name@revision", `path` is a name on the hub, whose directory is fetched.
         """
         from polyformer.data.hub_tokenizer import load
 
+        if Path(path).exists():
+            check_no_revision(path, revision)
+        elif revision is not None or "@" in str(path):
+            path = fetched(str(path), revision)
         return load(Path(path), merges=Path(merges) if merges else None, lowercase=lowercase)
 
     def save(self, directory: str | Path) -> Path:

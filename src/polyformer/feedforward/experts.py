@@ -15,6 +15,7 @@ computed in float32. Shazeer et al. 2017, section 2; Lepikhin et al. 2021, secti
 """
 
 import dataclasses
+import math
 from typing import ClassVar, Literal
 
 import torch
@@ -92,7 +93,7 @@ class Experts(FeedForward):
         self.experts = nn.ModuleList(config.expert.build(hidden_size) for _ in range(config.experts))
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
-        rows = x.reshape(-1, *x.shape[-2:])
+        rows = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
         chosen, gates, taken = self.route(rows, context)
         mix = self._plainly if torch.compiler.is_compiling() else self._grouped  # counts are read below
         return mix(rows, chosen, gates, taken).view(x.shape)

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from polyformer.generation.config import BeamConfig
-from polyformer.generation.decoder import Decoder, Start
+from polyformer.generation.decoder import Decoder, Progress, Start
 from polyformer.generation.generated import Written
 from polyformer.generation.largest import largest
 from polyformer.generation.processors import process
 from polyformer.generation.search import Rules
-from polyformer.outputs import ModelState
 
 
 class Finished:
@@ -109,7 +108,7 @@ def beam_search(decoder: Decoder, start: Start, rules: Rules, config: BeamConfig
     return _collected(finished, wanted, rules, beams)
 
 
-def _moved(state: ModelState, origin: Tensor, spread: bool) -> ModelState:
+def _moved(state: Progress, origin: Tensor, spread: bool) -> Progress:
     """The state of the rows `origin`; unless `spread`, every row keeps its input and often its very place."""
     if spread:
         return state.reorder(origin)

@@ -19,7 +19,7 @@ class SamplingConfig(Config):
     top_p: float | None = None  # keep the fewest likeliest tokens that together have this probability
     min_p: float | None = None  # keep tokens with at least this share of the likeliest one's probability
     typical_p: float | None = None  # keep the fewest of the least surprising that together have this much
-    seed: int | None = None  # of this call's own generator; None draws one
+    seed: int | None = None  # of this call's own generator; None for torch's, which `manual_seed` sets
 
     def __post_init__(self) -> None:
         if not (self.temperature > 0 and math.isfinite(self.temperature)):

@@ -1,19 +1,26 @@
 """One face for both families that write: read the input, then one token after another."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.linear import PackedWeights
+from polyformer.core.state import State
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.stack import Stack
 
 PACK_AFTER_STEPS, PACK_FOR_STEPS = 4, 16
 """Weights are packed after so many steps, if so many are left: a text that ends sooner would not earn back
 the copying."""
+
+
+GOING_ON = "token_type_ids", "langs"
+"""What every new token of a decoder alone has as the last of the prompt had it. Of positions, documents and
+segments the state knows how they go on."""
 
 
 class Writer(Protocol):
@@ -27,7 +34,9 @@ class Writer(Protocol):
     @property
     def head(self) -> Any: ...
     def modules(self) -> Iterator[nn.Module]: ...
-    def encode(self, input_ids: Tensor, attention_mask: Tensor | None, reserve: int) -> ModelState: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    @property
+    def encode(self) -> Callable[..., ModelState]: ...
     def new_state(self, reserve: int) -> ModelState: ...
     def next_logits(self, output: ModelOutput) -> Tensor: ...
     def __call__(self, *arguments: Any, **named: Any) -> ModelOutput: ...
@@ -42,8 +51,21 @@ class Start:
     """
 
     logits: Tensor
-    state: ModelState
+    state: "Progress"
     history: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress(State):
+    """The model's state, and what every token to come says of itself: numbers [N, 1] by argument."""
+
+    model: ModelState
+    names: tuple[str, ...] = ()
+    numbers: tuple[Tensor, ...] = ()
+
+    def reorder_beams(self, index: Tensor) -> "Progress":
+        """As `reorder_`, for an index among rows of one input each, whose numbers are the same."""
+        return dataclasses.replace(self, model=self.model.reorder_beams(index))
 
 
 class Decoder:
@@ -55,33 +77,61 @@ class Decoder:
         self.packed.copying = False
         self.steps = 0
 
-    def start(self, input_ids: Tensor, attention_mask: Tensor | None, first: int | None) -> Start:
-        """Read the prompt, or the source and the token `first` that every output starts from."""
+    def start(self, input_ids: Tensor, attention_mask: Tensor | None, first: int | None,
+              inputs: Mapping[str, Tensor]) -> Start:  # fmt: skip
+        """Read the prompt, or the source and the token `first` that every output starts from; `inputs` are
+        what the model reads beside its ids, by argument."""
         if self.model.encoder is None:
             state = self.model.new_state(input_ids.shape[1] + self.room)
-            output = self.model(input_ids, attention_mask=attention_mask, state=state)
+            output = self.model(input_ids, attention_mask=attention_mask, state=state, **inputs)
             history = input_ids
             if attention_mask is not None:
                 history = input_ids.masked_fill(attention_mask == 0, -1)
-            return Start(*self._next(output), history)
+            going_on = {name: one[:, -1:] for name, one in inputs.items() if name in GOING_ON}
+            logits, state = self._next(output)
+            return Start(logits, Progress(state, tuple(going_on), tuple(going_on.values())), history)
         assert first is not None, "check_inputs asks for it"
-        state = self.model.encode(input_ids, attention_mask, self.room)
+        state = self.model.encode(input_ids, attention_mask, self.room, **inputs)
         history = input_ids.new_full((len(input_ids), 1), first)
-        output = self.model(decoder_input_ids=history, state=state)
-        return Start(*self._next(output), history)
+        logits, state = self._next(self.model(decoder_input_ids=history, state=state))
+        return Start(logits, Progress(state), history)
 
-    def step(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+    def step(self, tokens: Tensor, state: Progress) -> tuple[Tensor, Progress]:
         """Read tokens [N] after `state`: the logits [N, V] of the next, and the next state."""
         self.steps += 1
         if PACK_AFTER_STEPS < self.steps <= self.room - PACK_FOR_STEPS:
             self.packed.copying = True
         name = "input_ids" if self.model.encoder is None else "decoder_input_ids"
+        going_on = dict(zip(state.names, state.numbers))
         with self.packed:
-            return self._next(self.model(**{name: tokens.unsqueeze(1)}, state=state))
+            logits, after = self._next(
+                self.model(**{name: tokens.unsqueeze(1)}, state=state.model, **going_on)
+            )
+        return logits, dataclasses.replace(state, model=after)
 
     def _next(self, output: ModelOutput) -> tuple[Tensor, ModelState]:
         assert output.state is not None, "a model that was given a state returns one"
-        return self.model.next_logits(output), output.state
+        logits = self.model.next_logits(output)
+        if bool(logits.isnan().any()):
+            raise InputError(
+                "generate: the model's scores are NaN, so no token can be chosen; its weights are "
+                "damaged, or overflow in this precision: take float32 or bfloat16"
+            )
+        return logits, output.state
+
+
+def begun(model: Writer, input_ids: Tensor | None, first: int | None) -> Tensor:
+    """`input_ids`, or where there are none the token `first` that a decoder alone begins a text with."""
+    if input_ids is not None:
+        return input_ids
+    if model.encoder is not None:
+        raise InputError("input_ids: expected the source [batch, length], got None")
+    if first is None:
+        raise InputError(
+            "input_ids: expected token ids [batch, length], got None; a text with nothing before it begins "
+            "with special.bos, which this model has not: set it in the config, or give start=ID"
+        )
+    return torch.full((1, 1), first, device=next(model.parameters()).device)
 
 
 def check_shape(model: Writer, input_ids: Tensor) -> None:

@@ -1,8 +1,8 @@
 """`generate`: continue a text, or write the target of a source."""
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,26 +10,52 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.generation.beam import beam_search
 from polyformer.generation.config import GenerationConfig
-from polyformer.generation.decoder import Decoder, Start, Writer, check_inputs, check_shape
-from polyformer.generation.generated import Generated, Written
+from polyformer.generation.decoder import Decoder, Writer, begun, check_inputs, check_shape
+from polyformer.generation.evaluating import evaluating
+from polyformer.generation.generated import Generated
 from polyformer.generation.largest import likeliest
 from polyformer.generation.processors import processors
-from polyformer.generation.search import Rules, drawn, search
+from polyformer.generation.search import Choose, Rules, drawn, search
+from polyformer.generation.settings import changed
 from polyformer.generation.stopping import Decode, Stopping
 
 
-def generate(model: Writer, input_ids: Tensor, attention_mask: Tensor | None = None,
-             config: GenerationConfig | None = None, streamer: Callable[[Tensor], None] | None = None,
-             decode: Decode | None = None) -> Generated:  # fmt: skip
+def generate(
+    model: Writer,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    config: GenerationConfig | None = None,
+    streamer: Callable[[Tensor], None] | None = None,
+    decode: Decode | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    position_ids: Tensor | None = None,
+    document_ids: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    langs: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+    global_attention_mask: Tensor | None = None,
+    relation_ids: Tensor | None = None,
+    **settings: Any,
+) -> Generated:
     """Write what follows `input_ids`, or what an encoder-decoder makes of them.
 
     Args:
-        model: a `Transformer` with a decoder and a language-model head; put into evaluation mode meanwhile.
-        input_ids: [B, T], prompts padded on the left, or sources padded on either side.
+        model: a `Transformer` with a decoder and a language-model head; in evaluation mode meanwhile, also
+            where several threads generate with it.
+        input_ids: [B, T], prompts padded on the left, or sources padded on either side; without any a decoder
+            alone begins one text with its `special.bos`.
         attention_mask: [B, T], 1 for real tokens; each row is continued exactly as if it were alone.
         config: by default 64 tokens, each the likeliest, up to the model's `special.eos`.
         streamer: receives the tokens [N] of every step as they are written; see `TextStreamer`.
         decode: token ids to text, as a tokenizer has it; needed for `config.stop`.
+        generator: what samples are drawn from, in place of a `seed` among the settings; by default torch's
+            own for the device, so that `torch.manual_seed` repeats a text.
+        position_ids, document_ids, token_type_ids, langs, segment_ids, global_attention_mask, relation_ids:
+            of the prompt or source, as the model's `forward` takes them. What a decoder alone writes goes on
+            with the last position, document, type, language and segment, is not global, and has no relations.
+        settings: options of `GenerationConfig` by name, over those of `config`: `max_new_tokens=20`,
+            `do_sample=True, temperature=0.8`, `num_beams=4`.
 
     Returns:
         `Generated`, with `num_return_sequences` texts for every row.
@@ -37,36 +63,50 @@ def generate(model: Writer, input_ids: Tensor, attention_mask: Tensor | None = N
     Raises:
         InputError: padding on the right of a prompt, more tokens than learned positions, a prompt longer than
             `max_length`, stop strings without `decode`, a streamer with beam search, ids outside the
-            vocabulary, a model that does not write.
+            vocabulary, an unknown setting, a model that does not write, or that does not read what is given.
     """
-    config = config or GenerationConfig()
+    given = {"position_ids": position_ids, "document_ids": document_ids, "token_type_ids": token_type_ids,
+             "langs": langs, "segment_ids": segment_ids, "global_attention_mask": global_attention_mask,
+             "relation_ids": relation_ids}  # fmt: skip
+    inputs = {name: one for name, one in given.items() if one is not None}
+    config = changed(config or GenerationConfig(), settings)
     chosen = _chosen(model, config)
+    input_ids = begun(model, input_ids, chosen.start)
     check_shape(model, input_ids)
     width = input_ids.shape[1] if model.encoder is None else 1
     _, room = config.lengths(width)
     check_inputs(model, input_ids, attention_mask, chosen.start, room)
     _check_options(model, config, chosen, streamer, decode)
-    with _evaluating(model), torch.no_grad():
+    choose = chooser(config, generator, input_ids.device)
+    with evaluating(model), torch.no_grad():
         decoder = Decoder(model, room)
-        start = decoder.start(input_ids, attention_mask, chosen.start)
+        start = decoder.start(input_ids, attention_mask, chosen.start, inputs)
         rules = Rules(
             room, chosen.fill, processors(config, chosen.eos, width, input_ids.device),
             Stopping(chosen.eos, config.stop, decode), streamer,
         )  # fmt: skip
-        written = _write(decoder, start, rules, config)
+        if config.method == "beam":
+            written = beam_search(decoder, start, rules, config.beam, config.num_return_sequences)
+        else:
+            written = search(decoder, start, rules, choose, config.num_return_sequences)
     prompt = input_ids if model.encoder is None else input_ids[:, :0]
     prompt = prompt.repeat_interleave(config.num_return_sequences, 0)
     sequences = torch.cat([prompt, written.tokens[:, : int(written.lengths.max())]], 1)
     return Generated(sequences, written.lengths, written.scores, prompt.shape[1])
 
 
-def _write(decoder: Decoder, start: Start, rules: Rules, config: GenerationConfig) -> Written:
-    if config.method == "beam":
-        return beam_search(decoder, start, rules, config.beam, config.num_return_sequences)
-    choose = likeliest
-    if config.method == "sample":
-        choose = drawn(config.sampling.seed, start.logits.device)
-    return search(decoder, start, rules, choose, config.num_return_sequences)
+def chooser(config: GenerationConfig, generator: torch.Generator | None, device: torch.device) -> Choose:
+    """How a token is chosen from processed logits."""
+    if generator is not None:
+        if config.method != "sample":
+            raise InputError("generator: only sampling uses it; set do_sample, or leave it out")
+        if config.sampling.seed is not None:
+            raise InputError("generator and seed: either says what is drawn; leave one of them out")
+        return drawn(generator)
+    if config.method != "sample":
+        return likeliest
+    seed = config.sampling.seed
+    return drawn(None if seed is None else torch.Generator(device).manual_seed(seed))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,23 +138,10 @@ def _check_options(model: Writer, config: GenerationConfig, chosen: _Chosen, str
         )
     beams, vocabulary = config.beam.num_beams, model.config.vocab_size
     named = {"special.eos": chosen.eos, **config.constraints.ids()}
-    if model.encoder is not None and chosen.start is not None:
+    if chosen.start is not None and (model.encoder is not None or config.special.start is not None):
         named["special.start"] = (chosen.start,)
     for name, ids in named.items():
         if any(not 0 <= one < vocabulary for one in ids):
             raise InputError(f"{name}: expected ids from 0 to {vocabulary - 1}, got {list(ids)}")
     if beams + max(1, len(chosen.eos)) > vocabulary:
         raise InputError(f"num_beams: expected fewer than the {vocabulary} tokens, got {beams}")
-
-
-@contextlib.contextmanager
-def _evaluating(model: Writer) -> Iterator[None]:
-    """The model in evaluation mode, and afterwards every part of it as it was."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -16,13 +16,8 @@ Choose = Callable[[Tensor], Tensor]
 """Processed logits [N, V] to one token a row [N]."""
 
 
-def drawn(seed: int | None, device: torch.device) -> Choose:
-    """Sampling with a generator of its own; without a seed a new one every time."""
-    generator = torch.Generator(device)
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
+def drawn(generator: torch.Generator | None) -> Choose:
+    """Sampling by a generator, by default torch's own for the device."""
     return lambda logits: torch.multinomial(logits.float().softmax(-1), 1, generator=generator).squeeze(1)
 
 

@@ -37,6 +37,16 @@ class HeadConfig(Config):
     def build(self, shape: "HeadShape") -> "Head":
         raise NotImplementedError
 
+    def parts(self) -> dict[str, str]:
+        """What of it a head of another kind can go on with, by name, and where that stands here ("" for all
+        of it): `pooler`, the pretrained layer of a text's first token, and `tokens`, what predicts hidden
+        tokens."""
+        return {}
+
+    def longer(self, before: int, after: int) -> "HeadConfig":
+        """The same in a model of `after` positions in place of `before`."""
+        return self
+
     def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
         """Which of the tokens [B, T] are global for patterns with `Marked()` where the caller marks none."""
         return None

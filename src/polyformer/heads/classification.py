@@ -45,6 +45,10 @@ class ClassifyConfig(HeadConfig):
         check_problem(self.problem)
         _check_labels(self.num_labels)
 
+    def parts(self) -> dict[str, str]:
+        """RoBERTa's hidden layer, between two dropouts, is the classifier's own and no pretrained pooler."""
+        return {"pooler": "dense"} if self.hidden and not self.drops_twice else {}
+
     @classmethod
     def examples(cls) -> tuple["ClassifyConfig", ...]:
         return (

@@ -31,6 +31,9 @@ class EmbedConfig(HeadConfig):
         check_pooling(self.pooling)
         activation(self.activation)
 
+    def parts(self) -> dict[str, str]:
+        return {"pooler": "dense"} if self.hidden else {}
+
     @classmethod
     def examples(cls) -> tuple["EmbedConfig", ...]:
         return cls(), cls(pooling="first", normalize=False, hidden=True)

@@ -34,6 +34,17 @@ class PretrainingConfig(HeadConfig):
     row: ClassVar[str] = "T1"
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1"
 
+    def parts(self) -> dict[str, str]:
+        heads = {"tokens": self.tokens, "sentence": self.sentence}
+        return {
+            part: ".".join(filter(None, (name, where)))
+            for name, head in heads.items()
+            for part, where in head.parts().items()
+        }
+
+    def longer(self, before: int, after: int) -> "PretrainingConfig":
+        return dataclasses.replace(self, tokens=self.tokens.longer(before, after))
+
     def build(self, shape: HeadShape) -> "Pretraining":
         return Pretraining(self, shape)
 

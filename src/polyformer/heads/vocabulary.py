@@ -113,6 +113,9 @@ class MaskedConfig(VocabularyConfig):
     def __post_init__(self) -> None:
         activation(self.activation)
 
+    def parts(self) -> dict[str, str]:
+        return {"tokens": ""}
+
     def build(self, shape: HeadShape) -> "MaskedHead":
         return MaskedHead(shape, self)
 
@@ -155,6 +158,9 @@ class EnhancedMaskedConfig(MaskedConfig):
         super().__post_init__()
         if self.passes < 1:
             raise InputError(f"passes: expected 1 or more, got {self.passes}; without any use 'masked'")
+
+    def longer(self, before: int, after: int) -> "EnhancedMaskedConfig":
+        return dataclasses.replace(self, max_position_embeddings=max(self.max_position_embeddings, after))
 
     def build(self, shape: HeadShape) -> "EnhancedMaskedHead":
         return EnhancedMaskedHead(shape, self)

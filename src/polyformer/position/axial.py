@@ -40,6 +40,11 @@ class AxialConfig(PositionConfig):
     def examples(cls) -> tuple["AxialConfig", ...]:
         return cls(grid=(8, 5)), cls(grid=(3, 4, 5))
 
+    def longer(self, before: int, after: int) -> "AxialConfig":
+        """The first axis grows, so that the place of a position in the grid stays."""
+        row = math.prod(self.grid[1:])
+        return dataclasses.replace(self, grid=(max(self.grid[0], -(-after // row)), *self.grid[1:]))
+
     def build(self, shape: Shape) -> "Axial":
         return Axial(self, shape.input_size)
 
@@ -56,6 +61,10 @@ class Axial(Position):
             raise InputError(f"widths: expected numbers that add up to hidden_size {width}, got {widths}")
         self.tables = nn.ModuleList(nn.Embedding(n, d) for n, d in zip(config.grid, widths, strict=True))
         self.max_positions = math.prod(config.grid)
+
+    def position_tables(self) -> dict[str, int]:
+        """The first axis', which repeats whole stretches of positions."""
+        return {"tables.0.weight": 0}
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
         if layer:

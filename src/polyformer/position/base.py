@@ -51,6 +51,10 @@ class PositionConfig(Config):
     def build(self, shape: Shape) -> "Position":
         raise NotImplementedError
 
+    def longer(self, before: int, after: int) -> "PositionConfig":
+        """The same for `after` positions in place of `before`: what it computes of the first ones stays."""
+        return self
+
 
 class Position(nn.Module):
     """One scheme for a whole stack; every method is the identity unless the scheme says otherwise.
@@ -61,8 +65,15 @@ class Position(nn.Module):
     max_positions: int | None = None
     """How many positions there are; None when there is no end to them."""
 
+    adds_to_queries = False
+    """Whether vectors of its own meet the keys beside the queries."""
+
     num_relations: int | None = None
     """How many labels of pairs it embeds; None when it takes none."""
+
+    def position_tables(self) -> dict[str, int]:
+        """Parameters with a row for each position, by name, and how many rows before are no position's."""
+        return {}
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
         """The input x [B, T, E] of layer `layer`, with its positions pos [T] or [B, T] made visible."""

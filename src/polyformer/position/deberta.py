@@ -67,12 +67,18 @@ class DebertaConfig(PositionConfig):
         later = cls(max_relative_positions=16, buckets=4, share_projections=True, norm_embeddings=True)
         return cls(), later, cls(max_relative_positions=3, terms=("p2c",), mirrored=True, absolute=True)
 
+    def longer(self, before: int, after: int) -> "DebertaConfig":
+        """The longest distance that is told apart stays: the rows of the table are of distances."""
+        return dataclasses.replace(self, max_relative_positions=self.max_relative_positions or before)
+
     def build(self, shape: Shape) -> "Deberta":
         return Deberta(self, shape)
 
 
 class Deberta(Position):
     """One table of relative embeddings and, for each layer, what projects it."""
+
+    adds_to_queries = True
 
     def __init__(self, config: DebertaConfig, shape: Shape):
         super().__init__()
@@ -95,6 +101,9 @@ class Deberta(Position):
         self.queries = nn.ModuleList(Linear(*widths) for _ in layers if "p2c" in own)
         self.absolute = nn.Embedding(shape.max_positions, shape.input_size) if config.absolute else None
         self.max_positions = shape.max_positions if config.absolute else None
+
+    def position_tables(self) -> dict[str, int]:
+        return {} if self.absolute is None else {"absolute.weight": 0}
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
         if self.absolute is None or layer:

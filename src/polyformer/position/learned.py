@@ -60,6 +60,9 @@ class Learned(Position):
         self.tables = nn.ModuleList(nn.Embedding(offset + max_positions, width) for width in widths)
         self.max_positions, self.offset = max_positions, offset
 
+    def position_tables(self) -> dict[str, int]:
+        return {f"tables.{i}.weight": self.offset for i in range(len(self.tables))}
+
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
         if layer >= len(self.tables):
             return x

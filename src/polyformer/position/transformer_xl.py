@@ -50,6 +50,8 @@ class TransformerXLConfig(PositionConfig):
 class TransformerXL(Position):
     """u and v [layers or 1, H, 1, D], and W_R of every layer."""
 
+    adds_to_queries = True
+
     def __init__(self, config: TransformerXLConfig, shape: Shape):
         super().__init__()
         self.config, self.hidden_size, self.num_heads = config, shape.hidden_size, shape.num_heads

@@ -7,6 +7,7 @@ from typing import Any
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_bounded
 from polyformer.core.parsing import YAML_BYTES, parse_yaml
+from polyformer.recipes.recipe import merged
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -29,14 +30,20 @@ def recipe_text(name: str) -> str:
     return (files("polyformer") / "recipes" / f"{name}{SUFFIXES[0]}").read_text(encoding="utf-8")
 
 
-def find_recipe(name: str) -> dict[str, Any]:
-    """The recipe `name` (in the package, or a .yaml file) as plain data, to change and then check."""
+def find_recipe(name: str, pretrained: bool = False) -> dict[str, Any]:
+    """The recipe `name` (in the package, or a .yaml file) as plain data, to change and then check.
+
+    Its part `pretrained` says what is changed for a model that begins with a checkpoint.
+    """
     data = parse_yaml(recipe_text(name), name)
     if not isinstance(data, dict):
         raise InputError(
             f"{name}: expected a recipe, a mapping of task, model, data and so on, got {quote(data)}"
         )
-    return data
+    changes = data.pop("pretrained", {})
+    if not isinstance(changes, dict):
+        raise InputError(f"{name}: pretrained: expected a mapping of changes, got {quote(changes)}")
+    return merged(data, changes) if pretrained else data
 
 
 def with_data(data: dict[str, Any], path: str) -> dict[str, Any]:
@@ -45,7 +52,7 @@ def with_data(data: dict[str, Any], path: str) -> dict[str, Any]:
     In a directory the files that the recipe names are looked for, gzipped or not; anything else is the
     source to train on, in place of all of them.
     """
-    names = {role: data[role] for role in ("path", "validation", "test") if data.get(role)}
+    names = _named(data)
     saved = any((Path(path) / mark).is_file() for mark in ("dataset_dict.json", "state.json"))
     if names and Path(path).is_dir() and not saved:
         return {**data, **{role: _in_folder(Path(path), name) for role, name in names.items()}}
@@ -57,11 +64,19 @@ def with_data(data: dict[str, Any], path: str) -> dict[str, Any]:
 
 def absolute(data: dict[str, Any]) -> dict[str, Any]:
     """The same with every path made independent of the working directory."""
-    changed = dict(data)
-    for role in ("path", "validation", "test"):
-        if data.get(role) and not data[role].startswith("hub:"):
-            changed[role] = str(Path(data[role]).absolute())
-    return changed
+    paths = {role: name for role, name in _named(data).items() if not name.startswith("hub:")}
+    return {**data, **{role: str(Path(name).absolute()) for role, name in paths.items()}}
+
+
+def _named(data: dict[str, Any]) -> dict[str, str]:
+    """The sources that a recipe names; `InputError` where one is no text."""
+    names = {role: data[role] for role in ("path", "validation", "test") if data.get(role)}
+    for role, name in names.items():
+        if not isinstance(name, str):
+            raise InputError(
+                f"data.{role}: expected one source, got {quote(name)}; for several files a pattern, 'a/*.txt'"
+            )
+    return names
 
 
 def _in_folder(folder: Path, name: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from polyformer.checkpoints import start_from
+from polyformer.checkpoints import start_from, with_room
 from polyformer.core.files import read_tensors
 from polyformer.core.weights import load_weights
 from polyformer.data import Splits, Tokenizer, load
@@ -91,6 +91,8 @@ def _fit(
         torch.manual_seed(recipe.seed + 1)  # a helper's weights are not the model's
         joined = task.join(model)
     fitting = _fitting(recipe, task, splits, model)
+    if is_main():
+        print("".join(f"{note}\n" for note in task.notes), end="")
     training = Training(
         joined, fitting, recipe.training, recipe.optimizer, recipe.schedule, run.folder, recipe.seed, resume,
         from_step,
@@ -123,8 +125,8 @@ def _model(recipe: Recipe, task: TextTask) -> Transformer:
     """The model for `task`, with weights drawn from the recipe's seed."""
     base = recipe.model.config()
     config = task.adapt(base)
-    if recipe.model.pretrained is not None and base.vocab_size > config.vocab_size:
-        config = dataclasses.replace(config, vocab_size=base.vocab_size)  # some tables have rows to spare
+    if recipe.model.pretrained is not None:
+        config = with_room(config, base)
     with torch.random.fork_rng():  # the seed is this run's, not the program's
         torch.manual_seed(recipe.seed)
         return Transformer(config)

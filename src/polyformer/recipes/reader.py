@@ -6,6 +6,7 @@ A model of ours beside a tokenizer without marks reads what our tasks give it.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -59,6 +60,14 @@ class Reader:
         found = self.tokenizer.encode_batch_for_model(texts, language=self.language)
         return [self.checked(text, ids) for text, (ids, _) in zip(texts, found)]
 
+    def _encode_pairs(self, texts: Sequence[str], pairs: Sequence[str]) -> list[dict[str, list[int]]]:
+        found = self.tokenizer.encode_batch_for_model(texts, pairs, language=self.language)
+        typed = self.config.embedding.type_vocab_size > 1
+        return [
+            {"input_ids": self.checked(text, ids), **({"token_type_ids": types} if typed else {})}
+            for text, (ids, types) in zip(texts, found)
+        ]
+
     def checked(self, text: str, ids: list[int]) -> list[int]:
         """The ids of a text, if the model takes so many; of no text at least one."""
         limit = longest(self.config)
@@ -70,12 +79,16 @@ class Reader:
         return ids or [self.first]
 
     @torch.no_grad()
-    def classify(self, model: Transformer, texts: Sequence[str]) -> list[dict[str, float]]:
-        """For every text the probability of each label; of a model of numbers the numbers."""
+    def classify(
+        self, model: Transformer, texts: Sequence[str], pairs: Sequence[str] | None = None
+    ) -> list[dict[str, float]]:
+        """For every text, or text and its pair, the probability of each label; of a model of numbers the
+        numbers."""
         head = self.config.head
         assert isinstance(head, ClassifyConfig)
         labels, found = self._labels(head), [{}] * len(texts)
-        for chosen, batch in batched(model, self.encode(texts), self.collate, self.batch_tokens):
+        rows: Sequence[Any] = self.encode(texts) if pairs is None else self._encode_pairs(texts, pairs)
+        for chosen, batch in batched(model, rows, self.collate, self.batch_tokens):
             shares = model(**batch).logits
             if head.problem == "multi_label":
                 shares = shares.sigmoid()

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Self
 
 from polyformer.architecture import ModelConfig
-from polyformer.checkpoints import config_of
+from polyformer.checkpoints import config_of, same_reach
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.expression import with_options
@@ -55,7 +55,8 @@ class ModelChoice(Config):
     def config(self) -> ModelConfig:
         """The model that is meant; `InputError` for an unknown preset or option, with the nearest names."""
         if self.pretrained is not None:
-            return overridden(config_of(self.pretrained), flattened(self.options))
+            checkpoint = config_of(self.pretrained)
+            return same_reach(overridden(checkpoint, flattened(self.options)), checkpoint)
         if self.preset is None:
             return ModelConfig.from_dict(self.options, "model")
         return model_config(self.preset, flattened(self.options))

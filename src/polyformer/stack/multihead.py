@@ -42,6 +42,8 @@ class AttentionConfig(Config):
         heads = self.num_attention_heads
         if heads < 1:
             raise InputError(f"num_attention_heads: expected 1 or more, got {heads}")
+        if self.head_size is not None and self.head_size < 1:
+            raise InputError(f"head_size: expected 1 or more, got {self.head_size}")
         if self.kv_heads < 1 or heads % self.kv_heads:
             raise InputError(
                 f"num_key_value_heads: expected a divisor of the {heads} query heads, got {self.kv_heads}"

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from polyformer.block import BlockConfig, PostNormConfig, ReversibleConfig, joined, streams
 from polyformer.core.config import Config
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.norms import LayerNormConfig, NormConfig
+from polyformer.core.sizes import LAYERS
 from polyformer.feedforward import DenseConfig, FeedForwardConfig
 from polyformer.position import PositionConfig, Shape, SinusoidalConfig, changes_scores
 from polyformer.stack.convolution import Convolution, ConvolutionConfig
@@ -36,8 +37,9 @@ class StackConfig(Config):
     layerdrop: float = 0.0  # probability that training skips a layer (Fan et al. 2020, LayerDrop)
 
     def __post_init__(self) -> None:
-        if self.num_hidden_layers < 1:
-            raise InputError(f"num_hidden_layers: expected 1 or more, got {self.num_hidden_layers}")
+        if not 1 <= self.num_hidden_layers <= LAYERS:
+            wanted = "1 or more" if self.num_hidden_layers < 1 else f"at most {LAYERS}"
+            raise InputError(f"num_hidden_layers: expected {wanted}, got {quote(self.num_hidden_layers)}")
         if self.num_hidden_groups is not None:
             self._check_groups(self.num_hidden_groups)
         for name in ("dropout", "final_dropout", "layerdrop"):

@@ -1,7 +1,12 @@
 """Tasks: what a model is trained to do with text, and how well it does it."""
 
 from polyformer.tasks.base import HeldOut, TaskConfig, TextTask, Workers
-from polyformer.tasks.classify import Classification, ClassificationConfig
+from polyformer.tasks.classify import (
+    Classification,
+    ClassificationConfig,
+    PairClassification,
+    PairClassificationConfig,
+)
 from polyformer.tasks.cpc import ContrastiveModelling, ContrastiveModellingConfig
 from polyformer.tasks.denoise import Denoising, DenoisingConfig
 from polyformer.tasks.electra import Electra, ElectraConfig
@@ -36,6 +41,8 @@ __all__ = [
     "MaskedModelling",
     "MaskedModellingConfig",
     "NextSentenceConfig",
+    "PairClassification",
+    "PairClassificationConfig",
     "SentenceOrderConfig",
     "SentencePairs",
     "SpanCorruption",

@@ -109,6 +109,7 @@ class TextTask(abc.ABC):
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer):
         self.batch_tokens, self.tokenizer = config.batch_tokens, tokenizer
         self.collate = Collate(0 if tokenizer.pad_id is None else tokenizer.pad_id)
+        self.notes: list[str] = []  # what the user should know of the texts that were prepared
 
     @abc.abstractmethod
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
@@ -198,9 +199,10 @@ class TextTask(abc.ABC):
         return self.metrics(workers.add(total).tolist(), held.counts)
 
     def batched(
-        self, model: nn.Module, rows: Sequence[list[int]], max_tokens: int = 0
+        self, model: nn.Module, rows: Sequence[list[int] | Row], max_tokens: int = 0
     ) -> Iterator[tuple[list[int], Batch]]:
-        """Batches of token ids to predict from, on the model's device, each with the numbers of its rows."""
+        """Batches of token ids, or of rows with more than these, to predict from, on the model's device, each
+        with the numbers of its rows."""
         return batched(model, rows, self.collate, max_tokens or self.batch_tokens)
 
     def finish(self, model: nn.Module, rows: Rows) -> dict[str, float]:
@@ -261,14 +263,15 @@ class MaskingTask(CorruptingTask):
 
 
 def batched(
-    model: nn.Module, rows: Sequence[list[int]], collate: Collate, max_tokens: int
+    model: nn.Module, rows: Sequence[list[int] | Row], collate: Collate, max_tokens: int
 ) -> Iterator[tuple[list[int], Batch]]:
     """`TextTask.batched`: batches of at most `max_tokens`, or of one row that is longer."""
     device = next(model.parameters()).device
-    lengths = np.array([[len(ids)] for ids in rows], dtype=np.int64).reshape(-1, 1)
+    whole = [row if isinstance(row, dict) else {"input_ids": row} for row in rows]
+    lengths = row_lengths(whole)
     most = max(max_tokens, int(lengths.max(initial=1)))
     for chosen in by_tokens(lengths, None, max_tokens=most):
-        batch = collate([{"input_ids": rows[i]} for i in chosen])
+        batch = collate([whole[i] for i in chosen])
         yield chosen.tolist(), {name: one.to(device) for name, one in batch.items()}
 
 

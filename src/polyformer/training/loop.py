@@ -213,8 +213,6 @@ class Training:
         row: dict[str, float] = self.training_row() if due else {}
         if step == self.first + 1 and not due:
             self.sign_of_life()
-        # Processes must agree when to stop; several ask one another where they exchange numbers anyway.
-        asked = self.engine.together(self.signals.take()) if due or self.engine.world == 1 else Asked()
         with self.paused():
             improved = False
             if step % reporting.evaluate_every == 0 or last:
@@ -223,6 +221,8 @@ class Training:
             if row and self.log is not None:
                 self.log.write(step, row)
                 self.display.report(step, row, self.seconds_left())
+            # Processes must agree when to stop; several ask one another where they exchange numbers anyway.
+            asked = self.engine.together(self.signals.take()) if due or self.engine.world == 1 else Asked()
             regular = step % self.config.saving.checkpoint_every == 0
             if regular or improved or last or self.out_of_patience() or asked.save or asked.stop:
                 self.save()

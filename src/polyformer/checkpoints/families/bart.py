@@ -1,7 +1,7 @@
 """BART: post-norm encoder-decoder with learned positions. Lewis et al. 2020.
 
-Their decoder alone keeps weights of a cross-attention that it never computes; ours has none, and what it
-saves leaves them to transformers, which starts them fresh.
+Their decoder alone has weights of a cross-attention that it never computes, and their untied models a table
+of tokens that they never read: ours keep them beside (polyformer.core.unread).
 """
 
 import dataclasses
@@ -92,6 +92,9 @@ def copies(base: str) -> dict[str, str]:
     return {f"{base}{side}.embed_tokens.weight": f"{base}shared.weight" for side in ("encoder", "decoder")}
 
 
+SHARED = ("{base}shared.weight",)
+"""A table of tokens that no untied model reads."""
+
 TIED = {"lm_head.weight": "model.shared.weight", **copies("model.")}
 
 
@@ -126,15 +129,19 @@ class Bart(Family):
             LanguageModelConfig(bias=True, frozen_bias=True),
             {**LM_HEAD, "final_logits_bias": Row(("head.bias",))},
             copies=TIED,
+            unread=SHARED,
         ),
-        "Model": Task(EmbedConfig(normalize=False), copies=copies(""), base=False),
+        "Model": Task(EmbedConfig(normalize=False), copies=copies(""), base=False, unread=SHARED),
         "ForSequenceClassification": Task(
             ClassifyConfig(dropout=0.0, drops_twice=True),
             {"classification_head.dense": "head.dense", "classification_head.out_proj": "head.output"},
             (field("eos_token_id", 2, "end_token"),),
             copies("model."),
+            unread=SHARED,
         ),
-        "ForQuestionAnswering": Task(SpanConfig(), {"qa_outputs": "head.output"}, copies=copies("model.")),
+        "ForQuestionAnswering": Task(
+            SpanConfig(), {"qa_outputs": "head.output"}, copies=copies("model."), unread=SHARED
+        ),
         "ForCausalLM": Task(
             LanguageModelConfig(),
             LM_HEAD,
@@ -142,6 +149,7 @@ class Bart(Family):
                 ["lm_head.weight", "model.shared.weight"], "model.decoder.embed_tokens.weight"
             ),
             without="encoder",
+            unread=("{base}decoder.layers.*.encoder_attn*",),
             trunk={"decoder.embed_tokens": "tokens", **stack("decoder", 2)},
         ),
     }

@@ -32,6 +32,8 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 PATTERN = "encoder.attention.mechanism.pattern"
 POOLER = {"{base}pooler": "head.dense"}
+UNPOOLED = ("{base}pooler.*",)
+"""What classes that pool nothing have all the same."""
 WITHOUT_BIAS = ["output"]
 OWN = (
     Field("use_bias", True, ("encoder.attention.bias",), lambda given: True if given else WITHOUT_BIAS,
@@ -59,7 +61,7 @@ class BigBird(Family):
     fixed: ClassVar = {"is_decoder": False, "add_cross_attention": False}
     inert = ("use_cache", "sep_token_id")
     names = TRUNK
-    ignored = ("*embeddings.position_ids", "*embeddings.token_type_ids", "bert.pooler.*")
+    ignored = ("*embeddings.position_ids", "*embeddings.token_type_ids")
     dropouts = ("classifier_dropout", "hidden_dropout_prob")
     tasks: ClassVar = {
         "Model": Task(EmbedConfig(pooling="first", hidden=True, normalize=False), POOLER, base=False),
@@ -77,13 +79,15 @@ class BigBird(Family):
             MASKED,
             (act("hidden_act", "gelu_new", "activation"), field("layer_norm_eps", 1e-12, "eps")),
             COPIES,
+            unread=UNPOOLED,
         ),
         "ForSequenceClassification": Task(
             ClassifyConfig(drops_twice=True),
             {"classifier.dense": "head.dense", "classifier.out_proj": "head.output"},
             (act("hidden_act", "gelu_new", "activation"),),
+            unread=UNPOOLED,
         ),
-        "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}),
+        "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}, unread=UNPOOLED),
     }
     sizes = ("bigbird-base",)
 

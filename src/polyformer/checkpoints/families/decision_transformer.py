@@ -72,9 +72,15 @@ class DecisionTransformer(Family):
         **layered("encoder.h.{i}", "decoder.layers.{i}", LAYER),
         "encoder.ln_f": "decoder.final_norm",
     }
-    ignored = ("encoder.wte.weight", "*.attn.bias", "*.attn.masked_bias")
+    ignored = ("*.attn.bias", "*.attn.masked_bias")
     tasks: ClassVar = {
-        "Model": Task(PredictionConfig(), HEAD, base=False, labelled=False)  # type: ignore[arg-type]
+        "Model": Task(
+            PredictionConfig(),  # type: ignore[arg-type]
+            HEAD,
+            base=False,
+            labelled=False,
+            unread=("encoder.wte.weight",),
+        )
     }
 
     def adjust(self, tree: Tree, hub: Tree) -> None:

@@ -6,7 +6,7 @@ Positions are counted from the padding token's id and one, over the tokens that 
 from typing import Any, ClassVar
 
 from polyformer.checkpoints.families.bart import FIELDS as BART_FIELDS
-from polyformer.checkpoints.families.bart import LM_HEAD, TABLES, TIED, Bart, copies, layer
+from polyformer.checkpoints.families.bart import LM_HEAD, SHARED, TABLES, TIED, Bart, copies, layer
 from polyformer.checkpoints.family import Task, register
 from polyformer.checkpoints.fields import Field, act, both, field
 from polyformer.checkpoints.names import Part, layered
@@ -60,7 +60,7 @@ class M2M100(Bart):
     ignored = ("*coder.embed_tokens.weight", "*coder.version", "*coder.embed_positions.*")
     dropouts = ()
     tasks: ClassVar = {
-        "ForConditionalGeneration": Task(LanguageModelConfig(), LM_HEAD, copies=TIED),
-        "Model": Task(EmbedConfig(normalize=False), copies=copies(""), base=False),
+        "ForConditionalGeneration": Task(LanguageModelConfig(), LM_HEAD, copies=TIED, unread=SHARED),
+        "Model": Task(EmbedConfig(normalize=False), copies=copies(""), base=False, unread=SHARED),
     }
     sizes = ("m2m100-418m", "m2m100-1.2b")

@@ -115,9 +115,9 @@ class Reformer(Family):
         **layered("encoder.layers.{i}", "decoder.layers.{i}", LAYER),
         "encoder.layer_norm": "decoder.final_norm",
     }
-    ignored = ("lm_head.bias", "*mask_value_float*")
+    ignored = ("*mask_value_float*",)
     tasks: ClassVar = {
-        "ModelWithLMHead": Task(LanguageModelConfig(), {"lm_head.decoder": "head"}),
+        "ModelWithLMHead": Task(LanguageModelConfig(), {"lm_head.decoder": "head"}, unread=("lm_head.bias",)),
         "Model": Task(EmbedConfig(pooling="last", normalize=False), base=False),
     }
     sizes = ("reformer-small", "reformer-enwik8")

@@ -1,0 +1,55 @@
+"""Folders of sentence-transformers: a public checkpoint, and beside it how its vectors are pooled.
+
+`modules.json` lists what a text goes through: the model, a pooling whose folder says which, and perhaps a
+scaling to length 1. Reimers and Gurevych 2019, section 3.
+"""
+
+from pathlib import Path
+
+from polyformer.core.errors import InputError, unknown
+from polyformer.core.files import read_json
+from polyformer.heads import EmbedConfig
+
+MODULES = "modules.json"
+POOLINGS = {
+    "cls": "first", "mean": "mean", "max": "max", "lasttoken": "last",
+    "pooling_mode_cls_token": "first", "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max", "pooling_mode_lasttoken": "last",
+}  # fmt: skip
+"""Their names, those of newer and of older folders, and ours."""
+
+
+def embedding_head(folder: Path) -> EmbedConfig | None:
+    """How a folder's texts become vectors; None where it is not of sentence-transformers.
+
+    Raises `InputError` for modules and poolings that we do not have, and for damaged files.
+    """
+    if not (folder / MODULES).is_file():
+        return None
+    modules = read_json(folder / MODULES, list)
+    if not all(isinstance(one, dict) for one in modules):
+        raise InputError(f"{folder / MODULES} is damaged: expected a list of modules; restore it from a copy")
+    kinds = [str(one.get("type", "")).rpartition(".")[2] for one in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise InputError(
+            f"{folder / MODULES}: expected the modules Transformer, Pooling and perhaps Normalize, got "
+            f"{', '.join(kinds)[:200]}; give the head as an EmbedConfig, or load the model without it"
+        )
+    where = modules[1].get("path")
+    if not isinstance(where, str) or "/" in where or "\\" in where or where in ("", ".", ".."):
+        raise InputError(f"{folder / MODULES}: expected the name of a folder for Pooling's path")
+    return EmbedConfig(pooling=_pooling(folder / where / "config.json"), normalize=len(kinds) == 3)
+
+
+def _pooling(path: Path) -> str:
+    """The one pooling that a module's configuration says."""
+    described = read_json(path, dict)
+    modes = [name for name, on in described.items() if name.startswith("pooling_mode_") and on]
+    named = described.get("pooling_mode")
+    modes += [named] if isinstance(named, str) else list(named or ())
+    if len(modes) != 1:
+        raise InputError(f"{path}: expected one pooling, got {', '.join(map(str, modes))[:200] or 'none'}; "
+                         f"poolings side by side are not supported")  # fmt: skip
+    if modes[0] not in POOLINGS:
+        raise unknown(f"pooling in {path}:", modes[0], POOLINGS)
+    return POOLINGS[modes[0]]

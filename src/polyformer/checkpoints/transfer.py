@@ -1,0 +1,101 @@
+"""The weights of one model in another: what fits is copied, and a report says what became of every tensor."""
+
+import dataclasses
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from polyformer.heads import HeadConfig
+from polyformer.model import Transformer
+from polyformer.position import Position
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Names of the new model's tensors by what became of them.
+
+    copied: equal to the old one's. scaled: the old one's times a number, so that scores stay as they were.
+    extended: tables of positions, the old rows over and over. cut: tables of positions, the first rows.
+    fresh: not from the old model. left: names of the old model's tensors without a place in the new one.
+    """
+
+    copied: tuple[str, ...]
+    scaled: tuple[str, ...]
+    extended: tuple[str, ...]
+    cut: tuple[str, ...]
+    fresh: tuple[str, ...]
+    left: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"copied: {len(self.copied)} tensors"]
+        for what in ("scaled", "extended", "cut", "fresh", "left"):
+            names = getattr(self, what)
+            lines.append(f"{what}: {', '.join(summed(names)) or 'none'}")
+        return "\n".join(lines)
+
+
+@torch.no_grad()
+def transfer(old: Transformer, new: Transformer, fresh: Collection[str] = ()) -> Report:
+    """Copies into `new` what `old` has of it, with tables of positions repeated or cut to their length.
+
+    Of heads of different kinds what both have (`HeadConfig.parts`): a pooler, say. `fresh`: the names of
+    those of the old model that came from no checkpoint, which are worth no more than the new one's own.
+    """
+    given = {name: one for name, one in old.state_dict().items() if name not in fresh}
+    sources = {target: name for name in given if (target := place(name, old.config.head, new.config.head))}
+    own, offsets = dict(new.state_dict()), position_tables(new)
+    fates: dict[str, list[str]] = {"copied": [], "extended": [], "cut": [], "fresh": []}
+    for name, tensor in own.items():
+        source = given.get(sources.get(name, ""))
+        if source is not None and source.shape == tensor.shape:
+            fate = "copied"
+            tensor.copy_(source)
+        elif source is not None and name in offsets and source.shape[1:] == tensor.shape[1:]:
+            fate = "extended" if len(tensor) > len(source) else "cut"
+            tensor.copy_(repeated(source, len(tensor), offsets[name]))
+        else:
+            fate = "fresh"
+        fates[fate].append(name)
+    used = {sources[name] for fate in ("copied", "extended", "cut") for name in fates[fate]}
+    left = [*(name for name in given if name not in used), *old.unread]
+    return Report(scaled=(), left=tuple(sorted(left)),
+                  **{fate: tuple(sorted(names)) for fate, names in fates.items()})  # fmt: skip
+
+
+def place(name: str, old: HeadConfig, new: HeadConfig) -> str | None:
+    """Where a tensor of a model with one head stands in a model with another; None for nowhere."""
+    if not name.startswith("head.") or old.kind == new.kind:
+        return name
+    parts = new.parts()
+    for part, where in old.parts().items():
+        start = f"head.{where}." if where else "head."
+        if part in parts and name.startswith(start):
+            return ".".join(filter(None, ("head", parts[part], name.removeprefix(start))))
+    return None
+
+
+def position_tables(model: Transformer) -> dict[str, int]:
+    """The tables that have a row for each position, by name, and how many rows before are no position's."""
+    return {
+        f"{path}.{name}": offset
+        for path, module in model.named_modules()
+        if isinstance(module, Position)
+        for name, offset in module.position_tables().items()
+    }
+
+
+def repeated(table: Tensor, length: int, offset: int) -> Tensor:
+    """A table [offset + n, E] as [length, E], its n positions over and over."""
+    first, positions = table[:offset], table[offset:]
+    times = -(-(length - offset) // len(positions))
+    return torch.cat([first, positions.repeat(times, 1)])[:length].clone()
+
+
+def summed(names: tuple[str, ...]) -> list[str]:
+    """Names with the layers' numbers taken together: "encoder.layers.*.attention.query.weight (12)"."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        pattern = ".".join("*" if part.isdigit() else part for part in name.split("."))
+        groups.setdefault(pattern, []).append(name)
+    return [f"{pattern} ({len(group)})" if len(group) > 1 else group[0] for pattern, group in groups.items()]

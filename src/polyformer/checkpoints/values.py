@@ -1,0 +1,132 @@
+"""What may stand in a public config.json: the type and range of every option that is read, by its name.
+
+The tables of the families say what an option means; this one says what it can be, in one place for all of
+them, so that they compute with numbers that are numbers. An option that no family reads is not looked at.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from polyformer.checkpoints.fields import Tree
+from polyformer.core.errors import InputError, quote
+from polyformer.core.sizes import LAYERS, SIZE
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """What an option can be: in words, and as a test."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+    def __or__(self, other: "Values") -> "Values":
+        return Values(f"{self.words} or {other.words}", lambda one: self.holds(one) or other.holds(one))
+
+
+def _integer(low: int, high: int) -> Values:
+    return Values(f"an integer from {low} to {high}", lambda one: type(one) is int and low <= one <= high)
+
+
+def _listed(values: Values) -> Values:
+    def holds(value: Any) -> bool:
+        return isinstance(value, list | tuple) and len(value) <= LAYERS and all(map(values.holds, value))
+
+    return Values(f"a list, each {values.words}", holds)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _are_labels(value: Any) -> bool:
+    return isinstance(value, dict) and all(str(key).isdecimal() and len(str(key)) < 10 for key in value)
+
+
+def _are_turns(value: Any) -> bool:
+    pairs = isinstance(value, list | tuple) and all(
+        isinstance(turn, list | tuple) and len(turn) == 2 and NAMES.holds(turn[0]) and LAYER.holds(turn[1])
+        for turn in value
+    )
+    return pairs and sum(len(kinds) * times for kinds, times in value) <= LAYERS
+
+
+NULL = Values("null", lambda one: one is None)
+FLAG = Values("true or false", lambda one: isinstance(one, bool))
+NAME = Values("a text", lambda one: isinstance(one, str))
+NAMES = _listed(NAME)
+POSITIVE, COUNT, LAYER = _integer(1, SIZE), _integer(0, SIZE), _integer(1, LAYERS)
+OPEN = _integer(-1, SIZE)  # -1: as far as the text goes
+TOKEN = _integer(-(2**31), 2**31 - 1) | NULL
+RATE = Values("a number from 0 up to, not including, 1", lambda one: _is_number(one) and 0 <= one < 1)
+SMALL = Values("a number from 0 to 1", lambda one: _is_number(one) and 0 <= one <= 1)
+LABELS = Values("an object of numbers to names", _are_labels)
+TURNS = Values("a list of pairs, kinds of layers and how often they come", _are_turns)
+
+VALUES: dict[str, Values] = {
+    **dict.fromkeys(
+        ("n_layer", "n_layers", "num_layers", "num_hidden_layers", "num_hidden_groups", "encoder_layers",
+         "decoder_layers"), LAYER,
+    ),
+    **dict.fromkeys(
+        ("act_dim", "attention_head_size", "block_size", "d_ff", "d_kv", "d_model", "decoder_attention_heads",
+         "decoder_ffn_dim", "dff", "dim", "emb_dim", "embedding_size", "encoder_attention_heads",
+         "encoder_ffn_dim", "feed_forward_size", "hidden_dim", "hidden_size", "local_attn_chunk_length",
+         "lsh_attn_chunk_length", "max_ep_len", "max_position_embeddings", "n_embd", "n_head", "n_heads",
+         "n_langs", "n_positions", "num_attention_heads", "num_hashes", "num_heads", "pooler_hidden_size",
+         "relative_attention_max_distance", "relative_attention_num_buckets", "state_dim", "vocab_size",
+         "window_size"), POSITIVE,
+    ),
+    **dict.fromkeys(
+        ("conv_kernel_size", "local_num_chunks_before", "lsh_num_chunks_before", "num_random_blocks",
+         "type_vocab_size"), COUNT,
+    ),
+    **dict.fromkeys(("max_relative_positions", "position_buckets"), OPEN | NULL),
+    **dict.fromkeys(("intermediate_size", "n_inner"), POSITIVE | NULL),
+    **dict.fromkeys(
+        ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "sep_token_id"), TOKEN
+    ),
+    **dict.fromkeys(
+        ("activation_dropout", "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop",
+         "decoder_layerdrop", "dropout", "dropout_rate", "embd_pdrop", "embed_dropout", "encoder_layerdrop",
+         "hidden_dropout_prob", "local_attention_probs_dropout_prob", "qa_dropout", "resid_dropout",
+         "resid_pdrop", "seq_classif_dropout", "summary_first_dropout"), RATE,
+    ),
+    **dict.fromkeys(("classifier_dropout", "classifier_dropout_prob"), RATE | NULL),
+    **dict.fromkeys(
+        ("init_std", "initializer_range", "layer_norm_eps", "layer_norm_epsilon"), SMALL
+    ),
+    **dict.fromkeys(
+        ("action_tanh", "axial_pos_embds", "causal", "gelu_activation", "is_decoder", "position_biased_input",
+         "relative_attention", "rescale_embeddings", "scale_attn_by_inverse_layer_idx", "scale_attn_weights",
+         "scale_decoder_outputs", "scale_embedding", "share_att_key", "tie_word_embeddings", "use_bias",
+         "use_lang_emb"), FLAG,
+    ),
+    **dict.fromkeys(
+        ("activation", "activation_function", "afn", "attention_type", "conv_act", "feed_forward_proj",
+         "hidden_act", "model_type", "norm_rel_ebd", "pooler_hidden_act"), NAME,
+    ),
+    "dense_act_fn": NAME | NULL,
+    "is_gated_act": FLAG | NULL,
+    "problem_type": NAME | NULL,
+    "num_decoder_layers": LAYER | NULL,
+    "rotary_dim": COUNT | NULL,
+    "num_labels": POSITIVE,
+    "id2label": LABELS | NULL,
+    "architectures": NAMES | NULL,
+    "attention_window": POSITIVE | _listed(POSITIVE),
+    "attention_layers": NAMES | NULL,
+    "attention_types": TURNS | NULL,
+    "attn_layers": NAMES,
+    "axial_pos_shape": _listed(POSITIVE),
+    "axial_pos_embds_dim": _listed(POSITIVE),
+    "num_buckets": POSITIVE | _listed(POSITIVE) | NULL,
+    "pos_att_type": NAME | NAMES | NULL,
+}  # fmt: skip
+
+
+def check_values(hub: Tree) -> None:
+    """Raises `InputError` for an option whose value is of another type, or outside of its range."""
+    for name, value in hub.items():
+        if name in VALUES and not VALUES[name].holds(value):
+            raise InputError(f"config.json: {name} is {quote(value)}, expected {VALUES[name].words}")

@@ -1,0 +1,28 @@
+"""How large a configuration may say that something is: bounds against files that are made to exhaust memory.
+
+They are far above any model that there is, and such that products of a few sizes fit into 64 bits.
+"""
+
+import dataclasses
+from typing import Any
+
+from polyformer.core.errors import InputError, quote
+
+SIZE = 2**24
+"""Of a width, a vocabulary, a number of positions, heads, experts, ...: 16,777,216."""
+
+LAYERS = 4096
+"""Of a stack."""
+
+SEEDS = ("seed", "hash_seed")  # the integers that are no sizes
+
+
+def check_sizes(config: Any) -> None:
+    """Raises `InputError` for an integer above `SIZE` in a configuration or a part of it."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, int) and one > SIZE and field.name not in SEEDS:
+                raise InputError(f"{field.name}: expected at most {SIZE}, got {quote(one)}")
+            if dataclasses.is_dataclass(one):
+                check_sizes(one)

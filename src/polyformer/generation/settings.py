@@ -1,0 +1,52 @@
+"""Settings by name, over those of a configuration: `model.generate(ids, max_new_tokens=20, num_beams=4)`."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from polyformer.core.config import Config, encode
+from polyformer.core.errors import unknown
+from polyformer.generation.config import GenerationConfig
+
+HUB_NAMES = {"decoder_start_token_id": "start", "eos_token_id": "eos", "pad_token_id": "pad",
+             "stop_strings": "stop"}  # fmt: skip
+"""What transformers calls differently."""
+
+
+def _places() -> dict[str, tuple[str, ...]]:
+    """Every setting and the path to where it stands."""
+    found: dict[str, tuple[str, ...]] = {}
+    for field in dataclasses.fields(GenerationConfig):
+        found[field.name] = (field.name,)
+        if isinstance(field.default, Config):
+            found |= {one.name: (field.name, one.name) for one in dataclasses.fields(field.default)}
+    return found
+
+
+PLACES = _places()
+
+
+def changed(config: GenerationConfig, settings: Mapping[str, Any]) -> GenerationConfig:
+    """`config` with `settings` by name, ours or transformers'.
+
+    As there, `max_new_tokens` and `max_length` take each other's place; `do_sample=False` and `num_beams=1`
+    leave nothing of what they turn off. Raises `InputError` for an unknown name, with the nearest.
+    """
+    tree = config.to_dict()
+    named = {HUB_NAMES.get(name, name): value for name, value in settings.items()}
+    for name in named:
+        if name not in PLACES:
+            raise unknown("argument or setting of generate", name, {*PLACES, *HUB_NAMES})
+    for name, off in (("do_sample", False), ("num_beams", 1)):
+        if name in named and named[name] == off:
+            tree[PLACES[name][0]] = {}
+    if named.get("max_new_tokens") is not None:
+        tree["whole"]["max_length"] = None
+    elif named.get("max_length") is not None:
+        tree["max_new_tokens"] = None
+    for name, value in named.items():
+        *part, last = PLACES[name]
+        plural = name in ("eos", "stop") and isinstance(value, int | str)
+        place = tree[part[0]] if part else tree
+        place[last] = [value] if plural else encode(value)
+    return GenerationConfig.from_dict(tree)

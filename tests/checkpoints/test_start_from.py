@@ -1,0 +1,154 @@
+"""A new model that begins with a checkpoint's weights: every word of the report is true of the tensors."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import polyformer
+from polyformer.attention import AdaptiveSpanConfig
+from polyformer.checkpoints import Report, start_from, with_room
+from polyformer.heads import (
+    ClassifyConfig,
+    EmbedConfig,
+    EnhancedMaskedConfig,
+    HeadConfig,
+    MaskedConfig,
+    PretrainingConfig,
+    TagConfig,
+)
+from polyformer.model import Transformer
+from polyformer.presets import create_model, model_config
+from polyformer.recipes.recipe import ModelChoice
+
+SIZES: dict[str, Any] = {
+    "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24,
+    "vocab_size": 60, "max_position_embeddings": 24, "dropout": 0.0,
+}  # fmt: skip
+POOLER, OUTPUT = {"head.dense.weight", "head.dense.bias"}, {"head.output.weight", "head.output.bias"}
+TRUNK_HEAD = EmbedConfig(pooling="first", hidden=True, normalize=False)
+
+
+def checked(report: Report, old: Transformer, new: Transformer, begun: dict[str, torch.Tensor]) -> None:
+    """That each tensor's fate is the one reported; `begun`: what the new model held before."""
+    given, own = old.state_dict(), new.state_dict()
+    fates = [*report.copied, *report.scaled, *report.extended, *report.cut, *report.fresh]
+    assert sorted(fates) == sorted(own), "each tensor has one fate"
+    for name in report.copied:
+        alike = [
+            one for one in given.values() if one.shape == own[name].shape and torch.equal(one, own[name])
+        ]
+        assert alike, f"{name} is said to be copied"
+    for name in (*report.extended, *report.cut):
+        rows = min(len(given[name]), len(own[name]))
+        assert torch.equal(own[name][:rows], given[name][:rows])
+    assert all(len(own[name]) > len(given[name]) for name in report.extended)
+    assert all(len(own[name]) < len(given[name]) for name in report.cut)
+    for name in report.fresh:
+        assert torch.equal(own[name], begun[name]), f"{name} is said to be fresh"
+
+
+def shaken(preset: str, **options: Any) -> Transformer:
+    """No two of its tensors are equal."""
+    torch.manual_seed(0)
+    model = create_model(preset, **{**SIZES, **options}).eval()
+    with torch.no_grad():
+        for one in model.parameters():
+            one.add_(torch.randn_like(one), alpha=0.1)
+    return model
+
+
+def begun(model: Transformer) -> dict[str, torch.Tensor]:
+    return {name: one.clone() for name, one in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("format", ["hub", "polyformer"])
+@pytest.mark.parametrize(
+    ("old", "new", "fresh", "left"),
+    [
+        (TRUNK_HEAD, ClassifyConfig(num_labels=3), OUTPUT, set()),
+        (TRUNK_HEAD, TagConfig(), OUTPUT, POOLER),
+        (TRUNK_HEAD, EmbedConfig(), set(), POOLER),
+        (MaskedConfig(), EnhancedMaskedConfig(max_position_embeddings=24),
+         {"head.position.tables.0.weight"}, set()),
+    ],
+    ids=["classify", "tag", "embed", "enhanced"],
+)  # fmt: skip
+def test_what_a_head_takes_over(
+    tmp_path: Path, old: HeadConfig, new: HeadConfig, fresh: set[str], left: set[str], format: str
+):
+    """The same of transformers' files and of ours, by the names that the files have."""
+    source = shaken("bert-base", head=old)
+    source.save_pretrained(tmp_path, format=format)
+    model = create_model("bert-base", **SIZES, head=new)
+    before = begun(model)
+    report = start_from(tmp_path, model)
+    checked(report, source, model, before)
+    assert set(report.fresh) == fresh
+    theirs = {name.replace("head.dense", "pooler.dense") for name in left}
+    assert set(report.left) == (theirs if format == "hub" else left)
+
+
+@pytest.mark.parametrize("format", ["hub", "polyformer"])
+@pytest.mark.parametrize("head", [MaskedConfig(), ClassifyConfig()], ids=["masked", "classify"])
+def test_of_two_pretraining_heads_each_goes_on(tmp_path: Path, head: HeadConfig, format: str):
+    source = shaken("bert-base", head=PretrainingConfig(sentence=ClassifyConfig(dropout=0.0)))
+    source.save_pretrained(tmp_path, format=format)
+    model = create_model("bert-base", **SIZES, head=head)
+    before = begun(model)
+    report = start_from(tmp_path, model)
+    checked(report, source, model, before)
+    assert set(report.fresh) == (OUTPUT if head.kind == "classify" else set())
+    part = "sentence.dense.weight" if head.kind == "classify" else "tokens.dense.weight"
+    assert torch.equal(model.get_parameter("head.dense.weight"), source.get_parameter(f"head.{part}"))
+    assert any("predictions" in name or "tokens" in name for name in report.left) == (head.kind == "classify")
+
+
+@pytest.mark.parametrize("format", ["hub", "polyformer"])
+def test_robertas_classifier_is_no_pooler(tmp_path: Path, format: str):
+    """It has a layer of its own, as in transformers, whichever files the model comes from."""
+    pooled = EmbedConfig(pooling="first", hidden=True, normalize=False)
+    shaken("roberta-base", head=pooled).save_pretrained(tmp_path, format=format)
+    model = create_model("roberta-base", **SIZES, head=ClassifyConfig(drops_twice=True))
+    assert set(start_from(tmp_path, model).fresh) == OUTPUT | POOLER
+
+
+@pytest.mark.parametrize(("rows", "fate"), [(24, "copied"), (40, "extended"), (16, "cut")])
+def test_positions_are_copied_repeated_or_cut(tmp_path: Path, rows: int, fate: str):
+    source = shaken("bert-base")
+    source.save_pretrained(tmp_path)
+    model = create_model("bert-base", **{**SIZES, "max_position_embeddings": rows})
+    before = begun(model)
+    report = start_from(tmp_path, model)
+    checked(report, source, model, before)
+    assert "encoder.position.tables.0.weight" in getattr(report, fate)
+    assert f"{fate}: " in str(report)
+
+
+def test_a_tasks_short_rows_do_not_cut_a_checkpoint():
+    base = model_config("bert-base")
+    for rows, kept in ((16, 512), (512, 512), (700, 700)):
+        wanted = model_config("bert-base", {"max_position_embeddings": rows, "vocab_size": 40})
+        found = with_room(wanted, base)
+        assert (found.max_position_embeddings, found.vocab_size) == (kept, base.vocab_size)
+
+
+@torch.no_grad()
+def test_other_attention_or_longer_texts_from_a_recipe_keep_the_numbers(tmp_path: Path):
+    """The same as `convert`, by `model: {pretrained: .., attention: .., max_position_embeddings: ..}`."""
+    ids = torch.randint(60, (2, 24), generator=torch.Generator().manual_seed(0))
+    for preset, options in (
+        ("gpt-neo-125m", {"attention": polyformer.Window(24)}),
+        ("gpt-neo-125m", {"attention": AdaptiveSpanConfig(max_span=99, initial=1.0)}),
+        ("deberta-base", {"max_position_embeddings": 50}),
+        ("deberta-v3-base", {"max_position_embeddings": 300}),
+    ):
+        sizes = {"buckets": 4} if preset == "deberta-v3-base" else {}
+        source = shaken(preset, **sizes)
+        source.save_pretrained(tmp_path / preset)
+        choice = ModelChoice(pretrained=str(tmp_path / preset), options=options)
+        model = Transformer(choice.config()).eval()
+        report = start_from(tmp_path / preset, model)
+        torch.testing.assert_close(model(ids).logits, source(ids).logits, rtol=1e-4, atol=1e-5)
+        assert all("mechanism" in name for name in report.fresh)

@@ -1,0 +1,120 @@
+"""Batches without a row and texts without a token: taken as they are, or refused by an `InputError`."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from members import Case, cases, mechanisms, selected
+
+from polyformer.core.attend import attend
+from polyformer.core.context import Context
+from polyformer.core.errors import InputError
+from polyformer.core.mechanism import MechanismConfig
+from polyformer.stack import AttentionConfig
+
+EMPTY = pytest.mark.parametrize(("rows", "length"), [(0, 7), (2, 0), (0, 0)])
+NO_TEXT = re.compile("one vector for a text is made of 1 token or more")
+"""The only refusal: of heads that pool."""
+
+
+@EMPTY
+@pytest.mark.parametrize(("name", "config"), mechanisms())
+def test_mechanisms_take_calls_without_a_row_or_a_token(
+    name: str, config: MechanismConfig, rows: int, length: int
+):
+    valid = torch.ones(rows, length, dtype=torch.bool)
+    for form in (config, config.definition()):
+        for causal in (False, True) if config.causal else (False,):
+            for padding in (None, valid):
+                q, k, v = (torch.randn(rows, 2, length, 4, requires_grad=True) for _ in range(3))
+                context = Context(length, length, causal=causal, kv_valid=padding)
+                y, _ = form.build(2, 4).train()(q, k, v, context, None, None)
+                assert y.shape == (rows, 2, length, 4)
+                y.sum().backward()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "config"), mechanisms())
+def test_a_step_without_a_token_changes_no_state(name: str, config: MechanismConfig):
+    if not (config.causal and config.caches):
+        pytest.skip("declared")
+    for form in (config, config.definition()):
+        torch.manual_seed(17)
+        mechanism = form.build(2, 4).double().eval()
+        inputs = [torch.randn(2, 2, 6, 4, dtype=torch.float64) for _ in range(3)]
+        expected, _ = mechanism(*inputs, Context(6, 6, causal=True), None, None)
+        state, found, past = mechanism.new_state(0), [], 0
+        for new in (0, 4, 0, 2):
+            part = [one[:, :, past : past + new] for one in inputs]
+            past += new
+            y, state = mechanism(*part, Context(new, past, causal=True), state, None)
+            found.append(y)
+        torch.testing.assert_close(torch.cat(found, 2), expected, rtol=1e-10, atol=1e-10)
+
+
+@EMPTY
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_models_take_batches_without_a_row_or_a_token(case: Case, rows: int, length: int):
+    model, batch = case.model(torch.float32), case.labels(case.batch())
+    if not length:  # labels of texts, or of spans, have no axis of tokens
+        batch = {name: tensor for name, tensor in batch.items() if "label" not in name}
+    batch = {name: cut(tensor, rows, length) for name, tensor in batch.items()}
+    mask = torch.ones(batch["input_ids"].shape, dtype=torch.long)
+    for training in (False, True):
+        model.train(training)
+        for options in ({}, {"attention_mask": mask}):
+            try:
+                output = model(**batch, **options)
+                output.last_hidden_state.sum().backward()
+                assert len(output.last_hidden_state) == len(output.logits) == rows
+            except InputError as error:
+                assert not length, error  # noqa: PT017 - what else is raised fails
+                assert NO_TEXT.search(str(error)), error  # noqa: PT017
+
+
+def cut(tensor: torch.Tensor, rows: int, length: int) -> torch.Tensor:
+    """The first rows, and the first tokens on all axes of tokens: labels of texts have none."""
+    axes = [min(size, length) if axis else rows for axis, size in enumerate(tensor.shape)]
+    return tensor[tuple(slice(size) for size in axes)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", selected("causal", "caches", shape=("decoder", "pair")), ids=str)
+def test_decoding_takes_batches_without_a_row(case: Case):
+    model, batch = case.model(torch.float32), case.batch()
+    batch = {name: tensor[:0] for name, tensor in batch.items()}
+    output = model(**batch, use_cache=True)
+    name = "decoder_input_ids" if case.shape == "pair" else "input_ids"
+    again = model(**{name: batch[name][:, :1]}, state=output.state)
+    assert again.last_hidden_state.shape[:2] == (0, 1)
+
+
+@pytest.mark.parametrize(("name", "config"), mechanisms())
+def test_heads_without_width_are_refused(name: str, config: MechanismConfig):
+    x = torch.randn(1, 2, 5, 0)
+    with pytest.raises(InputError, match="a width of 1 or more"):
+        config.build(2, 0)(x, x, x, Context(5, 5), None, None)
+
+
+def test_heads_without_width_are_refused_where_they_are_asked_for():
+    with pytest.raises(InputError, match="head_size: expected 1 or more, got 0"):
+        AttentionConfig(head_size=0)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5, 4), (2, 2, 0, 4), (2, 2, 3, 4)])
+def test_attention_of_nothing_is_nothing(shape: tuple[int, ...]):
+    """Also where a score function reads tables that have no rows, and where there are queries but no keys."""
+    table = torch.randn(shape[0], shape[2], requires_grad=True)
+    q = torch.randn(shape, requires_grad=True)
+    k = q[:, :, :0]
+
+    def score_mod(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s + table[b, i]
+
+    for backend in ("auto", "blocks", "definition"):
+        y, lse = attend(q, k, k, score_mod=score_mod, backend=backend, return_lse=True)
+        assert y.shape == shape
+        assert lse.shape == shape[:3]
+        assert not y.any()
+        y.sum().backward()

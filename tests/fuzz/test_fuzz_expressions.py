@@ -1,0 +1,98 @@
+"""Expressions of patterns, and configurations of every part of a model, cut and mixed."""
+
+from typing import Any
+
+import torch
+from hostile import cases, changed_data, changed_text, survives
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyformer.architecture import ModelConfig
+from polyformer.block import BlockConfig
+from polyformer.core.context import Context
+from polyformer.core.expression import with_options
+from polyformer.core.mechanism import MechanismConfig
+from polyformer.core.pattern import Pattern
+from polyformer.feedforward import FeedForwardConfig
+from polyformer.heads import HeadConfig
+from polyformer.model import Transformer
+from polyformer.position import PositionConfig
+from polyformer.visual.pattern import pictures
+
+PATTERNS = [one.to_text() for cls in Pattern.registry.values() if cls.row for one in cls.examples()]
+PARTS = {
+    "mechanism": MechanismConfig,
+    "position": PositionConfig,
+    "feedforward": FeedForwardConfig,
+    "block": BlockConfig,
+    "head": HeadConfig,
+}
+CONFIGS = [
+    (part, config.to_dict())
+    for part, family in PARTS.items()
+    for kind in family.kinds.values()
+    for config in kind.examples()
+]
+EXPRESSIONS = [
+    "lsh(buckets=8, window=16)",
+    "alibi",
+    "experts(experts=4, expert=gated(activation='silu'))",
+    "softmax(pattern=Window(8) | Global(1), dropout=0.1)",
+    "alternate(mechanisms=[lsh, softmax])",
+]
+NUMBERS = (0, 1, -1, 2, 24, 10**4, 2**24, 2**31 - 1, 2**31, 2**62, 10**21, 1.5, "'a'", None, [], [3])
+
+
+def model_with(part: str, config: Any) -> dict[str, Any]:
+    """A small model's configuration with this part in it."""
+    stack: dict[str, Any] = {"num_hidden_layers": 2, "attention": {"num_attention_heads": 2}}
+    whole: dict[str, Any] = {"vocab_size": 11, "hidden_size": 16, "encoder": stack}
+    if part == "mechanism":
+        stack["attention"]["mechanism"] = config
+    else:
+        (whole if part == "head" else stack)[part] = config
+    return whole
+
+
+def build(described: Any) -> None:
+    config = ModelConfig.from_dict(described)
+    with torch.device("meta"):
+        Transformer(config)
+    assert ModelConfig.from_json(config.to_json()) == config
+
+
+def draw_pattern(text: str) -> None:
+    pattern = Pattern.from_text(text)
+    pictures(pattern, Context(24, 24), heads=2)
+    assert Pattern.from_text(pattern.to_text()) == pattern
+
+
+@cases(150)
+@given(
+    st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3)
+    .map(" | ".join)
+    .flatmap(lambda one: changed_text(one, 1))
+)
+def test_patterns(text: str):
+    survives(lambda: draw_pattern(text))
+
+
+@cases(150)
+@given(st.data())
+def test_numbers_in_patterns(data: st.DataObject):
+    name = data.draw(st.sampled_from([cls.__name__ for cls in Pattern.registry.values() if cls.row]))
+    numbers = data.draw(st.lists(st.sampled_from(NUMBERS), max_size=4))
+    survives(lambda: draw_pattern(f"{name}({', '.join(map(str, numbers))})"))
+
+
+@cases(100)
+@given(st.sampled_from(EXPRESSIONS).flatmap(changed_text))
+def test_expressions_of_parts(text: str):
+    survives(lambda: build(model_with("mechanism", with_options(text, "mechanism"))))
+    survives(lambda: build(model_with("position", text)))
+
+
+@cases(200)
+@given(st.sampled_from(CONFIGS).flatmap(lambda one: st.tuples(st.just(one[0]), changed_data(one[1]))))
+def test_configurations_of_parts(changed: tuple[str, Any]):
+    survives(lambda: build(model_with(*changed)))
