@@ -135,6 +135,7 @@ def test_the_command_converts_and_training_goes_on(hub: Path, tmp_path: Path, ca
     assert "copied" in capsys.readouterr().out
     trained = polyformer.from_pretrained(run)
     assert trained.config.vocab_size == 60
+    assert trained.config.max_position_embeddings == 48, "shorter rows do not cut the table"
     assert trained.config.encoder == model.config.encoder
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from polyformer.architecture import ModelConfig
 from polyformer.attention import AlternateConfig, Pattern, SoftmaxConfig
+from polyformer.attention.marked import reads_marks
 from polyformer.checkpoints.transfer import Report, transfer
 from polyformer.core.errors import InputError
 from polyformer.core.mechanism import MechanismConfig
@@ -36,6 +37,8 @@ def convert(model: Transformer, attention: Pattern | MechanismConfig | str | dic
     Raises:
         InputError: a mechanism that the model cannot have, fewer positions than before.
     """
+    if not isinstance(model, Transformer):
+        raise InputError(f"convert: expected a model of texts, got a {type(model).__name__}")
     config = converted(model.config, read_attention(attention), max_positions, global_projections)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # what is fresh is the same every time
@@ -78,7 +81,8 @@ def converted(config: ModelConfig, attention: Pattern | MechanismConfig | None, 
         mechanism = scaled(attention, mechanism)
     inner = dataclasses.replace(
         stack.attention, mechanism=mechanism,
-        global_projections=global_projections or stack.attention.global_projections,
+        global_projections=global_projections
+        or (stack.attention.global_projections and reads_marks(mechanism)),
     )  # fmt: skip
     changes: dict[str, Any] = {side: dataclasses.replace(stack, attention=inner)}
     if changes[side] != stack:
@@ -172,16 +176,19 @@ def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) ->
         scale = scale_of(old.mechanism.at(layer))
         if scale is None or scale_of(new.mechanism.at(layer)) is not None:
             continue
+        attention = module.get_submodule("attention")
+        assert isinstance(attention, MultiHeadAttention)
+        factor = scale * attention.head_size**0.5
+        if factor == 1:
+            continue
         if new.position.adds_to_queries:
             raise InputError(
                 f"attention: {new.mechanism.kind!r} cannot have the model's scale {scale} with positions "
                 f"that add to the queries; use 'softmax'"
             )
-        attention = module.get_submodule("attention")
-        assert isinstance(attention, MultiHeadAttention)
         for name, one in attention.query.named_parameters(f"{side}.layers.{layer}.attention.query"):
             if name in report.copied:
-                one.mul_(scale * attention.head_size**0.5)
+                one.mul_(factor)
                 names.append(name)
     return names
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from reports import checked
 
 import polyformer
 from polyformer.attention import AdaptiveSpanConfig
-from polyformer.checkpoints import Report, start_from, with_room
+from polyformer.checkpoints import start_from, with_room
 from polyformer.heads import (
     ClassifyConfig,
     EmbedConfig,
@@ -28,25 +29,6 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 POOLER, OUTPUT = {"head.dense.weight", "head.dense.bias"}, {"head.output.weight", "head.output.bias"}
 TRUNK_HEAD = EmbedConfig(pooling="first", hidden=True, normalize=False)
-
-
-def checked(report: Report, old: Transformer, new: Transformer, begun: dict[str, torch.Tensor]) -> None:
-    """That each tensor's fate is the one reported; `begun`: what the new model held before."""
-    given, own = old.state_dict(), new.state_dict()
-    fates = [*report.copied, *report.scaled, *report.extended, *report.cut, *report.fresh]
-    assert sorted(fates) == sorted(own), "each tensor has one fate"
-    for name in report.copied:
-        alike = [
-            one for one in given.values() if one.shape == own[name].shape and torch.equal(one, own[name])
-        ]
-        assert alike, f"{name} is said to be copied"
-    for name in (*report.extended, *report.cut):
-        rows = min(len(given[name]), len(own[name]))
-        assert torch.equal(own[name][:rows], given[name][:rows])
-    assert all(len(own[name]) > len(given[name]) for name in report.extended)
-    assert all(len(own[name]) < len(given[name]) for name in report.cut)
-    for name in report.fresh:
-        assert torch.equal(own[name], begun[name]), f"{name} is said to be fresh"
 
 
 def shaken(preset: str, **options: Any) -> Transformer:

@@ -1,0 +1,37 @@
+"""Whether a report of what became of weights is true of the tensors themselves."""
+
+import torch
+from torch import Tensor
+
+from polyformer.checkpoints import Report
+from polyformer.model import Transformer
+
+FATES = ("copied", "scaled", "extended", "cut", "fresh")
+
+
+def checked(
+    report: Report, old: Transformer, new: Transformer, begun: dict[str, Tensor] | None = None
+) -> None:
+    """Raises unless each tensor of `new` has one fate, and that one; `begun`: what it held before."""
+    given, own = old.state_dict(), new.state_dict()
+    fates = [name for fate in FATES for name in getattr(report, fate)]
+    assert sorted(fates) == sorted(own), "each tensor has one fate"
+    for name in report.copied:
+        same = [one for one in given.values() if one.shape == own[name].shape]
+        assert any(torch.equal(one, own[name]) for one in same), f"{name} is said to be copied"
+    for name in report.scaled:
+        factor = own[name].norm() / given[name].norm()
+        assert not torch.equal(own[name], given[name])
+        torch.testing.assert_close(own[name], given[name] * factor)
+    for name in (*report.extended, *report.cut):
+        rows = min(len(given[name]), len(own[name]))
+        assert torch.equal(own[name][:rows], given[name][:rows])
+    assert all(len(own[name]) > len(given[name]) for name in report.extended)
+    assert all(len(own[name]) < len(given[name]) for name in report.cut)
+    for name in report.fresh:
+        if begun is not None:
+            assert torch.equal(own[name], begun[name]), f"{name} is said to be fresh"
+        assert name not in given or not torch.equal(own[name], given[name]) or not own[name].any()
+    kept = {*report.copied, *report.scaled, *report.extended, *report.cut}
+    missing = set(given) - kept
+    assert missing <= {*report.left, *old.unread} | {name for name in given if name.startswith("head.")}

@@ -1,0 +1,222 @@
+"""Conversion of every family to every attention that can see all of a text: no number changes.
+
+With room for longer texts too, from the tables of families and mechanisms; and the reports are true.
+"""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from reports import checked
+from tiny import classes, tiny
+from torch import Tensor
+
+from polyformer.attention import (
+    AdaptiveSpanConfig,
+    AlternateConfig,
+    DynamicSpanConfig,
+    Pattern,
+    SoftmaxConfig,
+    SVDConfig,
+    Window,
+)
+from polyformer.checkpoints import FAMILIES, convert, from_transformers
+from polyformer.core.errors import InputError
+from polyformer.core.mechanism import MechanismConfig
+from polyformer.model import Transformer
+from polyformer.position.base import changes_scores
+
+LENGTH, LONGER = 12, 47
+DENSE: dict[str, dict[str, Any]] = {
+    "big_bird": {"attention_type": "original_full"},
+    "gpt_neo": {"window_size": 40},
+    "longformer": {"attention_window": [40, 40]},
+    "reformer": {"attn_layers": ["local", "local"], "local_attn_chunk_length": 20},
+}
+"""Options with which a family sees all of a text, as what it is converted to does."""
+
+COVERING: dict[str, MechanismConfig] = {
+    "softmax": SoftmaxConfig(pattern=Window(LENGTH)),
+    "adaptive_span": AdaptiveSpanConfig(max_span=200, initial=1.0),
+    "dynamic_span": DynamicSpanConfig(max_span=200, initial=90.0),
+    "svd": SVDConfig(rank=LENGTH),
+    "alternate": AlternateConfig(
+        mechanisms=(SoftmaxConfig(pattern=Window(LENGTH)), AdaptiveSpanConfig(max_span=200, initial=1.0))
+    ),
+}
+OTHERS = {
+    "linformer": "its projections are new",
+    "lsh": "its keys are its queries",
+    "memory_compressed": "its kernels are new",
+    "performer": "its features are random",
+    "rfa": "its features are random",
+    "routing": "its queries and keys have length 1",
+}
+"""Mechanisms that have no form in which they are dense attention of the same weights."""
+
+PATTERNS = [
+    "Window(12)", "Window(12) | Global(1)", "BlockWindow(8, 3) | Global(8) | Random(1, 8)", "Blockwise(12)",
+    "Global(12)", "GlobalEnd(12) | Window(12)", "Strided(12) | Window(12)", "Fixed(12) | Window(12)",
+    "Window(12) | Marked()", "PerLayer((Window(12), Full()))", "ETC(2, 12)", "Local1D(12, 12)",
+]  # fmt: skip
+
+SOURCES = {**dict(reversed(list(classes()))), "t5": "T5ForConditionalGeneration"}
+"""Of every family its first class."""
+
+
+@functools.cache
+def source(name: str) -> Transformer:
+    """A model in float64, whose weights are all away from their special initial values."""
+    return from_transformers(tiny(name, SOURCES[name], **DENSE.get(name, {})).double())
+
+
+def logits(model: Transformer, length: int = LENGTH) -> Tensor:
+    ids = torch.randint(3, 23, (2, length), generator=torch.Generator().manual_seed(length))
+    inputs = {"input_ids": ids}
+    if model.encoder is not None and model.decoder is not None:
+        inputs["decoder_input_ids"] = ids[:, :7]
+    with torch.no_grad():
+        return model(**inputs).logits
+
+
+def converted(name: str, attention: Any, positions: int | None) -> None:
+    old = source(name)
+    new, report = convert(old, attention, max_positions=positions)
+    checked(report, old, new)
+    assert all(".mechanism." in one for one in report.fresh)
+    torch.testing.assert_close(logits(new), logits(old), rtol=1e-9, atol=1e-9)
+    tolerance = 2e-4 * float(logits(old).abs().max())
+    torch.testing.assert_close(logits(new.float()).double(), logits(old), rtol=0, atol=tolerance)
+    if positions is not None:
+        assert logits(new, LONGER).isfinite().all(), "the new positions are there"
+
+
+def test_every_mechanism_covers_or_says_why_not():
+    assert {*COVERING, *OTHERS} == set(MechanismConfig.kinds)
+
+
+TEXTS = [name for name in FAMILIES if name != "decision_transformer"]
+
+
+@pytest.mark.parametrize("extended", [False, True])
+@pytest.mark.parametrize("kind", [None, *COVERING])
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_covers_the_text_changes_nothing(name: str, kind: str | None, extended: bool):
+    attention = None if kind is None else COVERING[kind]
+    config = source(name).config
+    longer = config.max_position_embeddings + 28 if extended else None
+    refusal = refused(name, attention)
+    if refusal is None:
+        converted(name, attention, longer)
+    else:
+        with pytest.raises(InputError, match=refusal):
+            convert(source(name), attention, max_positions=longer)
+
+
+def refused(name: str, attention: MechanismConfig | None) -> str | None:
+    """What is said of a mechanism that a family cannot have; None where it can."""
+    model = source(name)
+    stack = model.encoder or model.decoder
+    assert stack is not None
+    if attention is None:
+        return None
+    if not attention.causal and model.encoder is None:
+        return "cannot run in a decoder"
+    if not attention.relates and changes_scores(stack.position):
+        return "cannot take positions that change scores"
+    if attention.kind == "alternate" and name == "albert":
+        return "share"
+    return None
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("name", ["bert", "gpt_neo", "t5", "deberta-v2"])
+def test_every_pattern_that_covers_the_text_changes_nothing(name: str, pattern: str):
+    if name == "gpt_neo" and not Pattern.from_text(pattern).causal():
+        with pytest.raises(InputError, match="decoder"):
+            convert(source(name), Pattern.from_text(pattern))
+        return
+    converted(name, Pattern.from_text(pattern), None)
+
+
+@pytest.mark.parametrize("options", [{"max_relative_positions": -1}, {"max_relative_positions": 5}])
+@pytest.mark.parametrize("name", ["deberta", "deberta-v2"])
+def test_what_deberta_tells_apart_stays(name: str, options: dict[str, Any]):
+    """Each version with a table of positions of its own beside, and without."""
+    for absolute in (True, False):
+        theirs = tiny(name, SOURCES[name], position_biased_input=absolute, **options).double()
+        old = from_transformers(theirs)
+        new, report = convert(old, max_positions=LONGER)
+        checked(report, old, new)
+        assert not report.fresh
+        assert not report.left
+        assert bool(report.extended) == absolute
+        torch.testing.assert_close(logits(new), logits(old), rtol=1e-10, atol=1e-10)
+        again, _ = convert(new, max_positions=2 * LONGER)
+        torch.testing.assert_close(logits(again, LONGER), logits(new, LONGER), rtol=1e-10, atol=1e-10)
+
+
+def test_a_longer_deberta_is_still_one(tmp_path: Any):
+    """transformers reads it, and computes the same of texts that both can read."""
+    theirs = tiny("deberta-v2", "DebertaV2Model")
+    longer, _ = convert(from_transformers(theirs), max_positions=LONGER)
+    longer.save_pretrained(tmp_path, format="hub")
+    again = type(theirs).from_pretrained(tmp_path).eval()
+    assert again.config.max_position_embeddings == LONGER
+    ids = torch.randint(3, 23, (2, 19), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).last_hidden_state, theirs(ids).last_hidden_state)
+
+
+def test_scales_of_every_layer_are_kept():
+    """GPT-2 can divide the scores of layer l by l, too, which one mechanism for all layers cannot say."""
+    scales = {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False}
+    old = from_transformers(tiny("gpt2", "GPT2LMHeadModel", n_layer=3, **scales).double())
+    for attention in (Window(LENGTH), SoftmaxConfig(), COVERING["adaptive_span"]):
+        new, report = convert(old, attention)
+        checked(report, old, new)
+        torch.testing.assert_close(logits(new), logits(old), rtol=1e-10, atol=1e-10)
+
+
+def test_a_scale_that_is_asked_for_is_taken():
+    old = source("t5")
+    new, report = convert(old, SoftmaxConfig(scale=0.3))
+    assert not report.scaled
+    assert new.config.encoder is not None
+    assert new.config.encoder.attention.mechanism == SoftmaxConfig(scale=0.3)
+
+
+def test_positions_that_add_to_queries_cannot_be_scaled():
+    theirs = tiny("deberta", "DebertaModel")
+    old = from_transformers(theirs)
+    model = Transformer(old.config.override("scale", 1.0))
+    model.load_state_dict(old.state_dict())
+    with pytest.raises(InputError, match="cannot have the model's scale"):
+        convert(model, COVERING["adaptive_span"])
+    new, _ = convert(model, Window(LENGTH))
+    torch.testing.assert_close(logits(new), logits(model.eval()))
+
+
+def test_positions_on_a_grid_grow_by_whole_rows():
+    old = source("reformer")
+    new, report = convert(old, max_positions=LONGER)
+    assert new.config.decoder is not None
+    assert new.config.decoder.position.to_dict()["grid"] == [10, 5]
+    assert report.extended == ("decoder.position.tables.0.weight",)
+
+
+def test_a_model_of_trajectories_is_refused():
+    theirs = tiny("decision_transformer", "DecisionTransformerModel")
+    with pytest.raises(InputError, match="convert: expected a model of texts, got a TrajectoryTransformer"):
+        convert(from_transformers(theirs), Window(3))
+
+
+def test_global_projections_go_where_no_token_is_global():
+    old = source("longformer")
+    for attention in (Window(LENGTH), COVERING["adaptive_span"]):
+        new, report = convert(old, attention)
+        checked(report, old, new)
+        assert report.left
+        assert all(".global_attention." in name for name in report.left)
+        torch.testing.assert_close(logits(new), logits(old), rtol=1e-9, atol=1e-9)
