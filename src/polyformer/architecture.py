@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.imports import Saved
 from polyformer.core.sizes import check_sizes
 from polyformer.heads import HeadConfig, HeadShape, LanguageModelConfig
 from polyformer.stack import EmbeddingConfig, StackConfig
@@ -29,7 +30,7 @@ class OriginConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig(Config):
+class ModelConfig(Saved):
     """A model: with an encoder alone, a decoder alone, or both.
 
     `initializer_range`: standard deviation of the initial weights; None for the scheme of 2017 (see

@@ -29,8 +29,7 @@ def members() -> Iterator[tuple[str, str, str, str, str]]:
         for kind, member in sorted(family.kinds.items()):
             yield family.__name__.removesuffix("Config"), kind, member.row, sentence(member), member.paper
     for name, pattern in sorted(Pattern.registry.items()):
-        if pattern.row:
-            yield "Pattern", name, pattern.row, sentence(pattern), pattern.paper
+        yield "Pattern", name, pattern.row, sentence(pattern), pattern.paper
 
 
 def sentence(thing: object) -> str:

@@ -23,6 +23,7 @@ from polyformer.core.config import Config
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, read_tensors
+from polyformer.core.imports import Saved
 from polyformer.core.initialization import initialize
 from polyformer.core.inputs import check_mask
 from polyformer.core.linear import Linear
@@ -60,7 +61,7 @@ def _decoder() -> StackConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrajectoryConfig(Config):
+class TrajectoryConfig(Saved):
     """By default the paper's for OpenAI Gym (appendix A): three layers of 128 with one head.
 
     All tokens stand at place 0 of the decoder's position scheme: time is in their timesteps.

@@ -13,6 +13,7 @@ import torch
 
 from polyformer.bench.contest import AbsentError
 from polyformer.core.errors import InputError
+from polyformer.core.imports import NAMED, import_all
 
 MIB = 1 << 20
 Given = TypeVar("Given")
@@ -29,7 +30,8 @@ def peak_mib(make: Callable[[Given], Callable[[], object]], given: Given, warm: 
     """
     if torch.device(device).type == "cuda":
         return _on_cuda(make(given))
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    own = import_all, (tuple(NAMED),)
+    with ProcessPoolExecutor(1, get_context("spawn"), *own) as pool:
         try:
             return pool.submit(_in_process, make, given, warm, torch.get_num_threads()).result()
         except BrokenProcessPool:  # the system has ended it

@@ -33,17 +33,47 @@ def changes(help: str, bare: bool = False) -> Any:
     )
 
 
+def imports() -> Any:
+    """A field that collects the names after --import, which every command takes."""
+    return dataclasses.field(default=(), metadata={"imports": True})
+
+
 def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
     """The options of one command from its part of the command line; raises `InputError`, exits for --help."""
     found: dict[str, Any] = {}
+    argv, named = imported(argv)
     for field in dataclasses.fields(command.Options):
+        if "imports" in field.metadata:
+            found[field.name] = named
         if pattern := field.metadata.get("changes"):
             argv, found[field.name] = split(argv, pattern, several=pattern == BARE)
     try:
-        values = _parser(name, command).parse_args(argv)
+        values = vars(_parser(name, command).parse_args(argv))
     except argparse.ArgumentError as error:
         raise _readable(error, command.Options) from error
-    return command.Options(**vars(values), **found)
+    values.pop("import")  # taken off before, and in the parser for its help
+    return command.Options(**values, **found)
+
+
+def imported(argv: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The command line without `--import NAME`, and the names, which are imported now."""
+    rest: list[str] = []
+    names: list[str] = []
+    left = list(argv)
+    while left:
+        flag, equals, value = (word := left.pop(0)).partition("=")
+        if flag != "--import":
+            rest.append(word)
+        elif not equals and not left:
+            raise InputError("--import: expected a file or a module after it")
+        else:
+            names.append(value if equals else left.pop(0))
+    if names:
+        from polyformer.core.imports import import_named
+
+        for name in names:
+            import_named(name)
+    return rest, tuple(names)
 
 
 def split(argv: list[str], pattern: str, several: bool = False) -> tuple[list[str], dict[str, Any]]:
@@ -104,7 +134,11 @@ def _parser(name: str, command: ModuleType) -> Any:
     )
     hints = typing.get_type_hints(command.Options)
     for field in dataclasses.fields(command.Options):
-        _add(parser, field, hints[field.name])
+        if "imports" not in field.metadata:
+            _add(parser, field, hints[field.name])
+    parser.add_argument(
+        "--import", action="append", metavar="FILE", help="import a file or a module with parts of your own"
+    )
     return parser
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from polyformer.commands.base import argument, changes, option
+from polyformer.commands.base import argument, changes, imports, option
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   polyformer train wikitext2 --print > mine.yaml; polyformer train mine.yaml
   polyformer train --model.hidden_size 192 --optimizer.lr 1e-3 --training.engine.precision bf16
   polyformer train sst2 --data DIR --pretrained BERT-DIR --optimizer.lr 3e-5
+  polyformer train --import mine.py --model.attention "Mine(8) | Window(64)"
   polyformer train --resume runs/default-1
 """
 
@@ -48,6 +49,7 @@ class Options:
     )
     plot: bool = option("draw the curves to curves.png in the end", False)
     print: bool = option("print the whole recipe as YAML and stop", False)
+    imports: tuple[str, ...] = imports()
     changes: dict[str, Any] = changes(
         "--any.nested.key VALUE changes one value of the recipe, such as --training.clip 0.5"
     )
@@ -62,7 +64,7 @@ def run(options: Options) -> None:
     if options.print:
         print(recipe.to_yaml(), end="")
         return
-    recipe.model.config()  # an unknown preset or option is said before data are read
+    recipe.model_config()  # an unknown preset or option is said before data are read
     how = {"from_step": options.from_step, "changed_data": options.changed_data}
     with surviving_warnings():
         fitted = train(recipe, options.recipe or "default", options.out, options.resume, **how)
@@ -85,6 +87,7 @@ def described(options: Options) -> dict[str, Any]:
         recipe = Run.open(options.resume).recipe.to_dict()
     else:
         recipe = find_recipe(options.recipe or "default", pretrained=options.pretrained is not None)
+        recipe = with_imports(recipe, options.imports)
     data = recipe.get("data") or {}
     if options.data is not None:
         recipe["data"] = with_data(data, options.data)
@@ -106,6 +109,18 @@ def described(options: Options) -> dict[str, Any]:
     if isinstance(recipe.get("data"), dict) and not options.print:
         recipe["data"] = absolute(recipe["data"])
     return recipe
+
+
+def with_imports(recipe: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """`recipe` with everything imported that it names, and with `names`, which are imported already."""
+    from polyformer.core.config import decode
+    from polyformer.core.imports import absolute, import_named
+
+    own = decode(tuple[str, ...], recipe.get("imports") or (), "imports")
+    for name in own:
+        import_named(name)
+    both = dict.fromkeys(map(absolute, (*own, *names)))
+    return {**recipe, "imports": list(both)} if both else recipe
 
 
 def _explicit(options: Options) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def _tokenizer(run: Run, recipe: Recipe, splits: Splits, resume: bool, start: st
 
 def _model(recipe: Recipe, task: TextTask) -> Transformer:
     """The model for `task`, with weights drawn from the recipe's seed."""
-    base = recipe.model.config()
+    base = recipe.model_config()
     config = task.adapt(base)
     if recipe.model.pretrained is not None:
         config = with_room(config, base)

@@ -8,6 +8,7 @@ from polyformer.checkpoints import config_of, same_reach
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.expression import with_options
+from polyformer.core.imports import telling
 from polyformer.data import DataConfig, TokenizerConfig
 from polyformer.objectives.distillation import DistillationConfig
 from polyformer.presets import model_config, overridden
@@ -74,7 +75,20 @@ class Recipe(Config):
     schedule: ScheduleConfig = Cosine()
     training: TrainingConfig = TrainingConfig()
     distillation: DistillationConfig | None = None  # a teacher whose layers and predictions are learnt from
+    imports: tuple[str, ...] = ()  # files and modules that register parts of one's own
     seed: int = 0
+
+    @classmethod
+    def from_dict(cls, data: object, where: str = "") -> Self:
+        """The recipe that `data` describes. It imports nothing: see `polyformer.core.imports`."""
+        names = data.get("imports") if isinstance(data, dict) else None
+        with telling([one for one in names if isinstance(one, str)] if isinstance(names, list) else []):
+            return super().from_dict(data, where)
+
+    def model_config(self) -> ModelConfig:
+        """The model that is meant, as `ModelChoice.config`; an error tells of imports that are missing."""
+        with telling(self.imports):
+            return self.model.config()
 
     def __post_init__(self) -> None:
         if self.seed < 0:
