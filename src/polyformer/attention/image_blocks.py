@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.layout import Interval, Keys, clip, intersect, unite
 from polyformer.core.pattern import Pattern
 
@@ -127,7 +127,7 @@ class Local2D(_Blocks):
             whole = isinstance(given, tuple | list) and all(isinstance(one, int) for one in given)
             if not whole or len(given) not in sizes or min(given) < least:
                 expected = f"{' or '.join(map(str, sizes))} whole numbers of {least} or more"
-                raise InputError(f"Local2D: {name}: expected {expected}, got {given!r}")
+                raise InputError(f"Local2D: {name}: expected {expected}, got {quote(given)}")
             object.__setattr__(self, name, tuple(given))
 
     @property

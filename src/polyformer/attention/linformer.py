@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from polyformer.core.attend import attend
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.guard import guarded
 from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms, check_head_size
 from polyformer.core.shorten import SHORTEN, Columns, Shorten
@@ -69,7 +69,7 @@ class LinformerConfig(MechanismConfig):
             raise InputError(f"max_length: counts positions, expected 1 or more, got {self.max_length}")
         found = [k for layer in self.layers for k in layer]
         if not self.layers or not all(self.layers):
-            raise InputError(f"k: expected a number for each layer or head, got {self.k!r}")
+            raise InputError(f"k: expected a number for each layer or head, got {quote(self.k)}")
         for k in found:
             if not 1 <= k <= self.max_length:
                 raise InputError(f"k: expected 1 to max_length {self.max_length} rows, got {k}")
@@ -82,11 +82,11 @@ class LinformerConfig(MechanismConfig):
             return
         if self.sharing != "none" and any(len(set(layer)) > 1 for layer in self.layers):
             raise InputError(
-                f"k: heads that share a projection have one k, got {self.k!r}; use sharing 'none'"
+                f"k: heads that share a projection have one k, got {quote(self.k)}; use sharing 'none'"
             )
         if self.sharing == "layer" and len(set(found)) > 1:
             raise InputError(
-                f"k: layers that share a projection have one k, got {self.k!r}; use another sharing"
+                f"k: layers that share a projection have one k, got {quote(self.k)}; use another sharing"
             )
 
     @property

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.layout import Keys
 from polyformer.core.pattern import Pattern
 from polyformer.core.patterns import Causal, Full
@@ -22,7 +22,9 @@ class _Choice(Pattern):
 
     def __post_init__(self) -> None:
         if isinstance(self.patterns, Pattern) or not all(isinstance(one, Pattern) for one in self.patterns):
-            raise InputError(f"{type(self).__name__}: expected a list of patterns, got {self.patterns!r}")
+            raise InputError(
+                f"{type(self).__name__}: expected a list of patterns, got {quote(self.patterns)}"
+            )
         if not self.patterns:
             raise InputError(f"{type(self).__name__}: expected 1 pattern or more, got none")
         object.__setattr__(self, "patterns", tuple(self.patterns))

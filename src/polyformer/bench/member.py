@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.core.pattern import Pattern
 from polyformer.position import Position, PositionConfig, Shape, Site, Terms, changes_scores
@@ -32,14 +32,16 @@ class Member:
     def read(cls, text: str, length: int) -> Self:
         """What `text` means for inputs of `length`; raises `InputError` for anything else."""
         if not isinstance(text, str):
-            raise InputError(f"members: expected expressions such as 'Window(256)', got {text!r}")
+            raise InputError(f"members: expected expressions such as 'Window(256)', got {quote(text)}")
         base, plus, scheme = text.replace("{sqrt}", str(round(math.sqrt(length)))).partition("+")
         mechanism = MechanismConfig.from_dict(base, "members")
         if not plus:
             return cls(mechanism)
         position = PositionConfig.from_dict(scheme, "position scheme")
         if not _acts_on_scores(position.build(Shape(hidden_size=8, num_heads=2, head_size=4))):
-            raise InputError(f"members: {scheme.strip()!r} changes a model's input and not its attention")
+            raise InputError(
+                f"members: {quote(scheme.strip())} changes a model's input and not its attention"
+            )
         mechanism.require("relates")
         return cls(mechanism, position)
 

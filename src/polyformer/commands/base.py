@@ -10,7 +10,7 @@ import typing
 from types import ModuleType
 from typing import Any
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.parsing import parse_yaml
 
 DOTTED, BARE = r"--[\w-]+(\.[\w-]+)+", r"--[\w.-]+"
@@ -164,12 +164,14 @@ def _readable(error: argparse.ArgumentError, options: type[Any]) -> InputError:
         first = stray.group(1).split()[0]
         if first.startswith("-"):
             return unknown("option", first.partition("=")[0], flags.values())
-        return InputError(f"unexpected {first!r}: put quotes around a text of several words")
+        return InputError(f"unexpected {quote(first)}: put quotes around a text of several words")
     name = re.search(r'Parser key "(\w+)"', text)
     value = re.search(r"(?:Got value|Given value): (.*)", text)
     if name and value:
         hint = typing.get_type_hints(options)[name.group(1)]
-        return InputError(f"{flags[name.group(1)]}: expected {_words(hint)}, got {value.group(1).strip()!r}")
+        return InputError(
+            f"{flags[name.group(1)]}: expected {_words(hint)}, got {quote(value.group(1).strip())}"
+        )
     return InputError(" ".join(text.split()))
 
 

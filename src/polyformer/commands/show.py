@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyformer.commands.base import argument, option
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
     from polyformer.architecture import ModelConfig
@@ -43,7 +43,7 @@ def run(options: Options) -> None:
         show = show_pattern if options.subject == "pattern" else show_position
         return show(options.name, **given(options))
     if options.name is not None:
-        raise InputError(f"unexpected {options.name!r}: after a model nothing else is expected")
+        raise InputError(f"unexpected {quote(options.name)}: after a model nothing else is expected")
     for name in given(options):
         raise InputError(f"--{name}: belongs to `show pattern` and `show position`, not to a model")
     show_model(options.subject)

@@ -10,7 +10,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.data.hub_families import FAMILIES, PIECE_FILES, Family
 from polyformer.data.hub_files import HubFiles, refuse_pickle
 from polyformer.data.languages import language_token
@@ -120,7 +120,8 @@ def _told(files: HubFiles, backend: tokenizers.Tokenizer, family: Family | None,
         if backend.token_to_id(token.content) != number:
             found = backend.token_to_id(token.content)
             raise InputError(
-                f"{files.folder}: {token.content!r} should have the id {number}, but its files give {found}"
+                f"{files.folder}: {quote(token.content)} should have the id {number}, but its files give "
+                f"{found}"
             )
     contents = {role: token and token.content for role, token in roles.items()}
     if family and (built or backend.post_processor is None):

@@ -5,7 +5,7 @@ import math
 from typing import ClassVar, Literal
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.generation.constraints import ConstraintConfig
 
 
@@ -63,11 +63,13 @@ class BeamConfig(Config):
         if self.num_beams < 1:
             raise InputError(f"num_beams: expected 1 or more, got {self.num_beams}")
         if self.normalization not in ("gnmt", "length"):
-            raise InputError(f"normalization: expected 'gnmt' or 'length', got {self.normalization!r}")
+            raise InputError(f"normalization: expected 'gnmt' or 'length', got {quote(self.normalization)}")
         if not math.isfinite(self.length_penalty):
             raise InputError(f"length_penalty: expected a finite number, got {self.length_penalty}")
         if self.early_stopping not in (True, False, "never"):
-            raise InputError(f"early_stopping: expected true, false or 'never', got {self.early_stopping!r}")
+            raise InputError(
+                f"early_stopping: expected true, false or 'never', got {quote(self.early_stopping)}"
+            )
         for field in dataclasses.fields(self):
             if self.num_beams == 1 and getattr(self, field.name) != field.default:
                 raise InputError(

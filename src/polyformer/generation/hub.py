@@ -8,7 +8,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.generation.config import BeamConfig, GenerationConfig
 
 LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
@@ -60,7 +60,7 @@ def from_hub(data: Mapping[str, Any], task: str | None = None) -> GenerationConf
     for name, harmless in REFUSED.items():
         value = given.get(name)
         if value is not None and value not in harmless:
-            raise InputError(f"{name}: generation here has no counterpart for {value!r}; set it to null")
+            raise InputError(f"{name}: generation here has no counterpart for {quote(value)}; set it to null")
     if given.get("cache_implementation") == "quantized":
         raise InputError("cache_implementation: 'quantized' changes the numbers; set it to null")
     beams = given.get("num_beams", 1)

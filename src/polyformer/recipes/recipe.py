@@ -6,7 +6,7 @@ from typing import Any, Self
 from polyformer.architecture import ModelConfig
 from polyformer.checkpoints import config_of, same_reach
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.expression import with_options
 from polyformer.core.imports import telling
 from polyformer.data import DataConfig, TokenizerConfig
@@ -38,13 +38,15 @@ class ModelChoice(Config):
         if isinstance(data, str):
             return cls(preset=data)
         if not isinstance(data, dict):
-            raise InputError(f"{where or 'model'}: expected the name of a preset or a mapping, got {data!r}")
+            raise InputError(
+                f"{where or 'model'}: expected the name of a preset or a mapping, got {quote(data)}"
+            )
         options = dict(data)
         bases = {name: options.pop(name, None) for name in ("preset", "pretrained")}
         for name, base in bases.items():
             if not isinstance(base, str | None):
                 what = "the name of a preset" if name == "preset" else "a directory"
-                raise InputError(f"{where or 'model'}.{name}: expected {what}, got {base!r}")
+                raise InputError(f"{where or 'model'}.{name}: expected {what}, got {quote(base)}")
         if all(bases.values()):
             raise InputError(f"{where or 'model'}: expected a preset or a pretrained checkpoint, got both")
         return cls(**bases, options=options)

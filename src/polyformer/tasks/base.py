@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.data import (
     Batches,
     Collate,
@@ -321,7 +321,7 @@ def too_long(what: str, length: int, limit: int, way: str) -> InputError:
 def unseen(label: str, labels: Sequence[str]) -> InputError:
     """An error for a label that the training data do not have."""
     return InputError(
-        f"label: {label!r} was not seen in training, which had {', '.join(map(repr, labels)):.200}"
+        f"label: {quote(label)} was not seen in training, which had {', '.join(map(repr, labels)):.200}"
     )
 
 

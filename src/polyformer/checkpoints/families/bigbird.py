@@ -21,7 +21,7 @@ from polyformer.checkpoints.families.bert import (
 )
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Field, Tree, act, field, look_up, put
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig, PretrainingConfig, TagConfig
 from polyformer.presets import model_config
 from polyformer.presets.bigbird import bigbird_pattern
@@ -95,7 +95,7 @@ class BigBird(Family):
         kind = hub.get("attention_type", "block_sparse")
         if kind not in ("block_sparse", "original_full"):
             raise InputError(
-                f"config.json: attention_type is {kind!r}, expected 'block_sparse' or 'original_full'"
+                f"config.json: attention_type is {quote(kind)}, expected 'block_sparse' or 'original_full'"
             )
         if kind == "block_sparse" and hub.get("num_random_blocks", 3) < 1:
             raise InputError("config.json: num_random_blocks is 0, expected 1 or more, as transformers does")

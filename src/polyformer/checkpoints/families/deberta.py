@@ -15,7 +15,7 @@ from polyformer.checkpoints.families.bert import COPIES, FIELDS, MASKED
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Field, Tree, act, field, look_up, read_fields, write_fields
 from polyformer.checkpoints.names import Link, Part, layered
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig, SpanConfig, TagConfig
 from polyformer.position import DebertaConfig, LearnedConfig, NoPositionConfig
 from polyformer.presets import model_config
@@ -138,7 +138,7 @@ class DebertaFamily(Family):
         for name in ("embedding_size", "pooler_hidden_size"):
             if hub.get(name, width) != width:
                 raise InputError(
-                    f"config.json: {name} is {hub[name]!r}, and only hidden_size {width} is supported"
+                    f"config.json: {name} is {quote(hub[name])}, and only hidden_size {width} is supported"
                 )
         terms = _terms(hub)
         if bool(terms) != bool(hub.get("relative_attention")) or set(terms) - {"c2p", "p2c"}:
@@ -268,7 +268,7 @@ class DebertaV2(DebertaFamily):
             )
         norm = hub.get("norm_rel_ebd", "none")
         if norm not in ("none", "layer_norm"):
-            raise InputError(f"config.json: norm_rel_ebd is {norm!r}, expected 'none' or 'layer_norm'")
+            raise InputError(f"config.json: norm_rel_ebd is {quote(norm)}, expected 'none' or 'layer_norm'")
 
         if hub.get("conv_kernel_size", 0) not in (0, 3):
             raise InputError(f"config.json: conv_kernel_size is {hub['conv_kernel_size']}, expected 0 or 3")

@@ -8,7 +8,7 @@ from polyformer.checkpoints.families.bert import EMBEDDINGS, FIELDS, LAYER
 from polyformer.checkpoints.family import PROBLEM, Family, Task, register
 from polyformer.checkpoints.fields import Tree, field, look_up, put
 from polyformer.checkpoints.names import layered
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.pattern import Or
 from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig, SpanConfig, TagConfig
 from polyformer.presets import model_config
@@ -95,7 +95,7 @@ def windowed(given: Any, layers: int) -> Pattern:
     windows = [given] * layers if isinstance(given, int) else list(given)
     if len(windows) != layers or any(one < 2 or one % 2 for one in windows):
         raise InputError(
-            f"config.json: attention_window is {given!r}, expected an even number of 2 or more, "
+            f"config.json: attention_window is {quote(given)}, expected an even number of 2 or more, "
             f"or one for each of the {layers} layers"
         )
     patterns = [Window(one // 2) | Marked() for one in windows]
