@@ -53,6 +53,28 @@ def test_positive_features_are_those_of_the_paper():
     torch.testing.assert_close(run(mechanism, q, k, v), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_without_a_floor_the_estimate_is_raw(causal: bool, dtype: torch.dtype):
+    """Denominators of features with signs may be negative: the ratio is then what the equation says."""
+    config = PerformerConfig(features=3, map="trigonometric", floor=0.0)
+    mechanism = made(config).to(dtype)
+    q, k, v = (one.to(dtype) for one in tensors(150))
+    w = mechanism.get_submodule("directions")(q)
+    a, b = (x * 8**-0.25 @ w.T for x in (q, k))
+    weight = (k.square().sum(-1) * 8**-0.5 / 2).exp().unsqueeze(-2)
+    scores = (a.cos() @ b.cos().mT + a.sin() @ b.sin().mT) * weight
+    scores = scores.tril() if causal else scores
+    total = scores.sum(-1, keepdim=True)
+    assert (total < 0).any()
+    expected = scores @ v / total
+    sure = total.squeeze(-1).abs() > 1e-2 * scores.abs().sum(-1)
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-2
+    for form in (mechanism, made(config.definition()).to(dtype)):
+        y = run(form, q, k, v, causal=causal)
+        torch.testing.assert_close(y[sure], expected[sure], rtol=tolerance, atol=tolerance)
+
+
 def test_gates_are_the_recurrence_of_the_paper():
     """S = g S + (1 - g) phi(k) v^T and z likewise, one token after the other."""
     mechanism, (q, k, v) = made(RFAConfig(features=40, gated=True)), tensors(150)

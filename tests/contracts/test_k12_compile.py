@@ -1,12 +1,14 @@
 """K12 one graph under torch.compile, or the class says why not; construction on the meta device."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
 from members import Case, assert_same, cases, gradients, one_each, parts
 from torch import Tensor
 
+from polyformer.attention import AlternateConfig, LSHConfig, SoftmaxConfig
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.model import Transformer
 from polyformer.presets import MODELS
@@ -44,6 +46,33 @@ def test_a_model_is_one_graph(case: Case):
     for actual, expected in zip(compiled(model, batch), outputs(model, batch)):
         if expected is not None:
             assert_same(actual, expected)
+
+
+MIXES = [one for one in one_each() if re.fullmatch("Mechanism-.*-0", one.member) and not reason(one)]
+
+
+@FROM_DYNAMO
+@pytest.mark.parametrize("case", MIXES, ids=str)
+def test_a_model_with_padding_or_documents_is_one_graph(case: Case):
+    """Whose limits are tensors, which a traced graph cannot read."""
+    model, batch = short(case).model(), case.labels(case.batch())
+    limits = {"attention_mask": (torch.arange(11) < torch.tensor([[11], [7]])).long()}
+    if case.can("packs"):
+        limits["document_ids"] = (torch.arange(11) > 4).long().expand(2, -1)
+    for name, tensor in limits.items():
+        torch._dynamo.reset()
+        compiled = torch.compile(outputs, backend="eager", fullgraph=True)
+        told = {**batch, name: tensor}
+        for actual, expected in zip(compiled(model, told), outputs(model, told)):
+            if expected is not None:
+                assert_same(actual, expected)
+
+
+def test_mechanisms_in_turn_say_what_their_parts_say():
+    """Why they cannot be one graph: the reason of the first that cannot."""
+    lsh, whole = LSHConfig(), SoftmaxConfig()
+    assert AlternateConfig(mechanisms=(whole, lsh)).eager == lsh.eager
+    assert AlternateConfig(mechanisms=(whole, whole)).eager == ""
 
 
 PADDED = [case for case in cases() if case.member == "transformer-base"]

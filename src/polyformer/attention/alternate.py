@@ -29,6 +29,7 @@ class AlternateConfig(MechanismConfig):
             if unable:
                 object.__setattr__(self, ability, False)
                 object.__setattr__(self, "instead", unable[0].instead)
+        object.__setattr__(self, "eager", next((one.eager for one in self.mechanisms if one.eager), ""))
 
     def at(self, layer: int) -> MechanismConfig:
         return self.mechanisms[layer % len(self.mechanisms)].at(layer)

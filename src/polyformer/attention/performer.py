@@ -37,7 +37,7 @@ class PerformerConfig(MechanismConfig):
     map: Literal["positive", "trigonometric", "relu"] = "positive"
     orthogonal: bool = True  # false: independent rows
     redraw_every: int | None = 1000  # training steps; null for never
-    floor: float = 0.01  # of denominators with trigonometric features
+    floor: float = 0.01  # of denominators with trigonometric features; 0 for the raw estimate
     plain: bool = False  # all pairs at once: the definition
 
     kind: ClassVar[str] = "performer"

@@ -41,7 +41,7 @@ class RFAConfig(MechanismConfig):
     sigma: float = 1.0  # the first temperature
     orthogonal: bool = False
     redraw_every: int | None = None  # training steps; null for never
-    floor: float = 0.01
+    floor: float = 0.01  # of denominators; 0 for the raw estimate
     plain: bool = False  # all pairs at once: the definition
 
     kind: ClassVar[str] = "rfa"

@@ -84,9 +84,8 @@ class Context:
     @property
     def num_rows(self) -> int:
         """The number of batch rows that the tables tell apart; 1 where all rows are alike."""
-        return max(
-            (len(x) for name in BY_ROW if (x := getattr(self, name)) is not None and x.dim() > 1), default=1
-        )
+        tables = [x for name in BY_ROW if (x := getattr(self, name)) is not None]
+        return max([1, *(len(x) for x in tables if x.dim() > 1)])
 
     def rows(self, start: int, stop: int) -> "Context":
         """The same call for batch rows start <= b < stop alone; this context where all rows are alike."""

@@ -69,9 +69,12 @@ def shares(weight: Tensor, decay: Tensor | None, top: Tensor) -> Shares:
 
 
 def bounded(total: Tensor, mass: Tensor, floor: float) -> Tensor:
-    """Denominators, raised to `floor` * mass where they are less, which is a constant to gradients."""
+    """Denominators, raised to `floor` * mass where they are less, which is a constant to gradients.
+
+    Without a floor they stay what they are, negative ones too: only what could not be divided by is raised.
+    """
     least = (mass.detach() * floor).clamp_min(torch.finfo(total.dtype).tiny ** 0.8)
-    return torch.where(total > least, total, least)
+    return torch.where((total if floor else total.abs()) > least, total, least)
 
 
 def inverted(total: Tensor, mass: Tensor, floor: float) -> tuple[Tensor, Tensor]:
