@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 from attention_cases import LargestTensor
+from torch import nn
 
+import polyformer
 from polyformer.core import workers
-from polyformer.core.workers import spread
+from polyformer.core.workers import spread, usual_threads
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +20,14 @@ def four_threads() -> Iterator[None]:
     torch.set_num_threads(4)
     yield
     torch.set_num_threads(before)
+
+
+def test_tiny_models_are_trained_by_one_thread() -> None:
+    """What counts is the largest matrix; vectors take part in no product."""
+    assert usual_threads(polyformer.create_model("decoder-tiny")) == 1
+    assert usual_threads(nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(1 << 20))) == 1
+    assert usual_threads(nn.Linear(256, 257)) == 4
+    assert usual_threads(nn.Identity()) == 1
 
 
 def test_groups_are_consecutive_and_in_order() -> None:

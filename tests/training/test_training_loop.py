@@ -316,6 +316,14 @@ class Counting(TinyTask):
         return super().loss(model, batch)
 
 
+def test_a_tiny_model_is_trained_by_one_thread(tmp_path: Path):
+    task = Counting()
+    torch.set_num_threads(2)
+    run(tmp_path, task=task, steps=2)
+    assert task.threads == [1, 1]
+    assert torch.get_num_threads() == 2
+
+
 def test_a_resumed_run_computes_with_the_threads_it_began_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,13 +14,27 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+SMALL_MATRIX = 1 << 16
+"""Matrices of at most so many numbers make products that are over before threads have been woken."""
 
 WORKERS = 4
 """At most so many: Python itself runs one thread at a time, which more of them would feel."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def usual_threads(model: nn.Module) -> int:
+    """How many threads of a CPU train `model`: one if all of its matrices are small, else torch's choice.
+
+    Of tiny products each thread has microseconds to do, and on a busy machine it is waited for as long as the
+    operating system lets others run: two threads have been several times slower than one.
+    """
+    largest = max((one.numel() for one in model.parameters() if one.dim() > 1), default=0)
+    return 1 if largest <= SMALL_MATRIX else torch.get_num_threads()
 
 
 def spread(function: Callable[[Sequence[Item]], Result], items: Sequence[Item]) -> list[Result]:

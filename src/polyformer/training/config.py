@@ -15,7 +15,9 @@ class EngineConfig(Config):
     precision: Literal["no", "bf16", "fp16"] = "no"  # type of products inside; weights stay as they are
     compile: bool = False  # torch.compile the forward and backward passes
     recompute: bool = False  # keep no activations inside blocks, compute them again for the backward pass
-    threads: int | None = None  # of the CPU; null: torch's choice, and on resume what the run began with
+    threads: int | None = (
+        None  # of the CPU; null: one for a tiny model, else torch's choice; on resume as many as before
+    )
 
     def __post_init__(self) -> None:
         if self.threads is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from polyformer.core.errors import InputError
+from polyformer.core.workers import usual_threads
 from polyformer.training.config import EngineConfig
 from polyformer.training.environment import THREADS, differences, machine, versions
 from polyformer.training.signals import Asked
@@ -98,13 +99,13 @@ class Engine:
         """What computes, as checkpoints record it."""
         return machine(self.device, self.world)
 
-    def choose_threads(self, saved: dict[str, Any] | None) -> tuple[int, list[str]]:
-        """How many threads compute, and what to say of a run whose state is `saved`.
+    def choose_threads(self, model: nn.Module, saved: dict[str, Any] | None) -> tuple[int, list[str]]:
+        """How many threads train `model`, and what to say of a run whose state is `saved`.
 
         A resumed run computes with as many as it began with, if nothing else is asked for: sums split
         otherwise round otherwise.
         """
-        own = self.config.threads or torch.get_num_threads()
+        own = self.config.threads or usual_threads(model)
         if saved is None:
             return own, []
         before = saved["machine"].get(THREADS, own)

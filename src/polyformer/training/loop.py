@@ -135,7 +135,7 @@ class Training:
         elif resume:
             self.notes.append(f"{self.out} has no checkpoint yet: it starts again at step 0")
         check_progress(self.out, self.progress, seed, self.config.steps)
-        self.threads, notes = self.engine.choose_threads(saved)
+        self.threads, notes = self.engine.choose_threads(self.model, saved)
         self.notes += notes
 
     def run(self) -> Result:
