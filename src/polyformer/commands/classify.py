@@ -3,6 +3,7 @@
 A model of two texts reads the second from --pair, or behind a tab of each line.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,3 +40,5 @@ def run(options: Options) -> None:
         for shares in task.classify(model, texts, pairs):
             label = max(shares, key=lambda name: shares[name])
             print(f"{label}\t{shares[label]:.4f}", flush=True)
+        while isinstance(task, Classification) and task.notes:
+            print(f"polyformer: {task.notes.pop(0)}", file=sys.stderr)

@@ -1,8 +1,9 @@
 """Train a model from a recipe.
 
 The recipe is one of the package's (see `polyformer list`) or a YAML file of your own; without one, a small
-language model is trained on the text that comes with Python. The run's folder then holds everything that
-`evaluate`, `generate` and the others need.
+language model is trained on the text that comes with Python, or with --data what fits the data: their
+format, columns and task are guessed, and what was guessed is said (docs/data.md). The run's folder then
+holds everything that `evaluate`, `generate` and the others need.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   polyformer train
   polyformer train --data notes.txt --steps 2000 --model decoder-small
+  polyformer train --data reviews.csv
   polyformer train multi30k --data DIR --out runs/german --plot
   polyformer train wikitext2 --print > mine.yaml; polyformer train mine.yaml
   polyformer train --model.hidden_size 192 --optimizer.lr 1e-3 --training.engine.precision bf16
@@ -33,7 +35,9 @@ EXAMPLES = """examples:
 @dataclass(frozen=True, kw_only=True)
 class Options:
     recipe: str | None = argument("name of a recipe, or a .yaml file (default: default)", None)
-    data: str | None = option("a text to train on, or the directory with the files that the recipe names")
+    data: str | None = option(
+        "what to train on, a file or a directory; or the directory with the files that the recipe names"
+    )
     model: str | None = option("preset to train, in place of the recipe's model")
     pretrained: str | None = option("checkpoint to start from, with its tokenizer, in place of the model")
     steps: int | None = option("updates of the weights")
@@ -75,8 +79,10 @@ def run(options: Options) -> None:
 def described(options: Options) -> dict[str, Any]:
     """The recipe that the options describe, as plain data."""
     from polyformer.recipes.find import absolute, find_recipe, recipe_names, with_data
+    from polyformer.recipes.guessed import guessed_recipe
     from polyformer.recipes.recipe import merged, nested
     from polyformer.recipes.run import Run
+    from polyformer.training.engine import is_main
 
     if options.resume is None and (options.from_step is not None or options.changed_data):
         flag = "--changed-data" if options.from_step is None else "--from-step"
@@ -89,7 +95,12 @@ def described(options: Options) -> dict[str, Any]:
         recipe = find_recipe(options.recipe or "default", pretrained=options.pretrained is not None)
         recipe = with_imports(recipe, options.imports)
     data = recipe.get("data") or {}
-    if options.data is not None:
+    if options.data is not None and options.resume is None and not data.get("path"):
+        stated = {**_explicit(options), **options.changes}
+        recipe, said = guessed_recipe(options.data, options.recipe, stated, options.pretrained is not None)
+        if is_main():
+            print("".join(f"{'# ' if options.print else ''}{line}\n" for line in said), end="")
+    elif options.data is not None:
         recipe["data"] = with_data(data, options.data)
     elif (
         options.recipe in recipe_names()

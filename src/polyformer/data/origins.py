@@ -24,7 +24,7 @@ from polyformer.data.formats import READERS, TABLES, Header, Row, format_of, rea
 
 _HUB = "hub:"
 _PAIR = re.compile(r"(.*)\{([^{},]*),([^{},]*)\}(.*)")
-_SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 
 def open_source(
@@ -95,7 +95,7 @@ def _file_rows(path: str, given: str | None, header: Header) -> Iterator[Row]:
 
 
 def _chosen(splits: Iterable[str], wanted: str) -> str | None:
-    return next((name for name in _SPLITS[wanted] if name in splits), None)
+    return next((name for name in SPLITS[wanted] if name in splits), None)
 
 
 def _split(path: object, splits: list[str], wanted: str) -> str:
@@ -121,7 +121,7 @@ def _directory_splits(path: Path) -> list[str]:
             raise InputError(f"{path}/dataset_dict.json: damaged ({error})") from error
     if label_folders(path) or has_images(path):
         return []
-    names = [name for names in _SPLITS.values() for name in names if (path / name).is_dir()]
+    names = [name for names in SPLITS.values() for name in names if (path / name).is_dir()]
     found = [name for name in names if label_folders(path / name) or has_images(path / name)]
     if not found:
         raise InputError(

@@ -136,6 +136,14 @@ class Classification(TextTask):
             raise too_long(f"text {number + 1} ({text!r:.40})", length, self.config.max_length, "cut")
         self.cut += 1
 
+    def noted(self, rows: Sequence[Row]) -> list[Row]:
+        """`inputs`, with a note of how many texts were cut."""
+        self.cut = 0
+        found = self.inputs(rows)
+        if self.cut:
+            self.notes.append(f"{self.cut} of {len(rows)} texts are cut to {self.config.max_length} tokens")
+        return found
+
     def inputs(self, rows: Sequence[Row]) -> list[Row]:
         """What the model reads of each row."""
         return [{"input_ids": ids} for ids in self.encode([row["text"] for row in rows])]
@@ -145,10 +153,7 @@ class Classification(TextTask):
         for row in rows:
             if str(row["label"]) not in numbers:
                 raise unseen(str(row["label"]), self.labels)
-        self.cut = 0
-        encoded = self.inputs(rows)
-        if self.cut:
-            self.notes.append(f"{self.cut} of {len(rows)} texts are cut to {self.config.max_length} tokens")
+        encoded = self.noted(rows)
         return [{**one, "labels": numbers[str(row["label"])]} for one, row in zip(encoded, rows)]
 
     @property
@@ -185,7 +190,7 @@ class Classification(TextTask):
         """For every text, or text and its pair, the probability of each label."""
         rows = paired(texts, pairs, wanted="pair" in self.config.needs)
         found: list[dict[str, float]] = [{}] * len(texts)
-        for chosen, batch in self.batched(model, self.inputs(rows)):
+        for chosen, batch in self.batched(model, self.noted(rows)):
             for i, shares in zip(chosen, model(**batch).logits.softmax(-1).tolist()):
                 found[i] = dict(zip(self.labels, shares))
         return found

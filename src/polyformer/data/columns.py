@@ -1,0 +1,120 @@
+"""What the columns of a table are, guessed from their names, or from what stands in them.
+
+A task reads columns by their roles: text and label, source and target, and so on. `roles` finds them among
+names that data sets usually have; `content_roles` names the columns of a table without a heading.
+"""
+
+import re
+from collections.abc import Sequence
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "qa": ("question", "context", "answers"),
+    "tag": ("tokens", "tags"),
+    "image": ("image",),
+    "translate": ("source", "target"),
+    "classify_pair": ("text", "pair", "label"),
+    "classify": ("text", "label"),
+    "lm": ("text",),
+}
+"""The tasks that are guessed, and the roles that each needs; the first whose roles are there."""
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "text": ("text", "sentence", "content", "review", "document", "article", "body", "comment", "message",
+             "tweet", "utterance", "query"),
+    "label": ("label", "labels", "class", "category", "sentiment", "topic", "intent", "is_duplicate",
+              "gold_label", "rating", "stars"),
+    "source": ("source", "src"),
+    "target": ("target", "tgt", "translation"),
+    "tokens": ("tokens", "words"),
+    "tags": ("tags", "ner_tags", "pos_tags", "ner", "pos"),
+    "question": ("question",),
+    "context": ("context", "passage"),
+    "answers": ("answers",),
+    "image": ("image", "img", "picture"),
+}  # fmt: skip
+
+_PAIRS = (("text", "pair"), ("text", "text2"), ("text1", "text2"), ("text_a", "text_b"),
+          ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence"),
+          ("premise", "hypothesis"), ("query", "passage"))  # fmt: skip
+"""The usual names of two texts with one label: QQP, QNLI, MNLI, MRPC, ..."""
+
+_LANGUAGES = frozenset((
+    *("ar", "bg", "bn", "ca", "cs", "da", "de", "el", "en", "es", "et", "fa", "fi", "fr", "gl", "he", "hi"),
+    *("hr", "hu", "id", "is", "it", "ja", "ka", "kk", "km", "ko", "lt", "lv", "mk", "mn", "ms", "my", "ne"),
+    *("nl", "no", "pl", "ps", "pt", "ro", "ru", "si", "sk", "sl", "sq", "sr", "sv", "sw", "ta", "th", "tl"),
+    *("tr", "uk", "ur", "uz", "vi", "xh", "yi", "zh", "zu"),
+    *("ara", "ces", "deu", "eng", "fin", "fra", "heb", "hin", "ind", "ita", "jpn", "kor", "nld", "pol"),
+    *("por", "ron", "rus", "spa", "swe", "tha", "tur", "ukr", "vie", "zho"),
+))  # fmt: skip
+
+_CREDIT = re.compile(r"attribution|CC[- ]BY", re.IGNORECASE)  # beside the sentences of Tatoeba
+
+
+def roles(names: Sequence[str], kind: str | None = None) -> tuple[str, dict[str, str]] | None:
+    """The task that columns of these `names` are for and each role's column; None where there is none.
+
+    With a `kind` only that task is looked at.
+    """
+    for task, needed in KINDS.items():
+        if kind not in (None, task):
+            continue
+        found = {role: column for role in needed if (column := _column(role, names)) is not None}
+        if task == "classify_pair":
+            found = _pair(names) | ({"label": found["label"]} if "label" in found else {})
+        if task == "translate" and len(found) < 2:
+            spoken = [name for name in names if name.lower() in _LANGUAGES]
+            found = dict(zip(needed, spoken)) if len(spoken) == 2 else {}
+        if len(found) == len(needed):
+            return task, found
+    return None
+
+
+def is_heading(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first of `rows` names the columns of the others."""
+    first, *others = rows
+    if len(set(first)) < len(first) or not all(first):
+        return False
+    known = {name for names in _NAMES.values() for name in names} | {name for pair in _PAIRS for name in pair}
+    if any(name.strip().lower() in known | _LANGUAGES for name in first):
+        return True
+    # A word in the heading of a column of few labels is none of the labels.
+    labels = [i for i in range(len(first)) if _are_labels([row[i] for row in others])]
+    return any(first[i] not in {row[i] for row in others} and not first[i].isdigit() for i in labels)
+
+
+def content_roles(rows: Sequence[Sequence[str]], kind: str | None = None) -> list[str] | None:
+    """The roles of the columns of `rows` that have no heading, by what stands in them; None if unclear."""
+    columns = list(zip(*rows))
+    shown = [column for column in columns if not all(map(_CREDIT.search, column))]
+    labelled = [_are_labels(column) for column in shown]
+    texts, labels = labelled.count(False), labelled.count(True)
+    if (texts, labels) == (2, 0) or (kind == "translate" and len(shown) == 2):
+        names = iter(("source", "target"))
+        found = [next(names) for _ in shown]
+    elif labels == 1 and texts in (1, 2):
+        names = iter(("text", "pair"))
+        found = ["label" if label else next(names) for label in labelled]
+    elif (texts, labels) == (1, 0):
+        found = ["text"]
+    else:
+        return None
+    return found + [f"credit{i}" for i in range(len(columns) - len(shown))]
+
+
+def _column(role: str, names: Sequence[str]) -> str | None:
+    lowered = {name.strip().lower(): name for name in reversed(names)}
+    return next((lowered[name] for name in _NAMES.get(role, (role,)) if name in lowered), None)
+
+
+def _pair(names: Sequence[str]) -> dict[str, str]:
+    lowered = {name.strip().lower(): name for name in names}
+    for first, second in _PAIRS:
+        if first in lowered and second in lowered:
+            return {"text": lowered[first], "pair": lowered[second]}
+    return {}
+
+
+def _are_labels(column: Sequence[str]) -> bool:
+    """Few different short values, each several times on average."""
+    different = set(column)
+    return len(different) <= min(100, len(column) / 2) and all(len(one) <= 40 for one in different)

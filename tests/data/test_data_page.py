@@ -1,0 +1,162 @@
+"""docs/data.md keeps its word: its commands run on its files, and say what the page says."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from polyformer import InputError
+from polyformer.cli import main
+from polyformer.data.columns import content_roles, is_heading, roles
+from polyformer.data.guess import guess
+from polyformer.recipes.guessed import guessed_recipe
+
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+BLOCKS = re.findall(r"^```(\w+) ?(\S*)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+FILES = {name: text for kind, name, text in BLOCKS if kind != "console"}
+TINY = ("--steps", "1", "--device", "cpu", "--model.hidden_size", "16", "--training.reporting.log_every", "1")
+
+
+def said() -> dict[str, list[str]]:
+    """What the page says of each command."""
+    found: dict[str, list[str]] = {}
+    for _, _, text in (block for block in BLOCKS if block[0] == "console"):
+        for line in text.splitlines():
+            if line.startswith("$ "):
+                command = line.removeprefix("$ ")
+                found[command] = []
+            else:
+                found[command].append(line)
+    return found
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the page's files, and those that it only names."""
+    import datasets
+
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "latin1.txt").write_bytes("Vögel".encode("latin-1"))
+    (tmp_path / "notes.docx").write_bytes(b"PK")
+    (tmp_path / "broken.csv").write_text("text,label\na,1\nb\n")
+    (tmp_path / "short.en").write_text("Go.\n")
+    (tmp_path / "short.vi").write_text("Đi.\nTôi thắng!\n")
+    (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and no more")
+    rows = [{"text": f"film {i}", "label": "good" if i % 2 else "bad"} for i in range(6)]
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "rows.parquet"))
+    for folder in ("reviews", "mixed"):
+        for label in ("good", "bad"):
+            (tmp_path / folder / label).mkdir(parents=True)
+            for i in range(3):
+                (tmp_path / folder / label / f"{i}.txt").write_text(f"a {label} film")
+    (tmp_path / "mixed" / "good" / "2.docx").write_bytes(b"PK")
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 40, 50, 3), dtype=np.uint8)
+    for i, one in enumerate(pixels):
+        folder = tmp_path / "pets" / ("cat" if i % 2 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(one[: 30 + i]).save(folder / f"{i}.{'png' if i < 3 else 'jpg'}")
+    (tmp_path / "data_batch_1.bin").write_bytes(bytes(3073 * 3))
+    (tmp_path / "data_batch_1").write_bytes(b"\x80\x04\x95" + bytes(5000))
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG no more")
+    return tmp_path
+
+
+def test_every_command_of_the_page_does_what_it_says(page: Path, capsys: pytest.CaptureFixture[str]):
+    ran, wrong = 0, {}
+    for command, lines in said().items():
+        words = shlex.split(command)
+        assert words[:2] == ["polyformer", "train"]
+        small = [] if "--data.image" in command else ["--tokenizer.vocab_size", "300"]
+        fails = lines[0].startswith("error: ")
+        capsys.readouterr()
+        status = main([*words[1:], *TINY, *small])
+        out, error = capsys.readouterr()
+        if status != (2 if fails else 0):
+            wrong[command] = error
+        text = (error if fails else out).replace(f"{page}/", "")
+        if any(line not in text for line in lines):
+            wrong[command] = text
+        ran += not fails
+    assert not wrong
+    assert ran >= 14
+
+
+@pytest.mark.parametrize(("names", "expected"), [
+    (["Sentence", "Label", "id"], ("classify", {"text": "Sentence", "label": "Label"})),
+    (["idx", "question", "sentence", "label"],
+     ("classify_pair", {"text": "question", "pair": "sentence", "label": "label"})),
+    (["question", "context", "answers", "id"],
+     ("qa", {"question": "question", "context": "context", "answers": "answers"})),
+    (["vi", "en"], ("translate", {"source": "vi", "target": "en"})),
+    (["words", "ner"], ("tag", {"tokens": "words", "tags": "ner"})),
+    (["text"], ("lm", {"text": "text"})),
+    (["a", "b"], None),
+])  # fmt: skip
+def test_columns_by_their_names(names: list[str], expected: object):
+    assert roles(names) == expected
+
+
+def test_columns_by_their_content():
+    films = [["a fine film", "1"], ["dull", "0"], ["fine", "1"], ["so long", "0"]]
+    assert content_roles(films) == ["text", "label"]
+    assert content_roles([row[::-1] for row in films]) == ["label", "text"]
+    tatoeba = [
+        [f"Go {i}.", f"Đi {i}.", f"CC-BY 2.0 (France) Attribution: tatoeba.org #{i}"] for i in range(4)
+    ]
+    assert content_roles(tatoeba) == ["source", "target", "credit0"]
+    assert not is_heading(films)
+    assert is_heading([["phrase", "mood"], *films])
+    assert is_heading([["text", "x"], ["a", "b"]])
+
+
+def test_what_is_stated_is_not_guessed(page: Path):
+    assert guess("vie.txt", {"format": "lines"}).kind == "lm"
+    assert guess("reviews.csv", {"columns": {"text": "review"}}, "lm").data == {"path": "reviews.csv"}
+    recipe, _ = guessed_recipe("reviews.csv", None, {"task.kind": "lm"})
+    assert recipe["task"]["kind"] == "lm"
+    recipe, _ = guessed_recipe("qqp.tsv", None, {})
+    assert recipe["task"]["kind"] == "classify_pair"
+    recipe, _ = guessed_recipe("reviews.csv", None, {}, pretrained=True)
+    assert recipe["optimizer"]["lr"] == 3e-5
+
+
+def test_splits_beside_a_file_and_in_a_directory(tmp_path: Path):
+    for name in ("train.tsv", "dev.tsv", "test.tsv"):
+        (tmp_path / name).write_text("text\tlabel\na\t1\nb\t0\n")
+    expected = {
+        "path": f"{tmp_path}/train.tsv",
+        "validation": f"{tmp_path}/dev.tsv",
+        "test": f"{tmp_path}/test.tsv",
+    }
+    assert guess(str(tmp_path / "train.tsv"), {}).data == expected
+    assert guess(str(tmp_path), {}).data == expected
+    folder = tmp_path / "parallel"
+    folder.mkdir()
+    for name in ("train.en.gz", "train.vi.gz", "valid.en", "valid.vi"):
+        (folder / name).write_bytes(b"a\n")
+    found = guess(str(folder), {})
+    assert found.data == {"path": f"{folder}/train.{{en,vi}}.gz", "validation": f"{folder}/valid.{{en,vi}}"}
+    assert found.kind == "translate"
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "a.xyz").touch()
+    with pytest.raises(
+        InputError, match=r"cannot tell what to train on in this directory, which has a\.xyz; name a"
+    ):
+        guess(str(tmp_path / "odd"), {})
+
+
+def test_images_of_several_sizes_are_scaled_and_mixed_ones_coloured(page: Path):
+    (page / "pets" / "cat" / "9.png").unlink(missing_ok=True)
+    Image.new("L", (8, 8)).save(page / "pets" / "cat" / "0.png")
+    recipe, lines = guessed_recipe("pets", None, {})
+    assert recipe["data"]["image_size"] == [32, 32]
+    assert recipe["data"]["image_mode"] == "rgb"
+    assert recipe["model"]["position"]["shape"] == [32, 32, 3]
+    said = "guessed size: the middle of each image, 32 x 32, they have several sizes"
+    assert any(line.startswith(said) for line in lines)
