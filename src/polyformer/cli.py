@@ -28,7 +28,7 @@ USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit statuses
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 2 for bad input, 130 when interrupted."""
+    """Run one command; returns the exit status: 0, 2 for bad input, 128 + N after signal N (Ctrl-C: 130)."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _dispatch(words)

@@ -283,6 +283,24 @@ def test_options_of_a_resume_need_one(capfd: pytest.CaptureFixture[str]) -> None
     assert "--changed-data: it says how" in second
 
 
+def test_nothing_learns_from_an_unfinished_run(begun: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = contents(begun.parent)
+    assert main(["distill", "run", "--out", "student"]) == 2
+    error = capfd.readouterr().err
+    assert error == (
+        f"polyformer: error: {begun}: this run has not ended, so nothing can learn from it yet; "
+        f"go on with: polyformer train --resume {begun}\n"
+    )
+    assert contents(begun.parent) == before
+
+
+def test_the_way_out_of_another_model_works(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = str(finished / "run")
+    assert main(["train", "--resume", run, "--seed", "9"]) == 2
+    error = capfd.readouterr().err.strip()
+    assert error.endswith(f"train RECIPE --pretrained {run} (with the weights of this one) --out NEW")
+
+
 def test_the_first_difference_is_named_by_its_place() -> None:
     assert first_difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}) == ("a.c", 2, 3)
     assert first_difference({"a": {}}, {"a": {"b": 1}}) == ("a.b", None, 1)

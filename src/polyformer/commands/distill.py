@@ -46,14 +46,16 @@ class Options:
 def run(options: Options) -> None:
     from polyformer.commands.train import conclude, train
     from polyformer.recipes import Recipe
-    from polyformer.recipes.fit import is_main
+    from polyformer.training.engine import is_main
+    from polyformer.training.signals import surviving_warnings
 
     recipe = Recipe.from_dict(described(options))
-    fitted = train(recipe, "distilled", options.out, options.resume)
-    if is_main():
-        conclude(fitted, recipe.seed)
-        assert recipe.distillation is not None
-        print(f"\n{compared(fitted, recipe.distillation.teacher)}")
+    with surviving_warnings():
+        fitted = train(recipe, "distilled", options.out, options.resume)
+        if is_main():
+            conclude(fitted, recipe.seed)
+            assert recipe.distillation is not None
+            print(f"\n{compared(fitted, recipe.distillation.teacher)}")
 
 
 def described(options: Options) -> dict[str, Any]:

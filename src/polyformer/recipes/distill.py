@@ -33,7 +33,7 @@ def distilled(teacher: str | Path, layers: int | None = None) -> Recipe:
     """
     folder = Path(teacher).absolute()
     run = Run.open(folder)
-    config = student_config(run.model("cpu").config, layers)
+    config = student_config(run.result("cpu").config, layers)
     return dataclasses.replace(
         run.recipe,
         model=ModelChoice(options=config.to_dict()),

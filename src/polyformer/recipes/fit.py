@@ -147,7 +147,7 @@ def _fitting(recipe: Recipe, task: TextTask, splits: Splits, model: Transformer)
     lesson = recipe.distillation
     if lesson is None:
         return Fitting(task, splits, recipe.seed)
-    teacher = Run.open(lesson.teacher).model("cpu")
+    teacher = Run.open(lesson.teacher).result("cpu")
     take_layers(model, teacher)
     return Distilling(task, splits, recipe.seed, model, teacher, lesson)
 

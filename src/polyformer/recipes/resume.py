@@ -24,9 +24,10 @@ def check_same(run: Run, recipe: Recipe) -> None:
     different = first_difference(before, now)
     if different:
         name, old, new = different
+        way = f" --pretrained {run.folder} (with the weights of this one)" if run.finished else ""
         raise InputError(
             f"--resume {run.folder}: {name} is {old!r:.80} there, got {new!r:.80}; leave it as it is, or "
-            f"begin another run from this one's weights: polyformer train RECIPE --pretrained {run.folder}"
+            f"begin another run: polyformer train RECIPE{way} --out NEW"
         )
 
 

@@ -143,6 +143,15 @@ class Run:
             return self._unfinished(device)[0]
         return Transformer.from_pretrained(self.folder).to(choose_device(device))
 
+    def result(self, device: str = "auto") -> Transformer:
+        """The model of a run that has ended: what others are to learn from must not change any more."""
+        if not self.finished:
+            way = f"go on with: polyformer train --resume {self.folder}"
+            raise InputError(
+                f"{self.folder}: this run has not ended, so nothing can learn from it yet; {way}"
+            )
+        return self.model(device)
+
     def _unfinished(self, device: str) -> tuple[Transformer, nn.Module]:
         """The model as the last checkpoint has it, and what is measured."""
         latest = Checkpoints(self.folder).latest()

@@ -6,8 +6,8 @@ too, and after the crash of a whole machine the server drops it when that machin
 system without kernel locks a marker, RUN/.lock.marker, with the process's number, host and start takes its
 place: a dead process of this host is recognized, one of another host cannot be.
 
-What .lock holds is for messages alone; that file stays, because removing a locked file would let two
-processes lock two files of one name.
+What .lock holds is for messages alone. The file of a run stays; `filelock` sees whether the one that it has
+locked was removed meanwhile.
 """
 
 import errno
@@ -32,7 +32,7 @@ NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 def sole_writer(folder: Path) -> Iterator[None]:
     """Holds the lock of `folder`, which is made if need be; `InputError` where another process has it.
 
-    A body that ends in an `InputError` leaves the lock's file as it was, and no new folder.
+    A body that ends in an error leaves the lock's file as it was, and no new folder that is empty.
     """
     file = folder / LOCK
     with writing(file):
@@ -48,13 +48,13 @@ def sole_writer(folder: Path) -> Iterator[None]:
     try:
         yield
         file.write_bytes(b"")
-    except InputError:
-        if new_file:
-            file.unlink(missing_ok=True)
-        else:
-            file.write_bytes(before)
-        if new_folder:
-            with suppress(OSError):
+    except BaseException:
+        with suppress(OSError):  # what went wrong in the body is to be heard
+            if new_file:
+                file.unlink()
+            else:
+                file.write_bytes(before)
+            if new_folder:
                 folder.rmdir()  # only where it is empty
         raise
     finally:

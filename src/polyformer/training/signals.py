@@ -7,10 +7,9 @@ a checkpoint and go on, so that the time that is left is not lost; the SIGTERM t
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self
@@ -80,7 +79,8 @@ class Signals:
         text = f"\npolyformer: {name}: stopping after this step" + (
             " (once more to stop at once)\n" if number == signal.SIGINT else "\n"
         )
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
+        with suppress(OSError):
+            os.write(2, text.encode())
 
 
 @contextmanager
