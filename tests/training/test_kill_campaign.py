@@ -24,7 +24,7 @@ from polyformer.core.files import read_json, read_tensors
 from polyformer.recipes import Recipe, Run, fit
 from polyformer.training.checkpoint import Checkpoints, is_whole
 
-KILLS = int(os.environ.get("KILLS", "10"))
+KILLS = int(os.environ.get("KILLS", "16"))
 KILLS_A_RUN = 3 if KILLS > 50 else 2  # one after another in one folder, before it may end
 GOLDEN = (5**0.5 - 1) / 2
 CLOCKS = ("seconds", "tokens_per_s")
@@ -94,6 +94,12 @@ def check_sound(out: Path) -> int:
     return max(checkpoints.steps(), default=0)
 
 
+def half_written(names: list[str]) -> list[int]:
+    """The moments in the middle of writing a file for the first time, those outside of checkpoints first."""
+    firsts = {name: number for number, name in reversed([*enumerate(names, 1)]) if name.startswith("torn ")}
+    return sorted(firsts.values(), key=lambda number: ("/" in names[number - 1], number))
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "lines.txt"
@@ -106,13 +112,15 @@ def test_killed_at_named_operations(text: Path, tmp_path: Path) -> None:
     assert ended
     whole = contents(tmp_path / "whole")
     assert len(set(names)) > 60, "the points are no longer seen"
+    torn = half_written(names)
     draw, killed = random.Random(0), collections.Counter[str]()
     for number in itertools.count():
         if killed.total() >= KILLS:
             break
         out, step = tmp_path / f"run-{number}", 0
-        # Multiples of the golden section spread first kills over the whole run; the others fall anywhere.
-        moments = [1 + int(number * GOLDEN % 1 * len(names))]
+        # First in the middle of writing each file; then multiples of the golden section spread first kills
+        # over the whole run. The others fall anywhere.
+        moments = [torn[number] if number < len(torn) else 1 + int(number * GOLDEN % 1 * len(names))]
         moments += [draw.randint(1, len(names) // 2) for _ in range(KILLS_A_RUN - 1)]
         for die_at in moments:
             ended, died = attempt(text, out, die_at)
