@@ -212,3 +212,17 @@ def test_the_extras_are_named(tmp_path, monkeypatch):
     (tmp_path / "merges.txt").write_text("")
     with pytest.raises(InputError, match=r"pip install 'polyformer\[moses\]'"):
         Tokenizer.load(tmp_path).encode("a")
+
+
+@pytest.mark.parametrize("number", [1, -1, 2**33, 1.5, "1", None, [0]])
+def test_ids_of_bpe_are_numbers_each_once(tmp_path, number):
+    """Two tokens of one id were read as one, and texts with the other came back as something else."""
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    vocab = {"a": 0, "b": 1, "c": 2}
+    for changed, ok in ((vocab, True), ({**vocab, "c": number}, False)):
+        (tmp_path / "vocab.json").write_text(json.dumps(changed))
+        if ok:
+            assert len(Tokenizer.load(tmp_path)) == 3
+        else:
+            with pytest.raises(InputError, match=r"vocab.json: expected tokens with ids from 0 to"):
+                Tokenizer.load(tmp_path)

@@ -1,6 +1,7 @@
 """Recipes by name or file, and the files of their data."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,3 +94,9 @@ def test_a_recipe_says_what_changes_with_a_checkpoint():
         "decay_embeddings": False,
     }
     assert "pretrained" not in scratch | tuned
+
+
+@pytest.mark.parametrize("data", [3, [1], "a.txt"])
+def test_data_that_is_no_mapping(data: Any):
+    with pytest.raises(InputError, match="data: expected a mapping with a path, got "):
+        with_data(data, ".")

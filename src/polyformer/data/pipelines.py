@@ -11,6 +11,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
+from polyformer.core.sizes import SIZE
 from polyformer.data.special_tokens import NAMES
 
 
@@ -121,6 +122,9 @@ def read_bpe(vocab: Path, merges: Path, **options: str) -> models.BPE:
     """The BPE of a vocab.json and a merges.txt; `options` are the library's."""
     if not merges.is_file():
         raise InputError(f"{merges}: no such file; a vocab.json needs the merges of its BPE beside it")
+    ids = list(read_json(vocab, dict).values())
+    if not all(type(one) is int and 0 <= one <= SIZE for one in ids) or len({*ids}) < len(ids):
+        raise InputError(f"{vocab}: expected tokens with ids from 0 to {SIZE}, each once")
     with reading(vocab):
         tokens, pairs = models.BPE.read_file(str(vocab), str(merges))
         return models.BPE(tokens, pairs, **options)

@@ -69,7 +69,9 @@ def absolute(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(data: dict[str, Any]) -> dict[str, str]:
-    """The sources that a recipe names; `InputError` where one is no text."""
+    """The sources that a recipe names; `InputError` where one is no text, or `data` no mapping."""
+    if not isinstance(data, dict):
+        raise InputError(f"data: expected a mapping with a path, got {quote(data)}")
     names = {role: data[role] for role in ("path", "validation", "test") if data.get(role)}
     for role, name in names.items():
         if not isinstance(name, str):
