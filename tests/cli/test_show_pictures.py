@@ -2,10 +2,14 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from polyformer.attention import Pattern
 from polyformer.cli import main
+from polyformer.core.context import Context
+from polyformer.visual import pattern as pattern_pictures
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -19,6 +23,27 @@ def test_a_pattern_as_text(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert max(map(len, text.split("\n"))) <= 50
     assert "Keys per query: 1-11" in text
     assert "layout (" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [(["Window(64)"], 256), (["Window(64)", "--causal"], 256), (["Window(8)"], 64), (["Full"], 64),
+     (["Window(64)", "--length", "64"], 64)],
+)  # fmt: skip
+def test_a_pattern_is_drawn_at_a_length_where_it_shows(
+    words: list[str], tokens: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "60")
+    lengths: list[int] = []
+    pictures = pattern_pictures.pictures
+
+    def watched(pattern: Pattern, context: Context, **options: Any) -> Any:
+        lengths.append(context.q_len)
+        return pictures(pattern, context, **options)
+
+    monkeypatch.setattr(pattern_pictures, "pictures", watched)
+    output(capsys, "pattern", *words)
+    assert lengths[-1] == tokens
 
 
 def test_heads_and_layers(capsys: pytest.CaptureFixture[str]):

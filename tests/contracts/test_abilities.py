@@ -11,7 +11,7 @@ from members import bases, mechanisms, shrunk, with_part
 from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
-from polyformer.core.mechanism import ABILITIES, MechanismConfig
+from polyformer.core.mechanism import ABILITIES, WAYS_OUT, MechanismConfig
 from polyformer.model import Transformer
 from polyformer.position import AlibiConfig
 
@@ -38,7 +38,8 @@ def refused(ability: str, part: MechanismConfig) -> None:
     with pytest.raises(InputError) as caught:
         use(ability, part)
     message = f"mechanism {part.kind!r} cannot {ABILITIES[ability]}; use {part.instead}"
-    assert str(caught.value) == message
+    way = f"; or {WAYS_OUT[ability]}" if ability in WAYS_OUT else ""
+    assert str(caught.value) == message + way
 
 
 def use(ability: str, part: MechanismConfig) -> None:

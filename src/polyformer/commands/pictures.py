@@ -3,16 +3,25 @@
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polyformer.core.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from polyformer.core.pattern import Pattern
 from polyformer.core.parsing import parse_yaml
 
 LENGTH, BLOCK, HEADS = 64, 16, 4
+LONGEST, FULLEST = 1024, 0.6
+"""Without --length a picture is twice as long until at most such a share of its pairs is seen, or so long."""
+
 FORMATS = ".png", ".svg"
 
 
-def show_pattern(expression: str | None, *, length: int = LENGTH, heads: int = HEADS, causal: bool = False,
-                 block: int = BLOCK, layer: int = 0, out: str | None = None) -> None:  # fmt: skip
+def show_pattern(
+    expression: str | None, *, length: int | None = None, heads: int = HEADS, causal: bool = False,
+    block: int = BLOCK, layer: int = 0, out: str | None = None,
+) -> None:  # fmt: skip
     """The mask, the layout and the counts of keys of a pattern."""
     import polyformer.attention  # noqa: F401, the patterns must be known
     from polyformer.core.context import Context
@@ -26,13 +35,30 @@ def show_pattern(expression: str | None, *, length: int = LENGTH, heads: int = H
             "show pattern: name one, such as 'Window(8) | Global(2)'; see `polyformer list pattern`"
         )
     path = target(out)
-    pattern, context = Pattern.from_text(expression), Context(length, length, causal=causal)
+    pattern = Pattern.from_text(expression)
+    length = fitting(pattern, causal, layer) if length is None else length
+    context = Context(length, length, causal=causal)
     panels = pictures(pattern, context, block=block, heads=heads, layers=(layer,))
     if path:
         draw_pattern(panels, path)
         print(f"Drawn in {path}")
     else:
         print(pattern_text(panels, columns(), characters(sys.stdout.encoding)))
+
+
+def fitting(pattern: "Pattern", causal: bool, layer: int) -> int:
+    """A length at which the picture of a pattern is no full square; 64 where it is one at any."""
+    from polyformer.core.context import Context
+    from polyformer.visual.pattern import pictures
+
+    length = LENGTH
+    while length <= LONGEST:
+        [picture, *_] = pictures(pattern, Context(length, length, causal=causal), heads=1, layers=(layer,))
+        pairs = length * (length + 1) / 2 if causal else length**2
+        if picture.mask.sum() <= FULLEST * pairs:
+            return length
+        length *= 2
+    return LENGTH
 
 
 def show_position(

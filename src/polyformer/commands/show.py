@@ -28,7 +28,9 @@ class Options:
         "a preset (see `polyformer list`), or the directory of a run or a model; or `pattern`, or `position`"
     )
     name: str | None = argument("the pattern, as an expression, or the kind of position scheme", None)
-    length: int | None = option("tokens in the picture (default 64)")
+    length: int | None = option(
+        "tokens in the picture (default 64, of a pattern more where it would be full)"
+    )
     heads: int | None = option("heads in the picture (default 4); those that are alike are drawn once")
     causal: bool = option("without the future", False)
     block: int | None = option("of a pattern: queries in a row of its layout (default 16)")

@@ -30,6 +30,12 @@ ABILITIES = {
 }
 """What a mechanism may be unable to do, by the class attribute that says so."""
 
+WAYS_OUT = {
+    "packs": "give each document rows of its own (--task.packed false, where the task has it)",
+    "relates": "take a position that changes none, such as 'learned', 'sinusoidal', 'rope' or 'none'",
+}
+"""How to do without an ability, beside another mechanism."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MechanismConfig(Config):
@@ -83,7 +89,8 @@ class MechanismConfig(Config):
     def require(self, ability: str) -> None:
         """Raises `InputError` unless this member has the ability, one of `ABILITIES`."""
         if not getattr(self, ability):
-            raise InputError(f"mechanism {self.kind!r} cannot {ABILITIES[ability]}; use {self.instead}")
+            way = f"; or {WAYS_OUT[ability]}" if ability in WAYS_OUT else ""
+            raise InputError(f"mechanism {self.kind!r} cannot {ABILITIES[ability]}; use {self.instead}{way}")
 
 
 def check_head_size(head_size: int) -> None:

@@ -90,7 +90,8 @@ class LanguageModelHead(VocabularyHead):
         if shape.vector_size != shape.hidden_size:
             raise InputError(
                 f"embedding.size: head 'language_model' needs token vectors of hidden_size "
-                f"{shape.hidden_size}, got {shape.vector_size}; use 'masked', which has a layer between them"
+                f"{shape.hidden_size}, got {shape.vector_size}; use 'masked', with a layer between them, or "
+                "behind a block that widens (join 'concat') a table of the output's own: tied=False"
             )
         super().__init__(shape, config.bias, config.label_smoothing, config.frozen_bias)
         self.factor = shape.hidden_size**-0.5 if config.scaled else 1.0
