@@ -1,9 +1,12 @@
 """What a model returns: named fields."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 from polyformer.core.state import State
 from polyformer.core.tokens import Tokens
@@ -26,6 +29,16 @@ class ModelState(State):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Predicted:
+    """Predictions that are there already."""
+
+    value: Tensor | tuple[Tensor, Tensor]
+
+    def __call__(self) -> Tensor | tuple[Tensor, Tensor]:
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class ModelOutput:
     """Fields that were not asked for are None.
 
@@ -34,6 +47,9 @@ class ModelOutput:
     [B, T, E]. hidden_states: the input of every layer and the final output. attentions and
     cross_attentions: one [B, H, Tq, Tk] a layer. The `encoder_` fields are those of the encoder of an
     encoder-decoder. state: pass it to the next call.
+
+    A pytree of its tensors, predictions among them: `torch.export` gives it back, without the state. Where
+    there is a loss they are computed when read in any case, unless a graph is traced.
     """
 
     loss: Tensor | None
@@ -59,3 +75,42 @@ class ModelOutput:
         """What the head `pretraining` predicts of the whole text [B, labels]; None from other heads."""
         found = self.predictions()
         return found[1] if isinstance(found, tuple) else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With the predictions themselves: how to make them cannot be pickled."""
+        return {**self.__dict__, "predictions": Predicted(self.predictions())}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rest:
+    """What of an output is no tensor."""
+
+    predictions: Callable[[], Tensor | tuple[Tensor, Tensor]] | None
+    state: ModelState | None
+
+
+LEAVES = tuple(
+    field.name for field in dataclasses.fields(ModelOutput) if field.name not in ("predictions", "state")
+)
+
+
+def _flatten(output: ModelOutput) -> tuple[list[Any], _Rest | None]:
+    leaves = [getattr(output, name) for name in LEAVES]
+    if torch.compiler.is_compiling():
+        return [output.predictions(), *leaves], None
+    if output.loss is not None:
+        return [None, *leaves], _Rest(output.predictions, output.state)
+    return [output.predictions(), *leaves], _Rest(None, output.state)
+
+
+def _unflatten(leaves: Iterable[Any], rest: _Rest | None) -> ModelOutput:
+    predictions, *others = leaves
+    make = Predicted(predictions) if rest is None or rest.predictions is None else rest.predictions
+    state = None if rest is None else rest.state
+    return ModelOutput(predictions=make, state=state, **dict(zip(LEAVES, others)))
+
+
+register_pytree_node(
+    ModelOutput, _flatten, _unflatten, serialized_type_name="polyformer.ModelOutput",
+    to_dumpable_context=lambda rest: None, from_dumpable_context=lambda dumped: None,
+)  # fmt: skip

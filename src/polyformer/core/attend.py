@@ -20,7 +20,7 @@ from polyformer.core.mods import Mod, is_own
 from polyformer.core.pattern import MaskMod, Pattern, ScoreMod, Where
 from polyformer.core.patterns import implied
 from polyformer.core.relative import Relative
-from polyformer.core.request import Request, check
+from polyformer.core.request import Request, check, transformed
 from polyformer.core.softmax import recording
 
 log = logging.getLogger(__name__)
@@ -174,9 +174,14 @@ def _lasting(pattern: object) -> bool:
     return pattern is None or (isinstance(pattern, Pattern) and pattern.lasting())
 
 
+def is_traced() -> bool:
+    """Whether a graph is being made of this call."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def _watched() -> bool:
     """Whether a call must go the whole way: autograd, a tracer or someone who looks at weights watches it."""
-    return torch.is_grad_enabled() or torch.compiler.is_compiling() or recording()
+    return torch.is_grad_enabled() or is_traced() or recording() or transformed()
 
 
 def _autocast(q: Tensor) -> bool:
@@ -204,7 +209,7 @@ def choose(request: Request, backend: str, return_lse: bool) -> Choice:
     reasons: dict[str, str] = {}
     for name in asked if not recording() else ["definition"]:
         why = BACKENDS[name].refuses(request, return_lse)
-        traced = torch.compiler.is_compiling() and backend == "auto" and request.pairs <= TRACED
+        traced = is_traced() and backend == "auto" and request.pairs <= TRACED
         if name == "blocks" and traced:
             why = "it would break the graph, and so few scores can be computed at once"
         if why is None:

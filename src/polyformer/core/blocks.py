@@ -24,7 +24,7 @@ from polyformer.core.captured import Evaluation, captured
 from polyformer.core.parts import LN2, Part, parts, sharing
 from polyformer.core.precision import as_written
 from polyformer.core.products import product
-from polyformer.core.request import Request
+from polyformer.core.request import Request, transformed
 from polyformer.core.tiles import Tile, give, take
 from polyformer.core.workers import spread
 
@@ -32,7 +32,9 @@ T = TypeVar("T")
 
 
 def refuses(request: Request, return_lse: bool) -> str | None:
-    """Why this backend cannot take the request; it takes all."""
+    """Why this backend cannot take the request, or None."""
+    if transformed():
+        return "torch.func and forward differentiation cannot look into its loop over tiles"
     return None
 
 

@@ -3,8 +3,11 @@ another maker's processor, and for the few rows of decoding, where reading the w
 """
 
 import contextvars
+import copy
 import dataclasses
+import warnings
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from polyformer.core.precision import as_written
+
+M = TypeVar("M", bound=nn.Module)
 
 SMALL_WEIGHT, FEW_ROWS = 1 << 16, 16
 """A product this small is over before oneDNN, some 10 microseconds a call, has begun."""
@@ -90,6 +95,7 @@ def onednn_takes(x: Tensor, weight: Tensor) -> bool:
         x.dtype == weight.dtype == torch.float32
         and x.device.type == weight.device.type == "cpu"
         and not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None  # torch.jit.trace cannot write these operations down
         and torch.backends.mkldnn.is_available()
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()
@@ -214,3 +220,21 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "qconfig" and value is None:  # how torch.ao.quantization marks what it leaves as it is
+            warnings.warn(
+                "polyformer's Linear is not quantised as a torch.nn.Linear, of which it is a subclass; "
+                "quantise polyformer.core.linear.as_torch(model)",
+                stacklevel=2,
+            )
+        super().__setattr__(name, value)
+
+
+def as_torch(model: M) -> M:
+    """A copy of the model whose linear layers are `torch.nn.Linear`, for tools that ask for this type."""
+    copied = copy.deepcopy(model)
+    for module in copied.modules():
+        if type(module) is Linear:
+            module.__class__ = nn.Linear  # type: ignore[assignment]
+    return copied

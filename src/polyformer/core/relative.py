@@ -42,7 +42,8 @@ class Relative:
     position_values: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if len({table.shape[1] for table in self.tables.values()}) > 1:
+        lengths = [table.shape[1] for table in self.tables.values()]
+        if any(length != lengths[0] for length in lengths):
             shapes = {name: tuple(table.shape) for name, table in self.tables.items()}
             raise InputError(f"relative: expected tables over the same distances, got {shapes}")
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
@@ -53,6 +54,11 @@ class Request:
         if then is None:
             return first
         return lambda score, *place: then(first(score, *place), *place)
+
+
+def transformed() -> bool:
+    """Whether a transform of `torch.func`, or forward differentiation, is at work."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:

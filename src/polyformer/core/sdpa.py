@@ -8,6 +8,7 @@ import dataclasses
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from polyformer.core.context import Context
 from polyformer.core.layout import count
@@ -36,6 +37,8 @@ def refuses(request: Request, return_lse: bool) -> str | None:
         return "a score_mod or relative terms change the scores"
     if return_lse:
         return "torch's function does not return the log-sum-exp"
+    if forward_ad._current_level >= 0:
+        return "torch's kernels have no forward differentiation"
     batch, heads, queries, width = request.q.shape
     pairs = queries * request.context.kv_len
     if batch * heads * pairs == 0:
@@ -99,7 +102,9 @@ def plan(request: Request) -> Plan:
             seen = torch.ones(bias.shape[1:], dtype=torch.bool, device=bias.device).tril()
         mask, plain = (bias if seen is None else bias.masked_fill(~seen, -torch.inf)), "full"
         mask = mask if mask.dim() == 4 else mask.unsqueeze(0)
-    return Plan(mask, empty, plain == "causal", request.scale, request.groups > 1, not sees_all(request))
+    return Plan(
+        mask, empty, plain == "causal", request.scale, bool(request.groups > 1), not sees_all(request)
+    )
 
 
 def _short_bias(request: Request) -> bool:

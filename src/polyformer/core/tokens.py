@@ -92,7 +92,7 @@ class Tokens(State):
         new = None if given is None else _checked(name, given, ids)
         if new is None and past is not None:
             new = past[:, -1:].expand(ids.shape)
-        return _joined(past, new, (len(ids), self.length), ids, torch.zeros, torch.long)
+        return _joined(past, new, (ids.shape[0], self.length), ids, torch.zeros, torch.long)
 
     def _positions(
         self, ids: Tensor, given: Tensor | None, valid: Tensor | None, doc: Tensor | None

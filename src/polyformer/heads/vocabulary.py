@@ -73,12 +73,13 @@ class VocabularyHead(Head):
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         weight = inputs.table if self.weight is None else self.weight
+        bias = self.bias  # read now: `torch.func.functional_call` lends other tensors for this call alone
         hidden = self.transform(self.states(inputs))
         loss = None
         if labels is not None:
             smoothing = self.smoothing if self.training else 0.0
-            loss = linear_cross_entropy(hidden, weight, self.bias, labels, smoothing)
-        return loss, lambda: linear(hidden, weight, self.bias)
+            loss = linear_cross_entropy(hidden, weight, bias, labels, smoothing)
+        return loss, lambda: linear(hidden, weight, bias)
 
 
 class LanguageModelHead(VocabularyHead):

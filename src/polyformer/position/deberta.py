@@ -135,7 +135,7 @@ class Deberta(Position):
 
     def _projected(self, what: str, table: Tensor, entry: Tensor, site: Site) -> Tensor:
         """The rows `entry` of the table [2k, E] as keys or queries of all heads, [H, R, D]."""
-        few = len(entry) < len(table)
+        few = entry.shape[0] < table.shape[0]
         rows = table[entry] if few else table
         if self.config.share_projections:
             heads = site.key(rows) if what == "keys" else site.query(rows)
