@@ -228,7 +228,7 @@ class Linear(nn.Linear):
                 "quantise polyformer.core.linear.as_torch(model)",
                 stacklevel=2,
             )
-        super().__setattr__(name, value)
+        super().__setattr__(name, value)  # type: ignore[arg-type]
 
 
 def as_torch(model: M) -> M:
