@@ -1,6 +1,7 @@
 """Staged training: what each stage changes, and that it goes on with the weights of the one before."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import polyformer
 from polyformer import InputError
 from polyformer.architecture import ModelConfig
 from polyformer.attention import Global, Pattern, PerHead, PerLayer, SoftmaxConfig, Window
+from polyformer.cli import main
 from polyformer.recipes import Recipe, fit_stages, stages
 from polyformer.recipes.stages import widened
 
@@ -93,3 +95,21 @@ def test_what_cannot_be_staged_is_refused(tmp_path: Path):
     other = recipe(tmp_path, task={"kind": "mlm"}, model="encoder-tiny")
     with pytest.raises(InputError, match="stages: expected a recipe of the task 'lm', got 'mlm'"):
         stages(other, 2)
+
+
+def test_stages_by_command_go_on_where_they_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "text.txt").write_text("a few words\n" * 40)
+    path, out = tmp_path / "mine.yaml", tmp_path / "long"
+    path.write_text(recipe(tmp_path / "text.txt").to_yaml())
+    words = ["train", str(path), "--out", str(out)]
+    assert main([*words, "--stages", "2"]) == 0
+    assert f"Saved in {out / 'stage-2'}" in capsys.readouterr().out
+    first = (out / "stage-1" / "model.safetensors").stat().st_mtime_ns
+    shutil.rmtree(out / "stage-2")
+    assert main([*words, "--stages", "2"]) == 0
+    assert (out / "stage-1" / "model.safetensors").stat().st_mtime_ns == first
+    assert (out / "stage-2" / "model.safetensors").is_file()
+    assert main([*words, "--stages", "3", "--optimizer.lr", "0.1"]) == 2
+    assert "stage-1: a stage of another recipe; choose another --out" in capsys.readouterr().err
+    assert main(["train", "--resume", str(out / "stage-2"), "--stages", "2"]) == 2
+    assert "--stages: to go on with stages, give the same command again" in capsys.readouterr().err

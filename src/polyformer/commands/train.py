@@ -29,6 +29,7 @@ EXAMPLES = """examples:
   polyformer train sst2 --data DIR --pretrained BERT-DIR --optimizer.lr 3e-5
   polyformer train --import mine.py --model.attention "Mine(8) | Window(64)"
   polyformer train --resume runs/default-1
+  polyformer train wikitext2 --data DIR --model longformer-decoder-small --stages 3 --out runs/long
 """
 
 
@@ -51,6 +52,10 @@ class Options:
     device: Literal["auto", "cpu", "cuda"] | None = option(
         "where to compute (default: CUDA where there is one)"
     )
+    stages: int | None = option(
+        "train so many stages into --out, each with windows and rows twice as long at half the rate; "
+        "the same command again goes on"
+    )
     plot: bool = option("draw the curves to curves.png in the end", False)
     print: bool = option("print the whole recipe as YAML and stop", False)
     imports: tuple[str, ...] = imports()
@@ -69,7 +74,11 @@ def run(options: Options) -> None:
         print(recipe.to_yaml(), end="")
         return
     recipe.model_config()  # an unknown preset or option is said before data are read
-    how = {"from_step": options.from_step, "changed_data": options.changed_data}
+    how: dict[str, Any] = {"from_step": options.from_step, "changed_data": options.changed_data}
+    if options.stages is not None:
+        if options.resume is not None:
+            raise InputError("--stages: to go on with stages, give the same command again with their --out")
+        how = {"stages": options.stages}
     with surviving_warnings():
         fitted = train(recipe, options.recipe or "default", options.out, options.resume, **how)
         if is_main():
@@ -153,6 +162,7 @@ def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **ho
     """
     from polyformer.recipes.fit import fit, world
     from polyformer.recipes.run import choose_device, new_folder
+    from polyformer.recipes.stages import fit_stages
     from polyformer.training.signals import Interrupted
 
     choose_device(recipe.training.engine.device)
@@ -161,9 +171,16 @@ def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **ho
         raise InputError("--out: with several processes, name the folder of the run")
     folder = Path(given) if given else new_folder(Path(name).stem)
     try:
+        if "stages" in how:
+            return fit_stages(recipe, folder, how["stages"])[-1]
         return fit(recipe, folder, resume=resume is not None, **how)
     except Interrupted as error:
-        print(f"polyformer: {error}; go on with: polyformer train --resume {folder}", file=sys.stderr)
+        way = (
+            f"the same command and --out {folder}"
+            if "stages" in how
+            else f"polyformer train --resume {folder}"
+        )
+        print(f"polyformer: {error}; go on with: {way}", file=sys.stderr)
         raise SystemExit(128 + error.signal) from None
     except KeyboardInterrupt:
         way = (

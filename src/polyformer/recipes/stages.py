@@ -17,6 +17,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.pattern import Pattern
 from polyformer.recipes.fit import Fitted, fit
 from polyformer.recipes.recipe import ModelChoice, Recipe
+from polyformer.recipes.run import RECIPE, Run
 from polyformer.tasks import LanguageModellingConfig
 
 
@@ -33,11 +34,21 @@ def stages(recipe: Recipe, number: int) -> list[Recipe]:
 
 
 def fit_stages(recipe: Recipe, out: str | Path, number: int) -> list[Fitted]:
-    """Train `number` stages one after another, into the folders `out`/stage-1, `out`/stage-2, ..."""
+    """Train `number` stages one after another, into the folders `out`/stage-1, `out`/stage-2, ...
+
+    What is there already goes on where it stopped: finished stages are left as they are (and are not among
+    those returned), one that was interrupted is resumed. Raises `InputError` for stages of another recipe.
+    """
     fitted: list[Fitted] = []
+    start: Path | None = None
     for i, one in enumerate(stages(recipe, number), 1):
-        start = fitted[-1].run.folder if fitted else None
-        fitted.append(fit(one, Path(out) / f"stage-{i}", start=start))
+        run = Run(Path(out) / f"stage-{i}")
+        begun = (run.folder / RECIPE).is_file()
+        if begun and run.recipe != one:
+            raise InputError(f"{run.folder}: a stage of another recipe; choose another --out")
+        if not (begun and run.finished and i < number):
+            fitted.append(fit(one, run.folder, resume=begun, start=None if begun else start))
+        start = run.folder
     return fitted
 
 
