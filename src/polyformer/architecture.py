@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.imports import Saved
-from polyformer.core.sizes import check_sizes
+from polyformer.core.sizes import check_deviation, check_sizes
 from polyformer.heads import HeadConfig, HeadShape, LanguageModelConfig
 from polyformer.stack import EmbeddingConfig, StackConfig
 
@@ -55,6 +55,7 @@ class ModelConfig(Saved):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
         check_sizes(self)
+        check_deviation(self.initializer_range)
         if self.encoder is None and self.decoder is None:
             raise InputError("encoder, decoder: expected at least one of them")
         if self.encoder is not None and self.decoder is not None:

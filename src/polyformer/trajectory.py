@@ -27,6 +27,7 @@ from polyformer.core.imports import Saved
 from polyformer.core.initialization import initialize
 from polyformer.core.inputs import check_mask
 from polyformer.core.linear import Linear
+from polyformer.core.sizes import check_deviation, check_sizes
 from polyformer.core.softmax import recorded
 from polyformer.core.unread import read_unread
 from polyformer.core.weights import check_layers, load_weights
@@ -83,6 +84,8 @@ class TrajectoryConfig(Saved):
         for name in ("hidden_size", "max_timesteps", "max_position_embeddings"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        check_sizes(self)
+        check_deviation(self.initializer_range)
         if not 0.0 <= self.embedding_dropout < 1.0:
             raise InputError(
                 f"embedding_dropout: expected a probability in [0, 1), got {self.embedding_dropout}"

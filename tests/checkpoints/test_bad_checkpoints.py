@@ -368,3 +368,11 @@ def test_values_that_families_compute_with(name: str, changes: dict[str, object]
     hub, task = family.hub(family.template)
     with pytest.raises(InputError, match=r"config.json: "):
         family.config({**hub, **changes}, task)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("initializer_range", -0.5), ("hidden_size", 2**25), ("vocab_size", 2**62)]
+)
+def test_values_that_no_config_of_ours_has(copy: Path, tmp_path: Path, name: str, value: float):
+    polyformer.from_pretrained(copy).save_pretrained(tmp_path / "own")
+    assert f"{name}: expected" in fails(edited(tmp_path / "own", **{name: value}))

@@ -109,6 +109,7 @@ def test_a_family_knows_its_members():
         ({"inner": {"rate": "fast"}}, "inner.rate: expected float, got 'fast'"),
         ({"inner": {"rate": "1e3"}}, "inner.rate: expected float, got '1e3'"),
         ({"inner": {"rate": float("nan")}}, "inner.rate: expected finite numbers, got nan"),
+        ({"inner": {"rate": 10**400}}, "inner.rate: expected integers of at most 64 bits"),
         ({"size": 2**70}, "size: expected integers of at most 64 bits"),
         ({"inner": {"rate": True}}, "inner.rate: expected float, got True"),
         ({"flag": 1}, "flag: expected bool, got 1"),

@@ -189,6 +189,7 @@ def decode(hint: Any, value: Any, where: str) -> Any:
     if issubclass(hint, Config):
         return hint.from_dict(value, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        check_numbers(value, where)
         return float(value)
     raise InputError(f"{where}: expected {hint.__name__}, got {quote(value)}")
 

@@ -26,3 +26,9 @@ def check_sizes(config: Any) -> None:
                 raise InputError(f"{field.name}: expected at most {SIZE}, got {quote(one)}")
             if dataclasses.is_dataclass(one):
                 check_sizes(one)
+
+
+def check_deviation(initializer_range: float | None) -> None:
+    """Raises `InputError` unless initial weights can have this standard deviation."""
+    if initializer_range is not None and not 0 <= initializer_range <= 1:
+        raise InputError(f"initializer_range: expected a number from 0 to 1, got {quote(initializer_range)}")
