@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import polyformer
 from polyformer.cli import COMMANDS, main
+from polyformer.commands import generate
 
 Trained = Callable[[str], Path]
 HEAVY = ("torch", "datasets", "tokenizers", "accelerate", "transformers", "matplotlib", "numpy")
@@ -121,6 +123,22 @@ def test_evaluate_with_nothing_to_measure_on(
     path.write_text(path.read_text().replace("validation_fraction: 0.05", "validation_fraction: 0"))
     assert main(["evaluate", str(tmp_path / "copy")]) == 2
     assert "its recipe names no validation or test data; name some with --data" in capsys.readouterr().err
+
+
+def test_a_tiny_model_generates_by_one_thread(train_tiny: Trained, monkeypatch: pytest.MonkeyPatch):
+    seen: list[int] = []
+    write = generate.write
+    monkeypatch.setattr(
+        generate, "write", lambda *arguments: (seen.append(torch.get_num_threads()), write(*arguments))
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert main(["generate", str(train_tiny("lm")), "--prompt", "line", "--max-new-tokens", "2"]) == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1]
 
 
 def test_generate_streams_a_continuation(train_tiny: Trained, capsys: pytest.CaptureFixture[str]):

@@ -9,6 +9,7 @@ from polyformer.commands.base import argument, option
 
 if TYPE_CHECKING:
     from polyformer.generation import GenerationConfig
+    from polyformer.model import Transformer
     from polyformer.recipes.writer import Writer
 
 EXAMPLES = """examples:
@@ -46,10 +47,11 @@ class Options:
 
 
 def run(options: Options) -> None:
-    from polyformer.generation import TextStreamer
+    from polyformer.core.workers import usual_threads
     from polyformer.recipes.run import writer
     from polyformer.recipes.writer import Writer
     from polyformer.tasks import LanguageModelling
+    from polyformer.training.environment import threads
 
     given = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
     if any(name in given for name in SAMPLING):
@@ -60,17 +62,25 @@ def run(options: Options) -> None:
         config = told(task, given, options)
     if config.method == "sample" and config.sampling.seed is None:  # torch's own is the same in every process
         config = replace(config, sampling=replace(config.sampling, seed=secrets.randbits(63)))
+    with threads(usual_threads(model)):
+        write(task, model, config, options.prompt)
+
+
+def write(task: Any, model: "Transformer", config: "GenerationConfig", prompt: str) -> None:
+    """Print the prompt and what `model` continues it with, as it comes."""
+    from polyformer.generation import TextStreamer
+
     if config.method == "beam":
-        print(options.prompt + task.generate(model, options.prompt, config)[0])
+        print(prompt + task.generate(model, prompt, config)[0])
         return
-    waiting = [options.prompt]  # until something is written: a prompt may be too long
+    waiting = [prompt]  # until something is written: a prompt may be too long
 
     def show(piece: str) -> None:
         sys.stdout.write(waiting.pop() + piece if waiting else piece)
         sys.stdout.flush()
 
     streamer = TextStreamer(task.tokenizer.decode, config.stop, show)
-    task.generate(model, options.prompt, config, streamer)
+    task.generate(model, prompt, config, streamer)
     streamer.finish()
     show("\n")
 
