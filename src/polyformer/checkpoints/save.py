@@ -53,7 +53,10 @@ def described(config: ModelConfig) -> tuple[Family, dict[str, object], str]:
         tree = config.to_dict()
         return min(able, key=lambda one: len(differences(one[0].template.to_dict(), tree)))
     closest = min(reasons, key=lambda one: one.count(";"), default="none has these stacks")
-    raise InputError(f"format 'hub': this model is of no public family; of the nearest: {closest}")
+    raise InputError(
+        f"format 'hub': this model is of no public family (transformers takes it as it is from "
+        f"polyformer.hub.wrap(model).save_pretrained); of the nearest: {closest}"
+    )
 
 
 def exported(family: Family, config: ModelConfig, task: str, ours: dict[str, Tensor]) -> dict[str, Tensor]:

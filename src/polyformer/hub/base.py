@@ -10,7 +10,7 @@ from transformers.utils.generic import ModelOutput as TheirOutput
 from polyformer.core.errors import InputError
 from polyformer.core.tokens import NO_TOKENS, Given
 from polyformer.hub.cache import PolyformerCache, adopted, caches
-from polyformer.hub.config import PolyformerConfig
+from polyformer.hub.config import TRAJECTORY, PolyformerConfig
 from polyformer.hub.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Arguments, settle_text, taking
 from polyformer.hub.offload import loaded
 from polyformer.hub.resize import resize
@@ -31,6 +31,13 @@ class PolyformerModel(transformers.PreTrainedModel):
     model: Any  # a `Transformer`, but for trajectories
     result: ClassVar[Any] = outputs.BaseModelOutputWithPoolingAndCrossAttentions
     both_result: ClassVar[Any] = outputs.Seq2SeqModelOutput
+
+    for_trajectories: ClassVar[Any] = None  # what `AutoModel` makes of a Decision Transformer
+
+    def __new__(cls, config: PolyformerConfig, *options: Any, **more: Any) -> Any:
+        reads_steps = cls is PolyformerModel and TRAJECTORY in (config.polyformer or {})
+        kind: Any = cls.for_trajectories if reads_steps else cls
+        return super().__new__(kind)
 
     def __init__(self, config: PolyformerConfig):
         super().__init__(config)

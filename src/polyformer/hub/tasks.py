@@ -1,5 +1,6 @@
 """Wrapped models with a task that writes nothing: one class for each kind of head."""
 
+import dataclasses
 from typing import Any, ClassVar
 
 import torch
@@ -41,6 +42,20 @@ class PolyformerForSequenceClassification(Labelled):
 
     result = outputs.SequenceClassifierOutputWithPast
     both_result = outputs.Seq2SeqSequenceClassifierOutput
+
+    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
+        labels, config = given.get("labels"), self.model.config
+        soft = labels is not None and labels.is_floating_point() and labels.shape[-1] > 1
+        named = config.origin is not None and config.origin.model_type in SOFT
+        if not (soft and named and config.head.problem is None):
+            return self._logits(given)
+        result = self.model(**{name: one for name, one in given.items() if name != "labels"})
+        loss = -(result.logits.log_softmax(-1) * labels).sum(-1).mean()
+        return dataclasses.replace(result, loss=loss), {"logits": result.logits}
+
+
+SOFT = ("deberta", "deberta-v2")
+"""Families that take the numbers of several labels as shares of one, without a `problem_type`."""
 
 
 class PolyformerForTokenClassification(Labelled):

@@ -41,3 +41,6 @@ class PolyformerDecisionTransformer(PolyformerModel):
             attentions=result.attentions,
         )  # fmt: skip
         return found if shown is not False else found.to_tuple()
+
+
+PolyformerModel.for_trajectories = PolyformerDecisionTransformer
