@@ -1,5 +1,6 @@
 """Foreign mods mean what FlexAttention means by them, in every backend. Its own is the oracle."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,14 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
 from polyformer.attention import Causal, Full, PerHead, Strided, Window
+from polyformer.attention.softmax_attention import SoftmaxAttention
 from polyformer.core.attend import attend
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError
+from polyformer.core.foreign import as_pattern
 from polyformer.core.mods import Mod
+from polyformer.model import Transformer
+from polyformer.presets import model_config
 
 B, H, T = 2, 3, 24
 CPU = torch.device("cpu")
@@ -314,3 +319,23 @@ def test_a_mod_may_be_asked_outside_of_a_call(backend: str) -> None:
     ours = attend(q, k, v, pattern=pattern, context=context, backend=backend)
     both = lambda b, h, i, j: mask.expand(B, H, T, T)[b, h, i, j]  # noqa: E731
     torch.testing.assert_close(ours, attend(q, k, v, mask_mod=both, context=context, backend="definition"))
+
+
+@pytest.mark.parametrize("name", ["prefix", "products", "rows", "stuck"])
+def test_a_decoder_with_a_foreign_mask_goes_on_as_one_pass(name: str) -> None:
+    torch.manual_seed(5)
+    config = model_config("decoder-tiny", {"num_hidden_layers": 2, "hidden_size": 24, "vocab_size": 30})
+    model = Transformer(config).double().eval()
+    for layer in model.modules():
+        if isinstance(layer, SoftmaxAttention):
+            layer.config = dataclasses.replace(layer.config, pattern=as_pattern(MASKS[name]))
+    ids, mask = torch.randint(3, 30, (B, T)), torch.arange(T) >= torch.tensor([[0], [5]])
+    with torch.no_grad():
+        whole = model(ids, attention_mask=mask).logits
+        state = None
+        for start, stop in ((0, 9), (9, 10), (10, 13), (13, T)):
+            seen = mask[:, start:stop] if state is None else mask[:, :stop]
+            out = model(ids[:, start:stop], attention_mask=seen, state=state, use_cache=True)
+            real = mask[:, start:stop]
+            torch.testing.assert_close(out.logits[real], whole[:, start:stop][real], rtol=1e-9, atol=1e-9)
+            state = out.state
