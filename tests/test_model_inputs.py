@@ -96,6 +96,7 @@ def test_ids_and_labels_that_are_none(name: str):
     assert "input_ids: expected token ids [batch, length], got [[1]]" in refused(name, input_ids=[[1]])
     assert "labels: expected" in refused(name, labels=torch.ones(5).long())
     assert "labels: expected integer" in refused(name, labels=ONES)
+    assert "labels: expected integer" in refused(name, labels=ONES.bool())
     assert "labels: expected numbers from 0 to 49" in refused(name, labels=99 * ONES.long())
 
 
@@ -115,3 +116,9 @@ def test_trajectories_are_checked_too(mask: Tensor):
     given = [torch.zeros(2, 5, size) for size in (config.head.state_size, config.head.action_size, 1)]
     with pytest.raises(InputError, match="attention_mask: "):
         model(*given, torch.zeros(2, 5, dtype=torch.long), attention_mask=mask)
+
+
+@pytest.mark.parametrize("head", [{"kind": "tag", "dropout": -1}, {"kind": "classify", "dropout": 1.0}])
+def test_a_dropout_of_a_head_that_is_no_probability(head: dict[str, Any]):
+    with pytest.raises(InputError, match="dropout: expected a probability"):
+        create_model("bert-base", **SIZES, head=head)

@@ -13,7 +13,7 @@ def check_labels(labels: Tensor, shape: torch.Size, classes: int) -> None:
     """Raises `InputError` unless labels have `shape` and, looked at on the CPU only, fit the classes."""
     if labels.shape != shape:
         raise InputError(f"labels: expected the shape {tuple(shape)}, got {tuple(labels.shape)}")
-    if labels.is_floating_point():
+    if labels.dtype not in (torch.int64, torch.int32):
         raise InputError(f"labels: expected integers, got {labels.dtype}")
     if labels.device.type != "cpu" or torch.compiler.is_compiling() or not labels.numel():
         return

@@ -18,12 +18,14 @@ SEEDS = ("seed", "hash_seed")  # the integers that are no sizes
 
 
 def check_sizes(config: Any) -> None:
-    """Raises `InputError` for an integer above `SIZE` in a configuration or a part of it."""
+    """Raises `InputError` for an integer above `SIZE`, or a dropout that is no probability, in any part."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, int) and one > SIZE and field.name not in SEEDS:
                 raise InputError(f"{field.name}: expected at most {SIZE}, got {quote(one)}")
+            if field.name.endswith("dropout") and isinstance(one, int | float) and not 0 <= one < 1:
+                raise InputError(f"{field.name}: expected a probability in [0, 1), got {quote(one)}")
             if dataclasses.is_dataclass(one):
                 check_sizes(one)
 
