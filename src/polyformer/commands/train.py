@@ -106,7 +106,9 @@ def described(options: Options) -> dict[str, Any]:
     data = recipe.get("data") or {}
     if options.data is not None and options.resume is None and not data.get("path"):
         stated = {**_explicit(options), **options.changes}
+        own = {"imports": recipe["imports"]} if "imports" in recipe else {}
         recipe, said = guessed_recipe(options.data, options.recipe, stated, options.pretrained is not None)
+        recipe |= own
         if is_main():
             print("".join(f"{'# ' if options.print else ''}{line}\n" for line in said), end="")
     elif options.data is not None:
