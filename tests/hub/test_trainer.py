@@ -123,6 +123,19 @@ def test_documents_packed_by_positions(tmp_path: Path):
     same(found, expected)
 
 
+def test_evaluating_by_generation(tmp_path: Path):
+    arguments = transformers.Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path), predict_with_generate=True, generation_max_length=6, report_to=[],
+        per_device_eval_batch_size=4, use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    found = []
+    for model in twins(*CASES["translation"], torch.float32):
+        trainer = transformers.Seq2SeqTrainer(model=model, args=arguments, data_collator=padded)
+        found.append(trainer.predict(rows("translation", 8)))
+    assert found[0].predictions.tolist() == found[1].predictions.tolist()
+    assert found[0].metrics["test_loss"] == pytest.approx(found[1].metrics["test_loss"], rel=1e-4)
+
+
 @pytest.mark.parametrize("told", ["position_ids", "seq_idx", "cu_seq_lens_q"])
 def test_packed_documents_are_computed_as_if_alone(told: str):
     ours, _ = twins("gptj", "ForCausalLM")

@@ -216,7 +216,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.owner = [owner]  # no submodule of this one
 
-    @taking(*TEXT, *MORE_TEXT, *ASKED)
+    @taking(*TEXT, *MORE_TEXT, *ASKED, others=False)
     def forward(self, given: Arguments) -> Any:
         """BaseModelOutput."""
         model = self.owner[0].model

@@ -41,10 +41,11 @@ PASSED_OVER = ("cu_seq_lens_k", "max_length_q", "max_length_k", "rewards")
 """Arguments that change no number: what others say too, and what transformers' own model does not read."""
 
 
-def taking(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def taking(*names: str, others: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator for `forward(self, given)`: called with these arguments, all optional, in this order.
 
-    Beside them `BESIDE` is taken, and arguments that are None. Raises `InputError` for `REFUSED`, and
+    Beside them `BESIDE` is taken, and arguments that are None (`others`: the signature says so). Raises
+    `InputError` for `REFUSED`, and
     TypeError for others.
     """
 
@@ -63,7 +64,7 @@ def taking(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [kinds("self", kinds.POSITIONAL_OR_KEYWORD)]
             + [kinds(name, kinds.POSITIONAL_OR_KEYWORD, default=None) for name in names]
-            + [kinds("kwargs", kinds.VAR_KEYWORD)]
+            + ([kinds("kwargs", kinds.VAR_KEYWORD)] if others else [])
         )
         return forward
 
