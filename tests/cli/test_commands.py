@@ -13,7 +13,7 @@ import yaml
 
 import polyformer
 from polyformer.cli import COMMANDS, main
-from polyformer.commands import generate
+from polyformer.model import ModelOutput, Transformer
 
 Trained = Callable[[str], Path]
 HEAVY = ("torch", "datasets", "tokenizers", "accelerate", "transformers", "matplotlib", "numpy")
@@ -125,20 +125,36 @@ def test_evaluate_with_nothing_to_measure_on(
     assert "its recipe names no validation or test data; name some with --data" in capsys.readouterr().err
 
 
-def test_a_tiny_model_generates_by_one_thread(train_tiny: Trained, monkeypatch: pytest.MonkeyPatch):
-    seen: list[int] = []
-    write = generate.write
-    monkeypatch.setattr(
-        generate, "write", lambda *arguments: (seen.append(torch.get_num_threads()), write(*arguments))
-    )
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("lm", ("generate", "RUN", "--prompt", "line", "--max-new-tokens", "2")),
+        ("lm", ("evaluate", "RUN")),
+        ("translate", ("translate", "RUN", "word 3")),
+        ("classify", ("classify", "RUN", "good film")),
+        ("tag", ("tag", "RUN", "Anna sleeps")),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_tiny_model_is_used_by_one_thread(
+    task: str, words: tuple[str, ...], train_tiny: Trained, monkeypatch: pytest.MonkeyPatch
+):
+    folder, seen = str(train_tiny(task)), set()
+    forward = Transformer.forward
+
+    def watched(self: Transformer, *arguments: object, **options: object) -> ModelOutput:
+        seen.add(torch.get_num_threads())
+        return forward(self, *arguments, **options)
+
+    monkeypatch.setattr(Transformer, "forward", watched)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert main(["generate", str(train_tiny("lm")), "--prompt", "line", "--max-new-tokens", "2"]) == 0
+        assert main([folder if word == "RUN" else word for word in words]) == 0
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert seen == [1]
+    assert seen == {1}
 
 
 def test_generate_streams_a_continuation(train_tiny: Trained, capsys: pytest.CaptureFixture[str]):

@@ -24,6 +24,7 @@ class Options:
 
 def run(options: Options) -> None:
     from polyformer.commands.texts import given
+    from polyformer.core.workers import suited
     from polyformer.data.opening import opened
     from polyformer.recipes.run import reader
     from polyformer.tasks import Answering
@@ -31,6 +32,7 @@ def run(options: Options) -> None:
     with opened(Path(options.source)) as file:
         context = file.read()
     task, model = reader(options.run, Answering, options.device)
-    for batch in given(options.text):
-        for answer in task.answer(model, [{"question": one, "context": context} for one in batch]):
-            print(" ".join(answer.split()), flush=True)
+    with suited(model):
+        for batch in given(options.text):
+            for answer in task.answer(model, [{"question": one, "context": context} for one in batch]):
+                print(" ".join(answer.split()), flush=True)

@@ -28,17 +28,19 @@ class Options:
 
 def run(options: Options) -> None:
     from polyformer.commands.texts import given, split_at_tabs
+    from polyformer.core.workers import suited
     from polyformer.recipes.run import reader
     from polyformer.tasks import Classification, PairClassification
 
     task, model = reader(options.run, Classification, options.device)
     tabs = isinstance(task, PairClassification) and options.text is None and options.pair is None
-    for lines in given(options.text):
-        texts, pairs = split_at_tabs(lines) if tabs else (lines, None)
-        if options.pair is not None:
-            pairs = [options.pair] * len(texts)
-        for shares in task.classify(model, texts, pairs):
-            label = max(shares, key=lambda name: shares[name])
-            print(f"{label}\t{shares[label]:.4f}", flush=True)
-        while isinstance(task, Classification) and task.notes:
-            print(f"polyformer: {task.notes.pop(0)}", file=sys.stderr)
+    with suited(model):
+        for lines in given(options.text):
+            texts, pairs = split_at_tabs(lines) if tabs else (lines, None)
+            if options.pair is not None:
+                pairs = [options.pair] * len(texts)
+            for shares in task.classify(model, texts, pairs):
+                label = max(shares, key=lambda name: shares[name])
+                print(f"{label}\t{shares[label]:.4f}", flush=True)
+            while isinstance(task, Classification) and task.notes:
+                print(f"polyformer: {task.notes.pop(0)}", file=sys.stderr)

@@ -24,6 +24,7 @@ class Options:
 
 
 def run(options: Options) -> None:
+    from polyformer.core.workers import suited
     from polyformer.data import DataConfig, load, read
     from polyformer.recipes.find import with_data
     from polyformer.recipes.report import table
@@ -40,7 +41,8 @@ def run(options: Options) -> None:
         named = {"validation": data.validation, "test": data.test}
         found = {split: read(data, needs, path, split) for split, path in named.items() if path}
         found = found or {options.data: read(data, needs, data.path, "test")}
-    scores = [(name, run.task.score(model, rows)) for name, rows in found.items() if rows is not None]
+    with suited(model):
+        scores = [(name, run.task.score(model, rows)) for name, rows in found.items() if rows is not None]
     if not scores:
         raise InputError(f"{options.run}: its recipe names no validation or test data; name some with --data")
     print(table(scores))

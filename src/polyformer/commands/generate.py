@@ -47,11 +47,10 @@ class Options:
 
 
 def run(options: Options) -> None:
-    from polyformer.core.workers import usual_threads
+    from polyformer.core.workers import suited
     from polyformer.recipes.run import writer
     from polyformer.recipes.writer import Writer
     from polyformer.tasks import LanguageModelling
-    from polyformer.training.environment import threads
 
     given = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
     if any(name in given for name in SAMPLING):
@@ -62,7 +61,7 @@ def run(options: Options) -> None:
         config = told(task, given, options)
     if config.method == "sample" and config.sampling.seed is None:  # torch's own is the same in every process
         config = replace(config, sampling=replace(config.sampling, seed=secrets.randbits(63)))
-    with threads(usual_threads(model)):
+    with suited(model):
         write(task, model, config, options.prompt)
 
 

@@ -25,11 +25,13 @@ class Options:
 
 def run(options: Options) -> None:
     from polyformer.commands.texts import given
+    from polyformer.core.workers import suited
     from polyformer.recipes.run import reader
     from polyformer.tasks import Tagging
 
     task, model = reader(options.run, Tagging, options.device)
-    for batch in given(options.text):
-        sentences = [WORD.findall(text) for text in batch]
-        for words, tags in zip(sentences, task.tag(model, sentences)):
-            print("".join(f"{word}\t{tag}\n" for word, tag in zip(words, tags)), flush=True)
+    with suited(model):
+        for batch in given(options.text):
+            sentences = [WORD.findall(text) for text in batch]
+            for words, tags in zip(sentences, task.tag(model, sentences)):
+                print("".join(f"{word}\t{tag}\n" for word, tag in zip(words, tags)), flush=True)

@@ -29,6 +29,7 @@ class Options:
 
 def run(options: Options) -> None:
     from polyformer.commands.texts import given
+    from polyformer.core.workers import suited
     from polyformer.generation import BeamConfig
     from polyformer.recipes.run import writer
     from polyformer.recipes.writer import Writer
@@ -42,5 +43,6 @@ def run(options: Options) -> None:
         raise InputError(f"{options.run}: a run knows no languages; leave --source-language and "
                          "--target-language out")  # fmt: skip
     beam = None if options.num_beams is None else BeamConfig(num_beams=options.num_beams)
-    for batch in given(options.text):
-        print("\n".join(task.translate(model, batch, beam)), flush=True)
+    with suited(model):
+        for batch in given(options.text):
+            print("\n".join(task.translate(model, batch, beam)), flush=True)

@@ -9,8 +9,9 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 import torch
@@ -28,13 +29,29 @@ Result = TypeVar("Result")
 
 
 def usual_threads(model: nn.Module) -> int:
-    """How many threads of a CPU train `model`: one if all of its matrices are small, else torch's choice.
+    """How many threads of a CPU suit `model`: one if all of its matrices are small, else torch's choice.
 
     Of tiny products each thread has microseconds to do, and on a busy machine it is waited for as long as the
     operating system lets others run: two threads have been several times slower than one.
     """
     largest = max((one.numel() for one in model.parameters() if one.dim() > 1), default=0)
     return 1 if largest <= SMALL_MATRIX else torch.get_num_threads()
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """So many threads in torch's products, as long as the body runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def suited(model: nn.Module) -> AbstractContextManager[None]:
+    """As many threads as suit `model`, as long as the body runs."""
+    return threads(usual_threads(model))
 
 
 def spread(function: Callable[[Sequence[Item]], Result], items: Sequence[Item]) -> list[Result]:

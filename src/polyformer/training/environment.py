@@ -2,8 +2,6 @@
 
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -40,14 +38,3 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What of `before` is otherwise `now`, in words; versions of Python and numpy change no bits of torch."""
     names = [name for name in before if name in now and name not in ("python", "numpy")]
     return [f"{name} {before[name]}, now {now[name]}" for name in names if before[name] != now[name]]
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """So many threads in torch's products, as long as the body runs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -11,6 +11,7 @@ from torch import nn
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import remove_partials
+from polyformer.core.workers import threads
 from polyformer.training.averaging import average_weights
 from polyformer.training.checkpoint import (
     Checkpoints,
@@ -22,7 +23,6 @@ from polyformer.training.config import TrainingConfig
 from polyformer.training.curves import plot_curves
 from polyformer.training.display import Display, Silent, open_display
 from polyformer.training.engine import Engine, check_recomputing, is_main, recomputing
-from polyformer.training.environment import threads
 from polyformer.training.feed import Feed, Group
 from polyformer.training.lock import sole_writer
 from polyformer.training.metrics import MetricsLog, check_reporting
