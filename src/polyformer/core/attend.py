@@ -15,7 +15,7 @@ from polyformer.core.documents import by_document, run_by_document
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.foreign import Foreign, as_pattern
 from polyformer.core.guard import empty
-from polyformer.core.isolation import is_finite, run_isolated
+from polyformer.core.isolation import is_finite, is_readable, run_isolated
 from polyformer.core.mods import Mod, is_own
 from polyformer.core.pattern import MaskMod, Pattern, ScoreMod, Where
 from polyformer.core.patterns import implied
@@ -83,7 +83,7 @@ def attend(q, k, v, *, pattern=None, mask_mod=None, layout=None, score_mod=None,
         )
         if (plan := memo.get(key)) is not None:
             out = plan(q, k, v)
-            if not plan.hides or is_finite(out):
+            if not (plan.hides and is_readable(out)) or is_finite(out):
                 return out
     if q.dim() == 4 and not (q.shape[0] and q.shape[2]) and not recording():  # nobody asks: no mod is run
         request = prepare(
