@@ -43,6 +43,10 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "latin1.txt").write_bytes("Vögel".encode("latin-1"))
     (tmp_path / "notes.docx").write_bytes(b"PK")
+    for folder, names in {"corpus": ("chapter.txt", "README"), "unclear": ("a.csv", "b.txt")}.items():
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / name).write_text("a few words\n" * 30)
     (tmp_path / "broken.csv").write_text("text,label\na,1\nb\n")
     (tmp_path / "short.en").write_text("Go.\n")
     (tmp_path / "short.vi").write_text("Đi.\nTôi thắng!\n")
@@ -109,7 +113,7 @@ def test_columns_by_their_content():
     tatoeba = [
         [f"Go {i}.", f"Đi {i}.", f"CC-BY 2.0 (France) Attribution: tatoeba.org #{i}"] for i in range(4)
     ]
-    assert content_roles(tatoeba) == ["source", "target", "credit0"]
+    assert content_roles(tatoeba) == ["source", "target", "credit2"]
     assert not is_heading(films)
     assert is_heading([["phrase", "mood"], *films])
     assert is_heading([["text", "x"], ["a", "b"]])

@@ -261,7 +261,7 @@ def test_damaged_files():
 
 def test_lines_that_do_not_parse():
     refuses("^a.jsonl, line 2: not JSON ", write("a.jsonl", '{"text": "a"}\n{"text": \n'))
-    refuses("^b.jsonl, line 1: expected an object, got \\[1\\]$", write("b.jsonl", "[1]\n"))
+    refuses("^b.jsonl, element 1: expected an object, got 1$", write("b.jsonl", "[1]\n"))
     refuses("^a.csv, line 3: 1 fields where 2 columns are expected", write("a.csv", "text,x\na,b\nc\n"))
     refuses("^b.csv, line 2: not CSV ", write("b.csv", 'text\n"a"b"\n'))
     write("a.conll", "a\tO\nfox\n")

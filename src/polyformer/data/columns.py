@@ -48,6 +48,7 @@ _LANGUAGES = frozenset((
 ))  # fmt: skip
 
 _CREDIT = re.compile(r"attribution|CC[- ]BY", re.IGNORECASE)  # beside the sentences of Tatoeba
+_ID = re.compile(r"[\w.:-]{0,39}\d[\w.:-]{0,40}")  # a number, or a short word with one
 
 
 def roles(names: Sequence[str], kind: str | None = None) -> tuple[str, dict[str, str]] | None:
@@ -83,22 +84,38 @@ def is_heading(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def content_roles(rows: Sequence[Sequence[str]], kind: str | None = None) -> list[str] | None:
-    """The roles of the columns of `rows` that have no heading, by what stands in them; None if unclear."""
+    """The roles of the columns of `rows` that have no heading, by what stands in them; None if unclear.
+
+    Numbers of rows and credits are called by what they are. Where several columns could be the label of one
+    text (IMDB has a rating beside it), it is the one of fewest values; the others are `other0`, ...
+    """
     columns = list(zip(*rows))
-    shown = [column for column in columns if not all(map(_CREDIT.search, column))]
-    labelled = [_are_labels(column) for column in shown]
-    texts, labels = labelled.count(False), labelled.count(True)
-    if (texts, labels) == (2, 0) or (kind == "translate" and len(shown) == 2):
-        names = iter(("source", "target"))
-        found = [next(names) for _ in shown]
-    elif labels == 1 and texts in (1, 2):
-        names = iter(("text", "pair"))
-        found = ["label" if label else next(names) for label in labelled]
-    elif (texts, labels) == (1, 0):
-        found = ["text"]
+    names = [_beside(column) for column in columns]
+    shown = [i for i, name in enumerate(names) if name is None]
+    labels = [i for i in shown if _are_labels(columns[i])]
+    texts = [i for i in shown if i not in labels]
+    if len(labels) > 1 and len(texts) == 1 and kind in (None, "classify"):
+        by_values = sorted(labels, key=lambda i: len({*columns[i]}))
+        if len({*columns[by_values[0]]}) < len({*columns[by_values[1]]}):
+            labels = by_values[:1]
+    if (len(texts), len(labels)) == (2, 0) or (kind == "translate" and len(shown) == 2):
+        roles = dict(zip(shown, ("source", "target")))
+    elif len(labels) == 1 and len(texts) in (1, 2):
+        roles = {labels[0]: "label", **dict(zip(texts, ("text", "pair")))}
+    elif (len(texts), len(labels)) == (1, 0):
+        roles = {texts[0]: "text"}
     else:
         return None
-    return found + [f"credit{i}" for i in range(len(columns) - len(shown))]
+    return [roles.get(i) or f"{names[i] or 'other'}{i}" for i in range(len(columns))]
+
+
+def _beside(column: Sequence[str]) -> str | None:
+    """What a column is that no task reads: `credit`, `id`; None for others."""
+    if all(map(_CREDIT.search, column)):
+        return "credit"
+    if len(column) > 1 and len(set(column)) == len(column) and all(map(_ID.fullmatch, column)):
+        return "id"
+    return None
 
 
 def _column(role: str, names: Sequence[str]) -> str | None:

@@ -3,10 +3,11 @@
     reviews/pos/1.txt  reviews/pos/2.txt  reviews/neg/1.txt
     pets/train/cat/1.jpg  pets/train/dog/1.jpg  pets/test/cat/7.jpg        with splits, by their usual names
 
-Images that lie in the folder itself have no label. Files come in the order of their names; hidden ones are
-left out.
+Images that lie in the folder itself have no label. Files come in the order of their names; hidden ones and
+those that come along with data (`is_stray`) are left out.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,19 @@ Row = dict[str, Any]
 
 TEXT = 2**24
 """Characters of the longest text of a file."""
+
+
+STRAY = re.compile(
+    r"(readme|licen[cs]e|copying|notice|citation|authors|changelog|(md5|sha\d+)(sums?)?|checksums?|manifest)"
+    r"([-_.].*)?|thumbs\.db|desktop\.ini|.*\.(md5|sha\d+|md|rst|bib|html?|pdf)",
+    re.IGNORECASE,
+)
+"""Names of what comes along with data and is none."""
+
+
+def is_stray(path: Path) -> bool:
+    """Whether the name says that a file is about the data: README, LICENSE, checksums, ..."""
+    return STRAY.fullmatch(path.name) is not None
 
 
 def label_folders(path: Path) -> list[Path]:
@@ -59,6 +73,7 @@ def _content(file: Path) -> Row:
 
 def _entries(path: Path) -> list[Path]:
     try:
-        return sorted(one for one in path.iterdir() if not one.name.startswith("."))
+        shown = (one for one in path.iterdir() if not one.name.startswith("."))
+        return sorted(one for one in shown if one.is_dir() or not is_stray(one))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error

@@ -4,23 +4,19 @@ Every reader takes UTF-8 text (that of images bytes), plain or gzipped, holds on
 file and line in errors; `header` names the columns of a file that does not name them itself.
 """
 
-import csv
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from polyformer.core.errors import InputError
-from polyformer.core.parsing import parse_json
 from polyformer.data.images import read_cifar10, read_cifar100, read_idx
 from polyformer.data.opening import lines_of, opened
 from polyformer.data.pictures import SUFFIXES as PICTURES
 from polyformer.data.pictures import read_image
 from polyformer.data.squad import read_squad
+from polyformer.data.tables import Header, Row, read_csv, read_jsonl, read_tsv
 
-Row = dict[str, Any]
-Header = Sequence[str] | None
 Reader = Callable[[Path, Header], Iterator[Row]]
 
 # Characters; a longer document is read in pieces, so that neither memory nor tokenizers choke on it.
@@ -70,43 +66,6 @@ def read_articles(path: Path, header: Header = None) -> Iterator[Row]:
         yield {"text": "".join(article)}
 
 
-def read_jsonl(path: Path, header: Header = None) -> Iterator[Row]:
-    """One JSON object per line, its keys the columns."""
-    with opened(path) as file:
-        for number, line in enumerate(lines_of(file, path), 1):
-            if not line.strip():
-                continue
-            yield parse_json(line, f"{path}, line {number}", dict, finite=False)
-
-
-def read_csv(path: Path, header: Header = None) -> Iterator[Row]:
-    """Comma-separated values, quoted as spreadsheets do; the first line is the header unless given."""
-    with opened(path) as file:
-        lines = csv.reader(lines_of(file, path), strict=True)
-        try:
-            yield from _table(path, ((lines.line_num, fields) for fields in lines if fields), header)
-        except csv.Error as error:
-            raise InputError(f"{path}, line {lines.line_num}: not CSV ({error})") from error
-
-
-def read_tsv(path: Path, header: Header = None) -> Iterator[Row]:
-    """Tab-separated values, nothing quoted; the first line is the header unless given."""
-    with opened(path) as file:
-        lines = ((number, line.rstrip("\r\n")) for number, line in enumerate(lines_of(file, path), 1))
-        yield from _table(path, ((number, line.split("\t")) for number, line in lines if line), header)
-
-
-def _table(path: Path, lines: Iterator[tuple[int, list[str]]], header: Header) -> Iterator[Row]:
-    names = list(header) if header is not None else next(lines, (0, []))[1]
-    for number, fields in lines:
-        if len(fields) != len(names):
-            raise InputError(
-                f"{path}, line {number}: {len(fields)} fields where {len(names)} columns are expected "
-                f"({', '.join(names):.80})"
-            )
-        yield dict(zip(names, fields))
-
-
 def read_parquet(path: Path, header: Header = None) -> Iterator[Row]:
     import pyarrow
     from pyarrow import parquet
@@ -147,6 +106,33 @@ def read_conll(path: Path, header: Header = None) -> Iterator[Row]:
                 sentence = []
 
 
+def read_conllu(path: Path, header: Header = None) -> Iterator[Row]:
+    """{tokens, tags}: the words of a treebank in CoNLL-U with their universal parts of speech (UPOS).
+
+    The parts of a contracted word count ("zum" is "zu" and "dem"), not the word. Source: Universal
+    Dependencies, the CoNLL-U format: comments begin with #, ten fields a word, its number, itself and UPOS
+    being the first, second and fourth; 1-2 numbers a contracted word, 1.1 one that is not written.
+    """
+    tokens: list[str] = []
+    tags: list[str] = []
+    with opened(path) as file:
+        for number, line in enumerate(itertools.chain(lines_of(file, path), [""]), 1):
+            fields = line.rstrip("\r\n").split("\t")
+            if not line.strip():
+                if tokens:
+                    yield {"tokens": tokens, "tags": tags}
+                tokens, tags = [], []
+            elif line.startswith("#"):
+                continue
+            elif len(fields) != 10:
+                raise InputError(
+                    f"{path}, line {number}: {len(fields)} fields where CoNLL-U has 10: {line.strip():.40}"
+                )
+            elif fields[0].isdigit():
+                tokens.append(fields[1])
+                tags.append(fields[3])
+
+
 def read_pairs(first: Path, second: Path) -> Iterator[Row]:
     """{source, target}: line by line from two files of as many lines."""
     with opened(first) as sources, opened(second) as targets:
@@ -171,6 +157,7 @@ READERS: dict[str, Reader] = {
     "tsv": read_tsv,
     "parquet": read_parquet,
     "conll": read_conll,
+    "conllu": read_conllu,
     "idx": read_idx,
     "image": read_image,
     "cifar10": read_cifar10,
@@ -187,6 +174,7 @@ SUFFIXES = {
     ".tsv": "tsv",
     ".parquet": "parquet",
     ".conll": "conll",
+    ".conllu": "conllu",
     ".bio": "conll",
     ".annotated": "conll",
     **dict.fromkeys(PICTURES, "image"),

@@ -52,6 +52,11 @@ def source_name(path: str | None) -> str:
     return "the default text" if path is None else path
 
 
+def is_parallel(path: str) -> bool:
+    """Whether `path` names two parallel files."""
+    return _PAIR.fullmatch(path) is not None
+
+
 def source_files(path: str) -> list[Path]:
     """The files that the source `path` names, in order; none where there are none, which its reader says."""
     if path.startswith(_HUB):

@@ -31,7 +31,7 @@ _HOLDS = {IMAGE: _IMAGE, "text": _TEXT, "pair": _TEXT, "source": _TEXT, "target"
 
 
 Format = Literal[
-    "text", "lines", "paragraphs", "articles", "jsonl", "csv", "tsv", "parquet", "conll", "squad",
+    "text", "lines", "paragraphs", "articles", "jsonl", "csv", "tsv", "parquet", "conll", "conllu", "squad",
     "idx", "image", "cifar10", "cifar100",
 ]  # fmt: skip
 

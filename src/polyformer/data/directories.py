@@ -1,0 +1,121 @@
+"""Which files of a directory are the data: by the usual names of splits, else all of one kind.
+
+    train.tsv  dev.tsv  test.tsv  README  LICENSE        a file per split
+    vi_ud-train.conllu  vi_ud-dev.conllu                 the split anywhere in the name
+    train.en.gz  train.vi.gz  valid.en.gz  valid.vi.gz   parallel text
+    part-0.jsonl  part-1.jsonl  checksums.txt            one source
+
+Files that hold no data are left out: those with the usual names of such (README, LICENSE, ...), of a format
+that is not known, and labels beside images of IDX.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from polyformer.core.errors import InputError
+from polyformer.data.folders import has_images, is_stray, label_folders
+from polyformer.data.formats import SUFFIXES
+from polyformer.data.origins import SPLITS
+
+
+@dataclass
+class Chosen:
+    """The sources of a directory by role (path, validation, test), why they were chosen, what was not."""
+
+    sources: dict[str, str]
+    why: str = ""
+    left_out: list[str] = field(default_factory=list)
+
+
+def choose_files(folder: Path) -> Chosen:
+    """The sources in `folder`; the folder itself where it has folders of texts or images.
+
+    Raises `InputError` where it is not clear which files are meant.
+    """
+    if label_folders(folder) or has_images(folder):
+        return Chosen({"path": str(folder)})
+    splits = {split: _folders(folder, names) for split, names in SPLITS.items()}
+    if any(splits.values()):
+        return Chosen({"path": str(folder), **({"test": str(folder)} if splits["test"] else {})})
+    every = sorted(one for one in folder.iterdir() if one.is_file() and not one.name.startswith("."))
+    files = [one for one in every if not is_stray(one)]
+    known = [one for one in files if _kind(one)]
+    # Parallel files end in the names of their languages, which are no formats.
+    if known and not _are_parallel(files):
+        files = known
+    named = {split: _of_split(files, names) for split, names in SPLITS.items()}
+    if named["train"]:
+        roles = {"path": "train", "validation": "validation", "test": "test"}
+        sources = {role: _one_source(named[split]) for role, split in roles.items() if named[split]}
+        used = [one for files in named.values() for one in files]
+        return Chosen(sources, "by their names", [one.name for one in every if one not in used])
+    left_out = [one.name for one in every if one not in files]
+    if _are_parallel(files) or (len(files) == 1 and known):
+        return Chosen({"path": _one_source(files)}, "all that are there", left_out)
+    if known and len({_kind(one) for one in files}) == 1 and len({_ending(one) for one in files}) == 1:
+        return Chosen({"path": f"{folder}/*{_ending(files[0])}"}, "all that are there", left_out)
+    names = ", ".join(one.name for one in sorted(folder.iterdir())[:6]) or "nothing"
+    raise InputError(
+        f"--data {folder}: cannot tell what to train on in this directory, which has {names}; name a "
+        "file, a pattern such as 'DIR/*.txt', or two parallel files as 'DIR/train.{en,vi}'"
+    )
+
+
+def suffix(path: Path | str) -> str:
+    """What tells a file's format: the last suffix of its name, `.gz` left aside, in small letters."""
+    return Path(Path(path).name.removesuffix(".gz")).suffix.lower()
+
+
+def _kind(file: Path) -> str | None:
+    """The format of a file by its name, labels of IDX being none; None if it is not known."""
+    name = file.name.removesuffix(".gz")
+    if name.endswith("ubyte"):
+        return None if "idx1" in name else "idx"
+    return SUFFIXES.get(suffix(file))
+
+
+def _ending(file: Path) -> str:
+    packed = ".gz" if file.name.endswith(".gz") else ""
+    return Path(file.name.removesuffix(".gz")).suffix + packed
+
+
+def _folders(folder: Path, names: Sequence[str]) -> list[Path]:
+    inside = [folder / name for name in names if (folder / name).is_dir()]
+    return [one for one in inside if label_folders(one) or has_images(one)]
+
+
+def _of_split(files: Sequence[Path], names: Sequence[str]) -> list[Path]:
+    """The files that are called by one of `names`; if there are none, those that have it as a word."""
+    for words in (lambda name: [name.partition(".")[0]], lambda name: re.findall(r"[a-z]+", name.lower())):
+        for wanted in names:
+            if chosen := [
+                one for one in files if any(word.removesuffix("ing") == wanted for word in words(one.name))
+            ]:
+                return chosen
+    return []
+
+
+def _are_parallel(files: Sequence[Path]) -> bool:
+    """Whether every file has one other, of the same name but for an ending that is the language."""
+    names = [one.name.removesuffix(".gz") for one in files]
+    stems = [name.rpartition(".")[0] for name in names]
+    plain = all(Path(name).suffix.lower() not in SUFFIXES for name in names)
+    return plain and bool(files) and all(stem and stems.count(stem) == 2 for stem in stems)
+
+
+def _one_source(files: Sequence[Path]) -> str:
+    """A file, or two parallel ones as one pattern."""
+    if len(files) == 1:
+        return str(files[0])
+    names = [one.name.removesuffix(".gz") for one in files]
+    packed = ".gz" if all(one.name.endswith(".gz") for one in files) else ""
+    if len(files) != 2 or not _are_parallel(files):
+        several = ", ".join(one.name for one in files[:6])
+        raise InputError(
+            f"--data {files[0].parent}: several files could be meant, {several}; name one, or two "
+            "parallel ones as 'DIR/train.{en,vi}'"
+        )
+    ends = [name.rpartition(".")[2] for name in names]
+    return str(files[0].parent / f"{names[0].rpartition('.')[0]}.{{{ends[0]},{ends[1]}}}{packed}")
