@@ -142,7 +142,5 @@ def test_what_cannot_be_is_named(name: str):
 
 
 def test_segments_of_another_shape_are_named():
-    with pytest.raises(
-        InputError, match=r"segment_ids: expected the shape of the ids \(1, 5\), got \(1, 4\)"
-    ):
+    with pytest.raises(InputError, match=r"segment_ids: expected the shape \(1, 5\), got \(1, 4\)"):
         tiny()(torch.zeros(1, 5, dtype=torch.long), segment_ids=torch.zeros(1, 4, dtype=torch.long))

@@ -32,7 +32,8 @@ def cost(model: Transformer, length: int) -> Cost:
         inputs["decoder_input_ids"] = inputs["input_ids"]
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
-        _ = model.eval()(**inputs).logits
+        # Not model(...): the counter's hooks would take the output apart, and compute the logits once more.
+        _ = model.eval().forward(**inputs).logits
     return Cost(
         length, counter.get_total_flops(), _kept(model, inputs, length), _cache(model, inputs, length)
     )
