@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.imports import Saved
 from polyformer.core.sizes import check_deviation, check_sizes
 from polyformer.heads import HeadConfig, HeadShape, LanguageModelConfig
@@ -69,8 +69,8 @@ class ModelConfig(Saved):
             self.decoder.attention.mechanism.require("causal")
             if not self.head.causal:
                 raise InputError(
-                    f"head {self.head.kind!r} runs an encoder's last layer again, which a decoder cannot; "
-                    f"use it with an encoder alone"
+                    f"head {quote(self.head.kind)} runs an encoder's last layer again, which a decoder "
+                    f"cannot; use it with an encoder alone"
                 )
 
     def head_shape(self) -> HeadShape:

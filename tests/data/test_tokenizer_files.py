@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from polyformer.core.errors import InputError
+from polyformer.data import pipelines
 from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<x>", "fox", "Dog", "dog", "##s", "x", "<", ">"]
@@ -226,3 +227,21 @@ def test_ids_of_bpe_are_numbers_each_once(tmp_path, number):
         else:
             with pytest.raises(InputError, match=r"vocab.json: expected tokens with ids from 0 to"):
                 Tokenizer.load(tmp_path)
+
+
+def test_a_panic_of_the_library_is_a_damaged_file(tmp_path):
+    """A merge shorter than the prefix of the pieces inside words, which the library cuts off unseen."""
+    Tokenizer.train(TokenizerConfig(algorithm="bpe", vocab_size=270), TEXTS).save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    described = json.loads(path.read_text())
+    described["model"]["continuing_subword_prefix"] = "####"
+    path.write_text(json.dumps(described))
+    for source in (path, tmp_path):
+        with pytest.raises(InputError, match=r"tokenizer.json: not a tokenizer file, or a damaged one"):
+            Tokenizer.load(source)
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_while_reading_is_none_of_the_file(signal, tmp_path):
+    with pytest.raises(signal), pipelines.reading(tmp_path):
+        raise signal

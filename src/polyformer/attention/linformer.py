@@ -75,8 +75,8 @@ class LinformerConfig(MechanismConfig):
                 raise InputError(f"k: expected 1 to max_length {self.max_length} rows, got {k}")
             if self.projection != "linear" and self.max_length % k:
                 raise InputError(
-                    f"k: {self.projection!r} takes windows of max_length / k positions, expected a divisor "
-                    f"of {self.max_length}, got {k}"
+                    f"k: {quote(self.projection)} takes windows of max_length / k positions, expected a "
+                    f"divisor of {self.max_length}, got {k}"
                 )
         if self.projection in ("mean", "max"):
             return

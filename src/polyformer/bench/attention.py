@@ -20,7 +20,7 @@ from polyformer.bench.memory import peak_mib
 from polyformer.bench.plot import line_plot
 from polyformer.bench.timing import in_turn, median
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import atomic_write
 
 WARM: dict[str | None, int] = {"longformer": 2048, "bigbird": 2048}
@@ -143,9 +143,11 @@ def _check_device(name: str) -> None:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"device: expected 'cpu' or 'cuda', got {name!r}") from None
+        raise InputError(f"device: expected 'cpu' or 'cuda', got {quote(name)}") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device: {name!r} was asked for and this machine has no CUDA device; use 'cpu'")
+        raise InputError(
+            f"device: {quote(name)} was asked for and this machine has no CUDA device; use 'cpu'"
+        )
 
 
 def _setting(config: AttentionBench) -> str:

@@ -17,7 +17,7 @@ from polyformer.architecture import ModelConfig
 from polyformer.attention import AlternateConfig, Pattern, SoftmaxConfig
 from polyformer.attention.marked import reads_marks
 from polyformer.checkpoints.transfer import Report, transfer
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.model import Transformer
 from polyformer.stack import MultiHeadAttention, Stack, StackConfig, copy_local_projections
@@ -183,8 +183,8 @@ def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) ->
             continue
         if new.position.adds_to_queries:
             raise InputError(
-                f"attention: {new.mechanism.kind!r} cannot have the model's scale {scale} with positions "
-                f"that add to the queries; use 'softmax'"
+                f"attention: {quote(new.mechanism.kind)} cannot have the model's scale {scale} with "
+                f"positions that add to the queries; use 'softmax'"
             )
         for name, one in attention.query.named_parameters(f"{side}.layers.{layer}.attention.query"):
             if name in report.copied:

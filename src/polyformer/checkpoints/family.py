@@ -23,7 +23,7 @@ from polyformer.checkpoints.fields import (
 )
 from polyformer.checkpoints.names import ENDINGS, Link, Names, Part, links
 from polyformer.checkpoints.values import check_values
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.registry import Registry
 from polyformer.heads import HeadConfig
 from polyformer.model import Transformer
@@ -137,14 +137,14 @@ class Family:
                 return name
         if isinstance(head, HeadConfig):
             kinds = [one.head.kind for one in self.tasks.values()]
-            raise unknown(f"head of {self.model_type!r}", kind, kinds)
+            raise unknown(f"head of {quote(self.model_type)}", kind, kinds)
         return self._named(kind)
 
     def _named(self, architecture: str) -> str:
         end = architecture.removeprefix(self.classes)
         if end not in self.tasks:
             known = [self.classes + name for name in self.tasks]
-            raise unknown(f"architecture of {self.model_type!r}", architecture, known)
+            raise unknown(f"architecture of {quote(self.model_type)}", architecture, known)
         return end
 
     def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
@@ -174,7 +174,7 @@ class Family:
     def hub(self, config: ModelConfig) -> tuple[Tree, str]:
         """Their configuration of ours, and the task. Raises `InputError` where it cannot say all of it."""
         if not self.fits(config):
-            raise InputError(f"format 'hub': no {self.model_type!r} has these stacks; use 'polyformer'")
+            raise InputError(f"format 'hub': no {quote(self.model_type)} has these stacks; use 'polyformer'")
         task = self.task_of(config)
         tree = config.to_dict()
         origin = config.origin
@@ -187,7 +187,9 @@ class Family:
         del again["origin"], wanted["origin"]
         found = differences(wanted, again)
         if found:
-            raise InputError(f"format 'hub': no {self.model_type!r} has {'; '.join(found)}; use 'polyformer'")
+            raise InputError(
+                f"format 'hub': no {quote(self.model_type)} has {'; '.join(found)}; use 'polyformer'"
+            )
         return hub, task
 
     def _read_labels(self, task: Task, hub: Tree, head: Tree) -> None:

@@ -107,7 +107,7 @@ def check_fixed(fixed: Mapping[str, Any], hub: Tree) -> None:
     for name, value in fixed.items():
         given = hub.get(name, value)
         if given != value and not (given is None and not value):
-            raise InputError(f"config.json: {name} is {quote(given)}, and only {value!r} is supported")
+            raise InputError(f"config.json: {name} is {quote(given)}, and only {quote(value)} is supported")
 
 
 def differences(a: Any, b: Any, where: str = "") -> list[str]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polyformer.architecture import ModelConfig
 from polyformer.checkpoints.family import Family
 from polyformer.checkpoints.tensors import Tensors
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.initialization import initialize
 
 Given = Tensors | dict[str, Tensor]
@@ -89,8 +89,8 @@ def _copies(copies: Mapping[str, str], name: str) -> list[str]:
 def _check_shape(theirs: str, name: str, one: Tensor, own: Tensor) -> None:
     if one.shape != own.shape:
         raise InputError(
-            f"the checkpoint's {theirs!r} makes {name!r} of shape {tuple(one.shape)}, and config.json of "
-            f"shape {tuple(own.shape)}; they are not of one model"
+            f"the checkpoint's {quote(theirs)} makes {quote(name)} of shape {tuple(one.shape)}, and "
+            f"config.json of shape {tuple(own.shape)}; they are not of one model"
         )
 
 

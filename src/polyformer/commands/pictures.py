@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 
 if TYPE_CHECKING:
     from polyformer.core.pattern import Pattern
@@ -96,7 +96,7 @@ def target(out: str | None) -> Path | None:
     if out is None:
         return None
     if Path(out).suffix.lower() not in FORMATS:
-        raise unknown(f"format of --out {out!r}", Path(out).suffix, FORMATS)
+        raise unknown(f"format of --out {quote(out)}", Path(out).suffix, FORMATS)
     return Path(out)
 
 

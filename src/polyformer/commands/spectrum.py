@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from polyformer.commands.base import argument, option
 from polyformer.commands.subject import inputs, subject
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 
 if TYPE_CHECKING:
     from polyformer.model import Transformer
@@ -71,7 +71,7 @@ def target(options: Options) -> Path | None:
         return Path(options.model, "spectrum.png") if Path(options.model).is_dir() else None
     formats = ".png", ".svg", ".csv"
     if Path(options.out).suffix.lower() not in formats:
-        raise unknown(f"format of --out {options.out!r}", Path(options.out).suffix, formats)
+        raise unknown(f"format of --out {quote(options.out)}", Path(options.out).suffix, formats)
     return Path(options.out)
 
 

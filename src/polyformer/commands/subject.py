@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,9 @@ def subject(name: str, path: str | None, device: str) -> Subject:
         run = Run.open(folder)
         columns = tuple(one for one in run.recipe.task.needs if one in ("text", "tokens", "source", "target"))
         if not columns:
-            raise InputError(f"{folder}: a run of the task {run.recipe.task.kind!r}, which reads no text")
+            raise InputError(
+                f"{folder}: a run of the task {quote(run.recipe.task.kind)}, which reads no text"
+            )
         model, tokenizer, data = run.model(device), run.tokenizer, run.recipe.data
     elif folder.is_dir():
         model = from_pretrained(folder).to(choose_device(device))

@@ -12,7 +12,7 @@ from torch import Tensor
 from polyformer.core import arrange, blocks, definition, flex, sdpa
 from polyformer.core.context import Context
 from polyformer.core.documents import by_document, run_by_document
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.foreign import Foreign, as_pattern
 from polyformer.core.guard import empty
 from polyformer.core.isolation import is_finite, is_readable, run_isolated
@@ -216,7 +216,7 @@ def choose(request: Request, backend: str, return_lse: bool) -> Choice:
             break
         reasons[name] = why
     else:
-        raise InputError(f"backend {backend!r} cannot take this call: {reasons[backend]}; use 'auto'")
+        raise InputError(f"backend {quote(backend)} cannot take this call: {reasons[backend]}; use 'auto'")
     if recording():
         reasons = {other: "attention weights are being recorded" for other in asked if other != name}
     choice = Choice(name, reasons)

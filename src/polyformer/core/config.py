@@ -78,7 +78,7 @@ class Config:
                 and field.default is dataclasses.MISSING
                 and field.default_factory is dataclasses.MISSING
             ):
-                raise InputError(f"{name}: {key!r} is missing and has no default")
+                raise InputError(f"{name}: {quote(key)} is missing and has no default")
         prefix = f"{where}." if where else ""
         return cls(**{key: decode(hints[key], value, prefix + key) for key, value in values.items()})
 

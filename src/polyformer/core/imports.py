@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from polyformer.core.config import Config, decode
-from polyformer.core.errors import QUOTED, InputError, shortened
+from polyformer.core.errors import QUOTED, InputError, quote, shortened
 from polyformer.core.pattern import Pattern
 
 NAMED: dict[str, None] = {}
@@ -100,14 +100,16 @@ def _named(name: str) -> None:
     folder = file.parent.parent if path.is_dir() else file.parent
     module = path.resolve().stem
     if not module.isidentifier():
-        raise InputError(f"--import {name}: {module!r} is no name that Python can import; rename the file")
+        raise InputError(
+            f"--import {name}: {quote(module)} is no name that Python can import; rename the file"
+        )
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     importlib.invalidate_caches()  # the file may have been written since the last look
     found = importlib.util.find_spec(module)
     if found is None or found.origin is None or Path(found.origin).resolve() != file:
         other = found.origin if found and found.origin else "another module"
-        raise InputError(f"--import {name}: the name {module!r} is taken by {other}; rename the file")
+        raise InputError(f"--import {name}: the name {quote(module)} is taken by {other}; rename the file")
     return _import(module, name)
 
 
@@ -116,7 +118,9 @@ def _import(module: str, name: str) -> None:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0] and error.name != module:
-            raise InputError(f"--import {name}: it needs {error.name!r}, which is not installed") from error
+            raise InputError(
+                f"--import {name}: it needs {quote(error.name)}, which is not installed"
+            ) from error
         raise InputError(f"--import {name}: no such module; name a file as mine.py, or install it") from error
     except Exception as error:  # whatever a user's code raises
         line = traceback.extract_tb(error.__traceback__)[-1]

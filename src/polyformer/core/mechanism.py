@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.expression import first_name
 from polyformer.core.pattern import Pattern, ScoreMod
 from polyformer.core.relative import Relative
@@ -90,7 +90,9 @@ class MechanismConfig(Config):
         """Raises `InputError` unless this member has the ability, one of `ABILITIES`."""
         if not getattr(self, ability):
             way = f"; or {WAYS_OUT[ability]}" if ability in WAYS_OUT else ""
-            raise InputError(f"mechanism {self.kind!r} cannot {ABILITIES[ability]}; use {self.instead}{way}")
+            raise InputError(
+                f"mechanism {quote(self.kind)} cannot {ABILITIES[ability]}; use {self.instead}{way}"
+            )
 
 
 def check_head_size(head_size: int) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.labels import check_labels
 
 PROBLEMS = ("single_label", "multi_label", "regression")
@@ -35,7 +35,7 @@ def label_loss(problem: str | None, logits: Tensor, labels: Tensor) -> Tensor:
         labels = labels.unsqueeze(-1)
     if labels.shape != logits.shape:
         raise InputError(
-            f"labels: expected the shape {tuple(logits.shape)} of a problem {problem!r}, "
+            f"labels: expected the shape {tuple(logits.shape)} of a problem {quote(problem)}, "
             f"got {tuple(labels.shape)}"
         )
     wanted = labels.to(logits.dtype)

@@ -4,7 +4,7 @@ import fnmatch
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 
 T = TypeVar("T")
 
@@ -17,8 +17,8 @@ def register(registry: dict[str, type[T]], name: str, cls: type[T], what: str) -
     old = registry.get(name)
     if old is not None and (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
         raise InputError(
-            f"{what} {name!r} of {cls.__module__}: the name is taken by {old.__module__}.{old.__qualname__}; "
-            "choose another"
+            f"{what} {quote(name)} of {cls.__module__}: the name is taken by "
+            f"{old.__module__}.{old.__qualname__}; choose another"
         )
     registry[name] = cls
 
@@ -33,7 +33,7 @@ class Registry(Generic[T]):
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator that enters what it decorates under `name`; a name is taken once."""
         if name in self._items:
-            raise InputError(f"{self.what} {name!r} is registered already")
+            raise InputError(f"{self.what} {quote(name)} is registered already")
 
         def enter(item: T) -> T:
             self._items[name] = item

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 
 ALIGNMENT = 64
 """Bytes: torch's own tensors begin at a multiple of so many."""
@@ -29,10 +29,11 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: str | Path)
             raise unknown(f"tensor in {file}", name, own)
     for name, tensor in own.items():
         if name not in tensors:
-            raise InputError(f"{file}: the tensor {name!r} is missing")
+            raise InputError(f"{file}: the tensor {quote(name)} is missing")
         if tensors[name].shape != tensor.shape:
             raise InputError(
-                f"{file}: {name!r} has shape {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
+                f"{file}: {quote(name)} has shape {tuple(tensors[name].shape)}, "
+                f"expected {tuple(tensor.shape)}"
             )
         _check_numbers(name, tensors[name], tensor, file)
     model.load_state_dict(tensors, assign=True)
@@ -62,11 +63,11 @@ def check_layers(config: object, tensors: int, file: str | Path) -> None:
 def _check_numbers(name: str, tensor: Tensor, own: Tensor, file: str | Path) -> None:
     if tensor.is_floating_point() != own.is_floating_point():
         expected = "a floating type" if own.is_floating_point() else "integers"
-        raise InputError(f"{file}: {name!r} is of {tensor.dtype}, expected {expected}")
+        raise InputError(f"{file}: {quote(name)} is of {tensor.dtype}, expected {expected}")
     if tensor.is_floating_point() and not _is_finite(tensor):
         raise InputError(
-            f"{file}: {name!r} holds NaN or infinity; the training diverged or the file is damaged: take an "
-            "earlier checkpoint"
+            f"{file}: {quote(name)} holds NaN or infinity; the training diverged or the file is damaged: "
+            "take an earlier checkpoint"
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.files import PICKLES, read_json
 from polyformer.data.special_tokens import ROLES
 
@@ -99,7 +99,9 @@ def _token(value: Any, *, special: bool) -> AddedToken:
     if isinstance(value, str):
         return AddedToken(value, special=special, normalized=False)
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
-        raise InputError(f"special token: expected a string or an object with its content, got {value!r:.80}")
+        raise InputError(
+            f"special token: expected a string or an object with its content, got {quote(value)}"
+        )
     flags = {name: bool(value.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
     return AddedToken(value["content"], special=special or bool(value.get("special")), **flags)
 

@@ -53,6 +53,11 @@ def of_words(words: Iterable[str]) -> tokenizers.Tokenizer:
     return with_special(backend, _known_special(vocab))
 
 
+def _is_panic(error: BaseException) -> bool:
+    """Whether the library's Rust code gave up: its exception is no `Exception`, and no module exports it."""
+    return type(error).__name__ == "PanicException"
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turns whatever comes of a file that cannot be read into an `InputError` that names it."""
@@ -60,7 +65,9 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:  # the library's own errors are bare
+    except BaseException as error:  # the library's own errors are bare
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
         what = "not a tokenizer" if path.is_dir() else "not a tokenizer file"
         raise InputError(f"{path}: {what}, or a damaged one ({error})") from error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.data.formats import Row
 from polyformer.data.images import IMAGE, default_images
 from polyformer.data.origins import has_validation, open_source, source_name
@@ -222,8 +222,8 @@ def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str
             value = chosen[role] = row[column]
             if not _fits(value, _HOLDS.get(role)):
                 expected = _HOLDS.get(role, "a single value")
-                where = f"{source_name(path)}, row {number}: column {column!r}"
-                raise InputError(f"{where} holds {value!r:.40}, expected {expected}")
+                where = f"{source_name(path)}, row {number}: column {quote(column)}"
+                raise InputError(f"{where} holds {quote(value)}, expected {expected}")
         yield chosen
     if not number:
         raise InputError(f"{source_name(path)}: empty: there is nothing to read in it")
@@ -258,8 +258,8 @@ def _fits(value: object, expected: str | None) -> bool:
 def _no_column(
     config: DataConfig, path: str | None, number: int, role: str, column: str, row: Row
 ) -> InputError:
-    names = ", ".join(f"{name!r:.40}" for name in row)
-    asked = repr(column) if column == role else f"{column!r} (columns gives it for {role!r})"
+    names = ", ".join(map(quote, row))
+    asked = quote(column) if column == role else f"{quote(column)} (columns gives it for {quote(role)})"
     way = f"say which one is the {role} with columns, as in {{{role}: {next(iter(row), 'name'):.40}}}"
     if config.header is None and {config.format, *Path(path or "").suffixes} & {"csv", "tsv", ".csv", ".tsv"}:
         way += "; if the first line is not a heading, name the columns with header"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import atomic_write, write_json
 from polyformer.core.hub_names import check_no_revision, fetched
 from polyformer.data.special_tokens import BYTES, NAMES, SPECIAL_OF
@@ -44,7 +44,9 @@ class TokenizerConfig(Config):
 
     def __post_init__(self) -> None:
         if self.algorithm not in SPECIAL_OF:
-            raise InputError(f"algorithm: expected one of {', '.join(SPECIAL_OF)}, got {self.algorithm!r}")
+            raise InputError(
+                f"algorithm: expected one of {', '.join(SPECIAL_OF)}, got {quote(self.algorithm)}"
+            )
         least = len(SPECIAL_OF[self.algorithm]) + (BYTES if self.algorithm == "bpe" else 1)
         if self.algorithm != "bytes" and self.vocab_size < least:
             raise InputError(
@@ -239,7 +241,7 @@ class Tokenizer:
         return [self.languages[language], *ids[1:]] if ids[0] in self.languages.values() else ids
 
     def _no_languages(self, language: str) -> InputError:
-        return InputError(f"language: this tokenizer has no tokens of languages, got {language!r}")
+        return InputError(f"language: this tokenizer has no tokens of languages, got {quote(language)}")
 
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
         """The text of `ids`, special tokens left out unless kept.
@@ -265,7 +267,7 @@ def check_texts(texts: Sequence[object]) -> None:
     """Raises `InputError` where one of them is no text."""
     for text in texts:
         if not isinstance(text, str) or any("\ud800" <= character <= "\udfff" for character in text):
-            raise InputError(f"text: expected a string of whole Unicode characters, got {text!r:.60}")
+            raise InputError(f"text: expected a string of whole Unicode characters, got {quote(text)}")
 
 
 def _first(backend: "tokenizers.Tokenizer", names: Sequence[str]) -> str | None:

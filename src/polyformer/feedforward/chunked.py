@@ -15,7 +15,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.feedforward.base import FeedForward, FeedForwardConfig
 
 
@@ -40,7 +40,8 @@ class ChunkedConfig(FeedForwardConfig):
             raise InputError(f"chunk: counts tokens, expected 1 or more, got {self.chunk}")
         if not self.inner.tokenwise:
             raise InputError(
-                f"inner: {self.inner.kind!r} looks at more than one token; put 'chunked' inside it instead"
+                f"inner: {quote(self.inner.kind)} looks at more than one token; "
+                "put 'chunked' inside it instead"
             )
 
     def build(self, hidden_size: int) -> "Chunked":

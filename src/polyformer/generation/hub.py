@@ -118,7 +118,7 @@ def to_hub(config: GenerationConfig) -> dict[str, Any]:
 def _beam_to_hub(beam: BeamConfig) -> dict[str, Any]:
     if beam.normalization != "length":
         raise InputError(
-            f"normalization: the hub divides by a power of the length, not by {beam.normalization!r}; "
+            f"normalization: the hub divides by a power of the length, not by {quote(beam.normalization)}; "
             "set it to 'length'"
         )
     names = "num_beams", "length_penalty", "early_stopping"

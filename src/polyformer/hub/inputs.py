@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.marked import reads_marks
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.model import Transformer
 
 Arguments = dict[str, Any]
@@ -124,8 +124,8 @@ def _settle_types(given: Arguments, model: Transformer) -> None:
     origin = model.config.origin
     if origin is not None and origin.model_type in ADD_TOKENS:
         raise InputError(
-            f"token_type_ids: transformers' {origin.model_type!r} adds the vectors of the tokens with these "
-            "numbers, which is not supported; leave them out"
+            f"token_type_ids: transformers' {quote(origin.model_type)} adds the vectors of the tokens with "
+            "these numbers, which is not supported; leave them out"
         )
     if bool(types.any()):
         raise InputError(

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import GenerationMixin
 from transformers import modeling_outputs as outputs
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.labels import next_labels
 from polyformer.hub.base import PolyformerModel
 from polyformer.hub.cache import PolyformerCache, caches
@@ -39,7 +39,7 @@ class Writer(PolyformerModel, GenerationMixin):
         if generation_config.cache_implementation not in (None, "dynamic"):
             raise InputError(
                 f"cache_implementation: this model keeps a state of its own, got "
-                f"{generation_config.cache_implementation!r}; leave it out"
+                f"{quote(generation_config.cache_implementation)}; leave it out"
             )
         past = model_kwargs.get("past_key_values")
         if past is not None:

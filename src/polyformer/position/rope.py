@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.rotary import InterpolationConfig, NtkConfig, RopeExtensionConfig, YarnConfig
 from polyformer.position.base import Position, PositionConfig, Shape, Site, widest
 
@@ -39,7 +39,7 @@ class RopeConfig(PositionConfig):
 
     def __post_init__(self) -> None:
         if self.layout not in ("halves", "pairs"):
-            raise InputError(f"layout: expected 'halves' or 'pairs', got {self.layout!r}")
+            raise InputError(f"layout: expected 'halves' or 'pairs', got {quote(self.layout)}")
         if not 0 < self.fraction <= 1:
             raise InputError(f"fraction: expected more than 0 and at most 1, got {self.fraction}")
         if self.base <= 1:

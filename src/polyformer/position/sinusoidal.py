@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.position.base import Position, PositionConfig, Shape, sinusoids
 
 Layout = Literal["pairs", "halves"]
@@ -34,7 +34,7 @@ class SinusoidalConfig(PositionConfig):
 
     def __post_init__(self) -> None:
         if self.layout not in ("pairs", "halves"):
-            raise InputError(f"layout: expected 'pairs' or 'halves', got {self.layout!r}")
+            raise InputError(f"layout: expected 'pairs' or 'halves', got {quote(self.layout)}")
         if self.base <= 1:
             raise InputError(f"base: expected a wavelength factor above 1, got {self.base}")
         if self.offset < 0:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.labels import IGNORED, next_labels
 from polyformer.data import Splits
 from polyformer.data.batching import Batch
@@ -74,8 +74,8 @@ def check_distils(task: TextTask, config: ModelConfig) -> None:
         head, ClassifyConfig | TagConfig | LanguageModelConfig | MaskedConfig
     ):
         raise InputError(
-            f"distillation: {type(task).__name__} with the head {head.kind!r} is not learnt from a teacher; "
-            "classification, tagging and language modelling (masked or not) are"
+            f"distillation: {type(task).__name__} with the head {quote(head.kind)} is not learnt from a "
+            "teacher; classification, tagging and language modelling (masked or not) are"
         )
     if isinstance(head, ClassifyConfig) and (
         head.num_labels == 1 or head.problem not in (None, "single_label")

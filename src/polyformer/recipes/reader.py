@@ -12,7 +12,7 @@ import torch
 
 from polyformer.architecture import ModelConfig
 from polyformer.checkpoints import config_of, from_pretrained
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.data import Collate, Tokenizer
 from polyformer.data.answers import encode_marked, marked_windows
 from polyformer.heads import ClassifyConfig, TagConfig
@@ -73,8 +73,8 @@ class Reader:
         limit = longest(self.config)
         if limit is not None and len(ids) > limit:
             raise InputError(
-                f"text ({text!r:.40}) has {len(ids)} tokens, and {self.folder} takes {limit}; shorten it, or "
-                f"make a model for more by polyformer convert {self.folder} OUT --max-positions {len(ids)}"
+                f"text ({quote(text)}) has {len(ids)} tokens, and {self.folder} takes {limit}; shorten it, "
+                f"or make a model for more by polyformer convert {self.folder} OUT --max-positions {len(ids)}"
             )
         return ids or [self.first]
 
@@ -147,7 +147,9 @@ def check_head(folder: Path, config: object, wanted: str) -> None:
             f"train one from it by polyformer train --pretrained {folder} "
             f"--task.kind {KINDS.get(wanted, wanted)}"
         )  # fmt: skip
-        raise InputError(f"{folder}: its head is {config.head.kind!r}, with which it cannot {wanted}; {way}")
+        raise InputError(
+            f"{folder}: its head is {quote(config.head.kind)}, with which it cannot {wanted}; {way}"
+        )
 
 
 def longest(config: ModelConfig) -> int | None:

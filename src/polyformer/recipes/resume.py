@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.data.fingerprint import Fingerprint, data_changes
 from polyformer.recipes.recipe import Recipe
 from polyformer.recipes.run import Run
@@ -26,7 +26,7 @@ def check_same(run: Run, recipe: Recipe) -> None:
         name, old, new = different
         way = f" --pretrained {run.folder} (with the weights of this one)" if run.finished else ""
         raise InputError(
-            f"--resume {run.folder}: {name} is {old!r:.80} there, got {new!r:.80}; leave it as it is, or "
+            f"--resume {run.folder}: {name} is {quote(old)} there, got {quote(new)}; leave it as it is, or "
             f"begin another run: polyformer train RECIPE{way} --out NEW"
         )
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from polyformer.architecture import ModelConfig
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.files import atomic_write, read_bounded, read_json, write_json
 from polyformer.core.parsing import JSON_BYTES, YAML_BYTES, parse_json
 from polyformer.data import Tokenizer
@@ -127,7 +127,7 @@ class Run:
         """The task, if it is one of `kind`; raises `InputError` otherwise."""
         if not isinstance(self.task, kind):
             raise InputError(
-                f"{self.folder}: a run of the task {self.recipe.task.kind!r}, which cannot do this"
+                f"{self.folder}: a run of the task {quote(self.recipe.task.kind)}, which cannot do this"
             )
         return self.task
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from polyformer.attention import Window
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.pattern import Pattern
 from polyformer.recipes.fit import Fitted, fit
 from polyformer.recipes.recipe import ModelChoice, Recipe
@@ -29,7 +29,7 @@ def stages(recipe: Recipe, number: int) -> list[Recipe]:
     if number < 1:
         raise InputError(f"number: expected 1 stage or more, got {number}")
     if not isinstance(recipe.task, LanguageModellingConfig):
-        raise InputError(f"stages: expected a recipe of the task 'lm', got {recipe.task.kind!r}")
+        raise InputError(f"stages: expected a recipe of the task 'lm', got {quote(recipe.task.kind)}")
     return [recipe, *(_stage(recipe, recipe.task, 2**i) for i in range(1, number))]
 
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
 from polyformer.attention import AlternateConfig
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.feedforward import AlternateFeedForwardConfig
 from polyformer.model import Transformer
 from polyformer.objectives.distillation import chosen_layers
@@ -54,11 +54,13 @@ def take_layers(student: Transformer, teacher: Transformer) -> None:
     for name, own in student.state_dict().items():
         source = _source(name, student, teacher)
         if source not in theirs:
-            raise InputError(f"student: its {name!r} is none of the teacher's; change nothing but the layers")
+            raise InputError(
+                f"student: its {quote(name)} is none of the teacher's; change nothing but the layers"
+            )
         tensor = _rows(name, theirs[source], own, student, teacher)
         if tensor.shape != own.shape:
             raise InputError(
-                f"student: {name!r} has shape {tuple(own.shape)}, the teacher's {tuple(tensor.shape)}; "
+                f"student: {quote(name)} has shape {tuple(own.shape)}, the teacher's {tuple(tensor.shape)}; "
                 "change nothing but the layers"
             )
         found[name] = tensor

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.config import Config
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.linear import Linear, linears
 from polyformer.core.mechanism import MechanismConfig
@@ -50,8 +50,8 @@ class AttentionConfig(Config):
             )
         if self.mechanism.shares_queries and self.kv_heads != heads:
             raise InputError(
-                f"num_key_value_heads: keys of {self.mechanism.kind!r} are its queries, expected {heads}, "
-                f"got {self.kv_heads}"
+                f"num_key_value_heads: keys of {quote(self.mechanism.kind)} are its queries, "
+                f"expected {heads}, got {self.kv_heads}"
             )
         if self.global_projections:
             check_global(self.mechanism)

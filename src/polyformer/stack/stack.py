@@ -68,7 +68,7 @@ class StackConfig(Config):
                 if part.at(i) != part.at(firsts[self.group(i)]):
                     raise InputError(
                         f"num_hidden_groups: layers {firsts[self.group(i)]} and {i} share weights, and "
-                        f"{part.kind!r} differs by layer; use one for all"
+                        f"{quote(part.kind)} differs by layer; use one for all"
                     )
 
 

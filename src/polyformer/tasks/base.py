@@ -314,7 +314,7 @@ def too_long(what: str, length: int, limit: int, way: str) -> InputError:
     """An error for a text of `length` tokens; `way` is what task.too_long can do about it."""
     return InputError(
         f"{what} has {length} tokens, more than task.max_length {limit}; "
-        f"raise it, or set task.too_long to {way!r}"
+        f"raise it, or set task.too_long to {quote(way)}"
     )
 
 

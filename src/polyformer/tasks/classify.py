@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Batch, Corrupt, Row
 from polyformer.data.pairs import shares_of_room
@@ -58,7 +58,7 @@ class ClassificationConfig(TaskConfig):
         labels = {str(row["label"]) for row in rows}
         if len(labels) < 2:
             raise InputError(
-                f"labels: every training text has the same one, {labels.pop()!r}; two or more are needed"
+                f"labels: every training text has the same one, {quote(labels.pop())}; two or more are needed"
             )
         return dataclasses.replace(self, labels=tuple(sorted(labels)))
 
@@ -133,7 +133,7 @@ class Classification(TextTask):
     def count_cut(self, number: int, text: str, length: int) -> None:
         """Count a text of too many tokens, which is to be cut; `InputError` where that may not be."""
         if self.config.too_long == "refuse":
-            raise too_long(f"text {number + 1} ({text!r:.40})", length, self.config.max_length, "cut")
+            raise too_long(f"text {number + 1} ({quote(text)})", length, self.config.max_length, "cut")
         self.cut += 1
 
     def noted(self, rows: Sequence[Row]) -> list[Row]:

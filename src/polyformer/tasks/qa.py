@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.data import Batches, Collate, Tokenizer, by_tokens
 from polyformer.data.answers import (
     Offsets,
@@ -121,14 +121,14 @@ class Answering(TextTask):
             if self.config.unanswerable:
                 return None
             raise InputError(
-                f"answers: {row['question']!r:.60} has none; set task.unanswerable where that is meant"
+                f"answers: {quote(row['question'])} has none; set task.unanswerable where that is meant"
             )
         start, text = answers["answer_start"][0], answers["text"][0]
         stop = start + len(text)
         if row["context"][start:stop] != text:
             raise InputError(
-                f"answers: expected {text!r:.40} at character {start} of the context, "
-                f"got {row['context'][start:stop]!r:.40}"
+                f"answers: expected {quote(text)} at character {start} of the context, "
+                f"got {quote(row['context'][start:stop])}"
             )
         return answer_tokens(offsets, start, stop)
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Batch, Row
 from polyformer.heads import HeadConfig, TagConfig
@@ -92,7 +92,7 @@ class Tagging(TextTask):
         prepared = self.prepare_held_out(rows)
         for number, row in enumerate(prepared):
             if len(row["input_ids"]) > self.config.max_length and self.config.too_long == "refuse":
-                name = f"sentence {number + 1} ({' '.join(rows[number]['tokens'])!r:.40})"
+                name = f"sentence {number + 1} ({quote(' '.join(rows[number]['tokens']))})"
                 raise too_long(name, len(row["input_ids"]), self.config.max_length, "drop")
         return [row for row in prepared if len(row["input_ids"]) <= self.config.max_length]
 

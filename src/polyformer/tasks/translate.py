@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyformer.core.errors import quote
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Batch, Row
 from polyformer.generation import BeamConfig, GenerationConfig
@@ -76,7 +77,7 @@ class Translation(TextTask):
         longest = int(np.argmax(lengths)) if lengths else 0
         if lengths and lengths[longest] > limit and self.config.too_long == "refuse":
             raise too_long(
-                f"pair {longest + 1} ({rows[longest]['source']!r:.40})", lengths[longest], limit, "drop"
+                f"pair {longest + 1} ({quote(rows[longest]['source'])})", lengths[longest], limit, "drop"
             )
         return [row for row, length in zip(prepared, lengths) if length <= limit]
 

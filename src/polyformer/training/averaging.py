@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_tensors
 
 
@@ -44,5 +44,5 @@ def _check_alike(
     ]
     if strange:
         raise InputError(
-            f"averaging: {one} and {other} are not of the same model: they differ in {strange[0]!r}"
+            f"averaging: {one} and {other} are not of the same model: they differ in {quote(strange[0])}"
         )

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 
 
 def optimizer_state(
@@ -43,7 +43,7 @@ def set_optimizer_state(
         memory.setdefault(name, {})[key] = value.clone() if isinstance(value, torch.Tensor) else value
     strange = sorted(set(memory) - set(order))
     if strange:
-        raise InputError(f"{file} is of another model: it has {strange[0]!r}, which is not trained here")
+        raise InputError(f"{file} is of another model: it has {quote(strange[0])}, which is not trained here")
     optimizer.load_state_dict(
         {
             "state": {i: memory[name] for i, name in enumerate(order) if name in memory},

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_bounded
 from polyformer.core.parsing import JSON_BYTES, parse_json
 
@@ -81,7 +81,7 @@ def read_state(path: Path) -> dict[str, Any]:
         raise InputError(f"{file} is not the state of a training run")
     if state["format"] != FORMAT:
         raise FormatError(
-            f"{file}: written as format {state['format']} by {state.get('versions')!r:.200}; "
+            f"{file}: written as format {state['format']} by {quote(state.get('versions'))}; "
             f"this version of polyformer reads format {FORMAT}: go on with the version that wrote it"
         )
     if not all(
@@ -127,7 +127,7 @@ def _progress(file: Path, values: Any) -> Progress:
     progress = Progress(**values)
     if type(progress.step) is not int or progress.step != step_of(file.parent):
         raise InputError(
-            f"{file}: its step is {progress.step!r:.40}, its folder is called {file.parent.name}"
+            f"{file}: its step is {quote(progress.step)}, its folder is called {file.parent.name}"
         )
     highest = {"seed": None, "epoch": None, "used": None, "best_step": progress.step, "stale": progress.step}
     for name, limit in highest.items():
@@ -136,9 +136,9 @@ def _progress(file: Path, values: Any) -> Progress:
             continue
         if type(value) is not int or value < 0 or (limit is not None and value > limit):
             most = "" if limit is None else f" to {limit}"
-            raise InputError(f"{file}: {name}: expected a whole number from 0{most}, got {value!r:.40}")
+            raise InputError(f"{file}: {name}: expected a whole number from 0{most}, got {quote(value)}")
     for name in ("loss_sum", "weight_sum"):
         value = values[name]
         if type(value) not in (int, float) or not math.isfinite(value):
-            raise InputError(f"{file}: {name}: expected a finite number, got {value!r:.40}")
+            raise InputError(f"{file}: {name}: expected a finite number, got {quote(value)}")
     return progress

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.context import Context
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.position import Position, PositionConfig, Shape, Site
 from polyformer.visual.pattern import check
 
@@ -122,7 +122,7 @@ def position_picture(
     )
     if found.scores is None and found.vectors is None:
         raise InputError(
-            f"position {config.kind!r}: nothing to draw, it changes neither scores nor the input here"
+            f"position {quote(config.kind)}: nothing to draw, it changes neither scores nor the input here"
         )
     return found
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.mechanism import MechanismConfig
 from polyformer.model import Transformer
 
@@ -86,9 +86,9 @@ def check(model: Transformer) -> None:
             mechanism = stack.mechanism.at(layer)
             if not mechanism.pairs:
                 members = [one for one in MechanismConfig.kinds.values() if issubclass(one, MechanismConfig)]
-                able = sorted(repr(one.kind) for one in members if one.pairs)
+                able = sorted(quote(one.kind) for one in members if one.pairs)
                 raise InputError(
-                    f"mechanism {mechanism.kind!r} has no attention matrix of tokens by tokens; "
+                    f"mechanism {quote(mechanism.kind)} has no attention matrix of tokens by tokens; "
                     f"these have one: {', '.join(able)}"
                 )
 
