@@ -55,7 +55,10 @@ class Encoded:
 
 
 class Transformer(nn.Module):
-    """See `forward`. `recompute` on its stacks trades time for memory in training."""
+    """See `forward`. `recompute` on its stacks trades time for memory in training; `unpads` leaves padding
+    out of what is computed, where that pays."""
+
+    unpads = True
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -287,9 +290,10 @@ class Transformer(nn.Module):
         """One side's stack over its ids, after the tokens in `past`; without the padding where that pays."""
         prefix = "decoder_" if side == "decoder" and self.encoder else ""
         check_ids(f"{prefix}input_ids", given.ids, self.config.vocab_size)
-        check_given(given, past.tokens.length if past else 0, prefix)
+        before = getattr(self.get_submodule(side).position, "offset", 0)
+        check_given(given, past.tokens.length if past else 0, prefix, before)
         plain = past is None and not options["attentions"] and not self.config.head.again
-        found = unpadding(given) if plain and self._sees_all(side) else None
+        found = unpadding(given) if plain and self.unpads and self._sees_all(side) else None
         if found is None:
             return self._compute(side, given, options, past, cached)
         ran = self._compute(side, found.given(given), options)

@@ -43,10 +43,11 @@ def check_ids(name: str, ids: object, vocab_size: int) -> None:
             raise InputError(f"{name}: expected ids from 0 to {vocab_size - 1}, got {low} to {high}")
 
 
-def check_given(given: Given, past: int, prefix: str = "") -> None:
+def check_given(given: Given, past: int, prefix: str = "", before: int = 0) -> None:
     """Raises `InputError` unless what is `given` of new tokens, after `past` others, can be meant.
 
-    `prefix` is "decoder_" for what the decoder of a pair reads.
+    `prefix` is "decoder_" for what the decoder of a pair reads. Padding may stand at the `before` rows of a
+    position table that come before position 0: -1 is the last of them.
     """
     assert given.ids is not None
     rows, new = given.ids.shape
@@ -55,7 +56,10 @@ def check_given(given: Given, past: int, prefix: str = "") -> None:
     if given.marks is not None:
         check_mask(f"{prefix}global_attention_mask", given.marks, (rows, new))
     if given.positions is not None:
-        _check_numbers(f"{prefix}position_ids", given.positions, (rows, new), (new,), least=0)
+        positions = given.positions
+        if before and given.mask is not None and given.mask.shape == given.positions.shape:
+            positions = torch.where((given.mask == 0) & (positions >= -before), 0, positions)
+        _check_numbers(f"{prefix}position_ids", positions, (rows, new), (new,), least=0)
     for field, name in NUMBERS.items():
         if (numbers := getattr(given, field)) is not None:
             # Documents are counted on from row to row where padding is left out.

@@ -186,8 +186,12 @@ class Span(Head):
         self.dropout = Dropout(dropout)
         self.output = Linear(hidden_size, 2)
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[B, T, 2] of hidden [B, T, E], padding as any other token."""
+        return self.output(self.dropout(hidden))
+
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        logits = self.output(self.dropout(inputs.hidden))
+        logits = self.logits(inputs.hidden)
         if inputs.mask is not None:
             logits = logits.masked_fill(~inputs.mask.unsqueeze(-1), -torch.inf)
         return None if labels is None else mean_cross_entropy(logits.transpose(1, 2), labels), lambda: logits

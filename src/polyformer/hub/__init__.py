@@ -7,6 +7,7 @@
 Any model can be wrapped, of a public family or not. Needs transformers (`pip install 'polyformer[hub]'`).
 """
 
+from polyformer.hub.answers import PolyformerForQuestionAnswering
 from polyformer.hub.base import PolyformerModel
 from polyformer.hub.cache import PolyformerCache
 from polyformer.hub.config import PolyformerConfig
@@ -14,7 +15,6 @@ from polyformer.hub.registration import wrap
 from polyformer.hub.tasks import (
     PolyformerForMaskedLM,
     PolyformerForPreTraining,
-    PolyformerForQuestionAnswering,
     PolyformerForSequenceClassification,
     PolyformerForTokenClassification,
 )

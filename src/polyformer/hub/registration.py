@@ -8,12 +8,12 @@ from transformers import GenerationConfig
 from transformers.models.auto import modeling_auto
 
 from polyformer.core.errors import unknown
+from polyformer.hub.answers import PolyformerForQuestionAnswering
 from polyformer.hub.base import PolyformerModel
 from polyformer.hub.config import PolyformerConfig, config_of
 from polyformer.hub.tasks import (
     PolyformerForMaskedLM,
     PolyformerForPreTraining,
-    PolyformerForQuestionAnswering,
     PolyformerForSequenceClassification,
     PolyformerForTokenClassification,
 )

@@ -64,29 +64,6 @@ class PolyformerForTokenClassification(Labelled):
     result = outputs.TokenClassifierOutput
 
 
-class PolyformerForQuestionAnswering(PolyformerModel):
-    """Where an answer starts and ends; a place outside the text counts for nothing, as in transformers."""
-
-    result = outputs.QuestionAnsweringModelOutput
-    both_result = outputs.Seq2SeqQuestionAnsweringModelOutput
-
-    @taking(*TEXT, "start_positions", "end_positions", *MORE_TEXT, *SOURCE, *STATE, *ASKED)
-    def forward(self, given: Arguments) -> Any:
-        """As transformers' models of this task are called, with their results."""
-        places = [given.pop(name, None) for name in ("start_positions", "end_positions")]
-        if places[0] is not None and places[1] is not None:
-            names = "decoder_input_ids", "input_ids", "inputs_embeds"
-            text = next(given[name] for name in names if name in given)
-            labels = torch.stack([one.flatten() for one in places], -1)
-            given["labels"] = labels.clamp_min(0).masked_fill(labels >= text.shape[1], -100)
-        return self._answered(given)
-
-    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
-        result = self.model(**given)
-        start, end = result.logits.unbind(-1)
-        return result, {"start_logits": start, "end_logits": end}
-
-
 class PolyformerForPreTraining(Labelled):
     """Predicts tokens and something of the whole text (BERT, ALBERT), or replaced tokens (ELECTRA).
 
