@@ -15,6 +15,7 @@ from polyformer.attention import Causal, Full, SoftmaxConfig
 from polyformer.attention.marked import reads_marks
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError, unknown
+from polyformer.core.evaluating import training_pass
 from polyformer.core.files import atomic_write, read_json, read_tensors, write_json, write_tensors
 from polyformer.core.initialization import initialize
 from polyformer.core.inputs import check_given, check_ids, check_labels
@@ -109,7 +110,7 @@ class Transformer(nn.Module):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> ModelOutput:
-        """Run the model.
+        """Run the model. In training it waits for calls of `generate` in other threads to end.
 
         Args:
             input_ids: [B, T], the text; of an encoder-decoder the source.
@@ -159,23 +160,28 @@ class Transformer(nn.Module):
         if shift_labels is not None and (labels is not None or self.encoder or not self.head.predicts_next):
             raise InputError("shift_labels: a decoder's language-model head takes them in place of labels; "
                              "give labels alone")  # fmt: skip
-        if self.encoder is not None and self.decoder is not None:
-            return self._translate(given, written, goals, state, use_cache, options)
-        self._refuse(
-            "an encoder alone" if self.encoder else "a decoder alone", decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask, decoder_relation_ids=decoder_relation_ids,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-        )  # fmt: skip
-        if self.decoder is None:
-            self._refuse("an encoder alone", state=state, use_cache=use_cache or None)
-            return self._finish(self._run("encoder", given, options), goals, options, given.read_ids)
-        past = state or (self.new_state() if use_cache else None)
-        ran = self._run("decoder", given, options, past)
-        if shift_labels is not None:
-            goals = shift_labels, sentence_labels
-        elif labels is not None and self.head.predicts_next:
-            goals = next_labels(labels, document_ids, ran.tokens.new_valid(labels.shape[1])), sentence_labels
-        return self._finish(ran, goals, options, given.read_ids, past)
+        with training_pass(self):
+            if self.encoder is not None and self.decoder is not None:
+                return self._translate(given, written, goals, state, use_cache, options)
+            self._refuse(
+                "an encoder alone" if self.encoder else "a decoder alone",
+                decoder_input_ids=decoder_input_ids,
+                decoder_attention_mask=decoder_attention_mask, decoder_relation_ids=decoder_relation_ids,
+                decoder_inputs_embeds=decoder_inputs_embeds,
+            )  # fmt: skip
+            if self.decoder is None:
+                self._refuse("an encoder alone", state=state, use_cache=use_cache or None)
+                return self._finish(self._run("encoder", given, options), goals, options, given.read_ids)
+            past = state or (self.new_state() if use_cache else None)
+            ran = self._run("decoder", given, options, past)
+            if shift_labels is not None:
+                goals = shift_labels, sentence_labels
+            elif labels is not None and self.head.predicts_next:
+                goals = (
+                    next_labels(labels, document_ids, ran.tokens.new_valid(labels.shape[1])),
+                    sentence_labels,
+                )
+            return self._finish(ran, goals, options, given.read_ids, past)
 
     def _translate(self, given: Given, written: Given, goals: Goals, past: ModelState | None, use_cache: bool,
                    options: dict[str, bool]) -> ModelOutput:  # fmt: skip

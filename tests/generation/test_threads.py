@@ -1,4 +1,4 @@
-"""Several threads that generate with one model: none sees what another does to its mode."""
+"""Several threads that generate with one model, or train it: none sees what another does to its mode."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,8 @@ import torch
 from tiny_models import decoder, pair, prompts
 from torch import Tensor
 
-from polyformer.generation.evaluating import evaluating
+from polyformer.core.errors import InputError
+from polyformer.core.evaluating import evaluating
 from polyformer.model import Transformer
 
 
@@ -65,6 +66,91 @@ def test_many_threads_write_what_one_writes():
     assert len(found) == 8
     assert all(torch.equal(one, expected) for one in found)
     assert model.training
+
+
+STACKS = {
+    "stored": (decoder, {}), "recomputed": (decoder, {"recompute": True}), "pair": (pair, {}),
+    "reversible": (decoder, {"block": "reversible"}),
+}  # fmt: skip
+
+
+def learner(name: str) -> Transformer:
+    """A model in training mode whose dropout shows in every gradient."""
+    family, options = STACKS[name]
+    model = family(2)
+    if "block" in options:
+        with torch.random.fork_rng():
+            torch.manual_seed(2)
+            model = Transformer(model.config.override("block", options["block"])).double()
+    if model.decoder is not None:
+        model.decoder.recompute = options.get("recompute", False)
+    return model.train()
+
+
+def trained(model: Transformer, between: Callable[[], object] = lambda: None) -> Tensor:
+    """All gradients of one step, `between` its passes called."""
+    model.zero_grad()
+    torch.manual_seed(5)
+    ids = prompts(2, 9)
+    loss = model(ids, labels=ids).loss
+    between()
+    loss.backward()
+    return torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
+
+
+@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("half", ["forward", "backward"])
+def test_training_in_another_thread_keeps_its_dropout(name: str, half: str):
+    """A call begins before the one pass or the other, and ends when the pass has had time to go wrong."""
+    model = learner(name)
+    expected, calm = trained(model), trained(model.eval())
+    assert not torch.equal(expected, calm)
+    model.train()
+    began, passed, found = threading.Event(), threading.Event(), list[Tensor]()
+
+    def hold(tokens: Tensor) -> None:
+        began.set()
+        passed.wait(0.2)  # a pass that waits for this call cannot say so
+
+    def write() -> None:
+        model.generate(prompts(2, 5), max_new_tokens=1, min_new_tokens=1, streamer=hold)
+
+    writer = threading.Thread(target=write)
+
+    def begin() -> None:
+        writer.start()
+        assert began.wait(60)
+
+    if half == "forward":
+        begin()
+        found.append(trained(model))
+    else:
+        found.append(trained(model, begin))
+    passed.set()
+    writer.join(60)
+    assert torch.equal(found[0], expected)
+    assert all(module.training for module in model.modules())
+
+
+def test_a_call_waits_for_a_training_pass():
+    """One that begins in the midst of a pass does not turn off the dropout of its later layers."""
+    model = learner("stored")
+    expected = trained(model)
+    assert model.decoder is not None
+    writer = threading.Thread(target=lambda: texts(model))
+    hook = model.decoder.layers[0].register_forward_hook(lambda *_: writer.ident or writer.start())
+    found = trained(model)
+    hook.remove()
+    writer.join(60)
+    assert torch.equal(found, expected)
+
+
+def test_a_streamer_cannot_train_what_writes():
+    model = learner("stored")
+    with pytest.raises(InputError, match="its streamer trains the model that is writing"):
+        texts(model, torch.enable_grad()(lambda _: trained(model)))
+    assert all(module.training for module in model.modules())
+    assert len(trained(model))
 
 
 def test_an_error_leaves_the_mode_as_it_was():

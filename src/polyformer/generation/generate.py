@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
+from polyformer.core.evaluating import evaluating
 from polyformer.generation.beam import beam_search
 from polyformer.generation.config import GenerationConfig
 from polyformer.generation.decoder import Decoder, Writer, begun, check_inputs, check_shape
-from polyformer.generation.evaluating import evaluating
 from polyformer.generation.generated import Generated
 from polyformer.generation.largest import likeliest
 from polyformer.generation.processors import processors
@@ -42,7 +42,9 @@ def generate(
 
     Args:
         model: a `Transformer` with a decoder and a language-model head; in evaluation mode meanwhile, also
-            where several threads generate with it.
+            where several threads generate with it. Forward passes of a thread that trains it wait until the
+            call has ended, and the other way round (`polyformer.core.evaluating`); to do both at once,
+            generate with a copy.
         input_ids: [B, T], prompts padded on the left, or sources padded on either side; without any a decoder
             alone begins one text with its `special.bos`.
         attention_mask: [B, T], 1 for real tokens; each row is continued exactly as if it were alone.

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from polyformer.block import Reversible, SubLayer
 from polyformer.core.context import Context
+from polyformer.core.evaluating import training_pass
 from polyformer.core.penalty import Penalties, penalize, penalties
 from polyformer.core.state import State
 from polyformer.position import Position
@@ -112,7 +113,8 @@ def _changes(layer: Layer, reads: list[Tensor], context: Context, position: Posi
     new: dict[str, State | None] = {}
 
     def change(index: int, sublayer: SubLayer, x: Tensor) -> Tensor:
-        y = block.change(index, sublayer, x)
+        with training_pass(layer):
+            y = block.change(index, sublayer, x)
         new.clear()  # a source that was projected would be kept for every layer
         return y
 

@@ -1,6 +1,7 @@
 """A stack of layers: an encoder, with a causal context a decoder, with a source the decoder of a pair."""
 
 import dataclasses
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -10,6 +11,7 @@ from polyformer.block import BlockConfig, PostNormConfig, ReversibleConfig, join
 from polyformer.core.config import Config
 from polyformer.core.context import Context
 from polyformer.core.errors import InputError, quote
+from polyformer.core.evaluating import training_pass
 from polyformer.core.norms import LayerNormConfig, NormConfig
 from polyformer.core.sizes import LAYERS
 from polyformer.feedforward import DenseConfig, FeedForwardConfig
@@ -155,7 +157,7 @@ class Stack(nn.Module):
                 continue
             arguments = (x, context, self.position, source, states[index] if states else None)
             if self.recompute and self.training and torch.is_grad_enabled():
-                x, state = torch.utils.checkpoint.checkpoint(layer, *arguments, use_reentrant=False)
+                x, state = torch.utils.checkpoint.checkpoint(_run, layer, *arguments, use_reentrant=False)
             else:
                 x, state = layer(*arguments)
             if self.convolution is not None and not index:
@@ -183,3 +185,9 @@ class Stack(nn.Module):
         """The states before the first token, with room for `reserve` tokens; `InputError` if it has none."""
         self.mechanism.require("caches")
         return tuple(layer.new_state(reserve) for layer in self.sequence)
+
+
+def _run(layer: nn.Module, *arguments: Any) -> Any:
+    """The layer, run in the backward pass again: dropout must be on as it was."""
+    with training_pass(layer):
+        return layer(*arguments)
