@@ -1,5 +1,7 @@
 """Masked language modelling: what is hidden when, and what is measured."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from polyformer import InputError
 from polyformer.data import MaskingConfig, Splits, Tokenizer, TokenizerConfig
 from polyformer.model import Transformer
 from polyformer.presets import model_config
+from polyformer.recipes import Recipe, fit
 from polyformer.tasks import Fitting, MaskedModelling, MaskedModellingConfig
 
 ROWS = [{"text": "some text to hide a part of"}, {"text": "and a second one, longer than a row of tokens is"}]
@@ -89,3 +92,24 @@ def test_documents_can_have_rows_of_their_own():
     batch = own.collate(rows)
     assert batch["attention_mask"].sum(1).tolist() == [8, 4, 3]
     assert "document_ids" not in batch
+
+
+@pytest.mark.parametrize("kind", ["mlm", "electra"])
+def test_attention_that_cannot_keep_packed_documents_apart_is_refused_before_a_run_begins(
+    kind: str, tmp_path: Path
+):
+    (tmp_path / "text.txt").write_text("a few words to read and to hide again\n" * 9)
+    settings = {
+        "task": {"kind": kind, "row_length": 32, "batch_tokens": 64},
+        "model": {"preset": "encoder-tiny", "attention": "linformer(max_length=32, k=4)"},
+        "data": {"path": str(tmp_path / "text.txt")},
+        "tokenizer": {"algorithm": "bytes"},
+    }
+    with pytest.raises(
+        InputError, match=r"'linformer' cannot keep documents packed in one row apart.*--task.packed false"
+    ):
+        fit(Recipe.from_dict(settings), tmp_path / "run")
+    assert not list((tmp_path / "run").glob("*.*"))
+    settings["task"]["packed"] = False
+    task = Recipe.from_dict(settings).task.build(Tokenizer.train(TokenizerConfig(algorithm="bytes"), []))
+    assert task.adapt(Recipe.from_dict(settings).model_config()).encoder is not None

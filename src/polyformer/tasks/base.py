@@ -150,12 +150,21 @@ class TextTask(abc.ABC):
         """The metrics of held-out data from the sums over its batches and the counts of its text."""
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
-        """`config` with the vocabulary, special tokens, positions and head of this task."""
+        """`config` with the vocabulary, special tokens, positions and head of this task.
+
+        Raises:
+            InputError: the wrong stacks, or attention that cannot keep packed documents apart where the task
+                packs them.
+        """
         has = "-".join(name for name in ("encoder", "decoder") if getattr(config, name) is not None)
         if has != self.stacks:
             raise InputError(
                 f"model: this task needs an {self.stacks} model, got one with an {has}".replace("an d", "a d")
             )
+        if self.packs:
+            for stack in (config.encoder, config.decoder):
+                if stack is not None:
+                    stack.attention.mechanism.require("packs")
         tokenizer = self.tokenizer
         special = SpecialTokens(pad=tokenizer.pad_id, bos=tokenizer.bos_id, eos=tokenizer.eos_id)
         head = self.fit_head(config.head)
@@ -170,6 +179,11 @@ class TextTask(abc.ABC):
     def helpers(self, joined: nn.Module) -> dict[str, Transformer]:
         """What `join` put beside the model, by its folder in that of the run."""
         return {}
+
+    @property
+    def packs(self) -> bool:
+        """Whether a row may hold several documents, which the model must keep apart."""
+        return False
 
     @property
     def positions(self) -> int:

@@ -121,6 +121,10 @@ class Electra(MaskingTask):
         self.config = config
 
     @property
+    def packs(self) -> bool:
+        return self.config.packed
+
+    @property
     def positions(self) -> int:
         return self.config.row_length
 

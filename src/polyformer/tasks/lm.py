@@ -75,6 +75,10 @@ class LanguageModelling(TextTask):
         self.bos, self.eos = required(tokenizer.bos_id, "<bos>"), required(tokenizer.eos_id, "<eos>")
 
     @property
+    def packs(self) -> bool:
+        return True
+
+    @property
     def positions(self) -> int:
         return self.config.row_length
 

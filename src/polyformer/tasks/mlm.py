@@ -57,6 +57,10 @@ class MaskedModelling(GuessingTask, MaskingTask):
         self.config = config
 
     @property
+    def packs(self) -> bool:
+        return self.config.packed
+
+    @property
     def positions(self) -> int:
         return self.config.row_length
 
