@@ -213,6 +213,18 @@ def test_translate_as_the_model_does(family: str, form: str, tmp_path: Path, out
         assert output("translate", tmp_path / "copy", "a funny film", *words) == expected.strip() + "\n"
 
 
+def test_translate_draws_anew_every_time(tmp_path: Path, output: Callable[..., str]):
+    """Where a checkpoint's settings sample, whatever torch's own generator says."""
+    made.save(tmp_path, "t5-small", made.piece_files(tmp_path))
+    (tmp_path / "generation_config.json").write_text('{"do_sample": true, "max_new_tokens": 20, "top_k": 0}')
+    before, texts = torch.get_rng_state(), set[str]()
+    for _ in range(3):
+        torch.manual_seed(0)
+        texts.add(output("translate", tmp_path, "a funny film"))
+    torch.set_rng_state(before)
+    assert len(texts) > 1
+
+
 def test_translate_between_languages(
     tmp_path: Path, output: Callable[..., str], complaint: Callable[..., str]
 ):

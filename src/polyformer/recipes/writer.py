@@ -51,6 +51,15 @@ class Writer(Reader):
         made = model.generate(torch.tensor([ids], device=device), None, config, streamer, decode)
         return made.texts(decode, config.stop)
 
+    def drawing(self) -> torch.Generator | None:
+        """What samples are drawn from, where these settings draw any: torch's own generator begins alike in
+        every process."""
+        if self.settings(ROOM).method != "sample":
+            return None
+        generator = torch.Generator(next(self.model.parameters()).device)
+        generator.seed()
+        return generator
+
     def between(self, source: str | None, target: str | None) -> None:
         """Translate from one language to another: by the tokenizer's tokens for languages, or by the task of
         such a name in config.json."""
@@ -82,12 +91,14 @@ class Writer(Reader):
         if beam is not None:
             self.follow(num_beams=beam.num_beams)
         rows, written = self.encode([self.prefix + text for text in texts]), [""] * len(texts)
+        generator = self.drawing()
         most = self.batch_tokens // self.settings(ROOM).beam.num_beams
         for chosen, batch in batched(model, rows, self.collate, most):
             config = self.settings(batch["input_ids"].shape[1] + ROOM)
             made = model.generate(
-                batch["input_ids"], batch["attention_mask"], config, None, self.tokenizer.decode
-            )
+                batch["input_ids"], batch["attention_mask"], config, None, self.tokenizer.decode,
+                generator=generator,
+            )  # fmt: skip
             several = made.texts(self.tokenizer.decode, config.stop)
             for i, text in zip(chosen, several[:: config.num_return_sequences]):
                 written[i] = text.strip()
