@@ -14,7 +14,7 @@ from polyformer.core.mechanism import MechanismConfig
 from polyformer.feedforward import ExpertsConfig
 from polyformer.heads import ClassifyConfig
 from polyformer.position import RopeConfig
-from polyformer.presets import create_model, model_config
+from polyformer.presets import create_model, model_config, overridden
 from polyformer.recipes import Recipe
 from polyformer.recipes.recipe import ModelChoice, merged, nested
 
@@ -76,6 +76,26 @@ def test_a_pattern_leaves_the_scale_and_the_dropout_and_a_mechanism_the_heads():
     assert changed.decoder.attention.num_attention_heads == 12
 
 
+PATHS = ("attention", "mechanism", "pattern", "attention.mechanism", "mechanism.pattern",
+         "decoder.attention", "decoder.attention.mechanism", "decoder.attention.mechanism.pattern",
+         )  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", ["t5-small", "gpt-neo-125m"])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("given", [PATTERN, PATTERN.to_text()])
+def test_a_pattern_keeps_a_preset_s_scale_wherever_it_is_put(preset: str, path: str, given: Any):
+    base = model_config(preset)
+    written = nested(path, given) if isinstance(given, str) else {path: given}
+    for config in (model_config(preset, {path: given}), overridden(base, {path: given}),
+                   ModelChoice.from_dict({"preset": preset, **written}).config()):  # fmt: skip
+        assert config.decoder is not None
+        mechanism = config.decoder.attention.mechanism
+        assert mechanism == SoftmaxConfig(pattern=PATTERN, scale=1.0, dropout=mechanism.dropout)  # type: ignore[attr-defined]
+        if config.encoder is not None:
+            assert config.encoder.attention.mechanism.scale == 1.0  # type: ignore[attr-defined]
+
+
 def test_a_mapping_without_a_kind_changes_the_part_that_is_there():
     base = model_config("gpt-neo-125m")
     for given in ({"attention": {"num_attention_heads": 6}}, {"attention.num_attention_heads": 6}):
@@ -103,6 +123,22 @@ def test_a_recipe_s_expression_is_changed_option_by_option():
     assert part(choice.config(), "mechanism") == LSHConfig(window=16, buckets=4)
     whole = merged({"model": {"attention": "Window(3)"}}, nested("model.attention.kind", "lsh"))
     assert whole == {"model": {"attention": {"kind": "lsh"}}}
+
+
+@pytest.mark.parametrize("text", ["Window(64)", "Window(64) | Global(1)", "lsh(buckets=4)", "lsh"])
+def test_a_recipe_s_attention_is_given_other_heads(text: str):
+    base = {"model": {"preset": "t5-small", "attention": text}}
+    changed = merged(base, nested("model.attention.num_attention_heads", 2))
+    choice, plain = (ModelChoice.from_dict(one["model"]).config() for one in (changed, base))
+    assert choice == plain.override("num_attention_heads", 2)
+    assert part(choice, "attention") == part(plain, "attention")
+
+
+@pytest.mark.parametrize("path", ["attention.mechanism.pattern", "mechanism.pattern"])
+def test_a_recipe_s_pattern_is_changed_for_another(path: str):
+    name = path.partition(".")[0]
+    changed = merged({"model": {"preset": "t5-small", name: "Window(64)"}}, nested(f"model.{path}", "Full()"))
+    assert ModelChoice.from_dict(changed["model"]).config() == model_config("t5-small", {"pattern": "Full()"})
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from polyformer.architecture import ModelConfig
 from polyformer.checkpoints import config_of, same_reach
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.expression import with_options
+from polyformer.core.expression import first_name, with_options
 from polyformer.core.imports import telling
+from polyformer.core.pattern import Pattern
 from polyformer.data import DataConfig, TokenizerConfig
 from polyformer.objectives.distillation import DistillationConfig
 from polyformer.presets import model_config, overridden
+from polyformer.stack import AttentionConfig
 from polyformer.tasks import LanguageModellingConfig, TaskConfig
 from polyformer.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from polyformer.training.optimizers import AdamW
@@ -114,8 +116,7 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     for name, value in changes.items():
         old = result.get(name)
         if isinstance(old, str) and isinstance(value, dict) and "kind" not in value:
-            # the bare name of a preset, or an expression
-            old = {"preset": old} if name == "model" else with_options(old, name)
+            old = _written_out(name, old, value)
         if (
             isinstance(old, dict)
             and isinstance(value, dict)
@@ -125,6 +126,17 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         else:
             result[name] = value
     return result
+
+
+def _written_out(name: str, text: str, change: dict[str, Any]) -> dict[str, Any]:
+    """The mapping that `text`, the name of a preset or an expression, is short for where it is changed."""
+    if name == "model":
+        return {"preset": text}
+    heads = {field.name for field in dataclasses.fields(AttentionConfig)}
+    is_pattern = first_name(text) in Pattern.registry
+    if name == "attention" and (is_pattern or heads & change.keys()):
+        return {"mechanism": text}
+    return {"pattern": text} if is_pattern else with_options(text, name)
 
 
 def nested(path: str, value: object) -> dict[str, Any]:
