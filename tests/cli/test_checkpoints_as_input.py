@@ -60,6 +60,20 @@ def test_classify_as_transformers_does(problem: str, tmp_path: Path, output: Cal
     assert (label, float(share)) == (expected["label"], pytest.approx(expected["score"], abs=1e-4))
 
 
+def test_lines_with_a_tab_are_two_texts(tmp_path: Path, output: Callable[..., str], monkeypatch, capsys):
+    made.save(tmp_path, "bert-base", made.bert_files(tmp_path), ClassifyConfig(num_labels=3), hub=NAMES)
+    texts, pairs = ["Who wrote it?", "a film"], ["Anna and Tom", "fine"]
+    one_by_one = [output("classify", tmp_path, text, "--pair", pair) for text, pair in zip(texts, pairs)]
+    lines = [f"{text}\t{pair}\n" for text, pair in zip(texts, pairs)]
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(lines)))
+    assert main(["classify", str(tmp_path), "--device", "cpu"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == [line.strip() for line in one_by_one]
+    assert shown.err == "polyformer: each line has one tab, and is read as two texts\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{lines[0]}no tab\n"))
+    assert len(output("classify", tmp_path).splitlines()) == 2
+
+
 @pytest.mark.parametrize("preset", ["roberta-base", "bart-base", "gpt2"])
 def test_classify_lines_of_other_families(
     preset: str, tmp_path: Path, output: Callable[..., str], monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,7 @@
 """Classify a text, or every line of standard input, with a trained model: its label and probability.
 
-A model of two texts reads the second from --pair, or behind a tab of each line.
+A model of two texts reads the second from --pair, or behind a tab of each line. Of a checkpoint it is not
+known how many texts it reads: lines that all have one tab are two texts each, and that is said.
 """
 
 import sys
@@ -29,13 +30,19 @@ class Options:
 def run(options: Options) -> None:
     from polyformer.commands.texts import given, split_at_tabs
     from polyformer.core.workers import suited
+    from polyformer.recipes.reader import Reader
     from polyformer.recipes.run import reader
     from polyformer.tasks import Classification, PairClassification
 
     task, model = reader(options.run, Classification, options.device)
     tabs = isinstance(task, PairClassification) and options.text is None and options.pair is None
     with suited(model):
+        unknown = isinstance(task, Reader) and options.text is None and options.pair is None
         for lines in given(options.text):
+            if unknown and all(line.count("\t") == 1 for line in lines):
+                print("polyformer: each line has one tab, and is read as two texts", file=sys.stderr)
+                tabs = True
+            unknown = False
             texts, pairs = split_at_tabs(lines) if tabs else (lines, None)
             if options.pair is not None:
                 pairs = [options.pair] * len(texts)
