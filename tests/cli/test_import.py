@@ -141,7 +141,7 @@ def test_every_command_takes_it(
     assert main([*train, "--import", "parts_of_mine.py"]) == 0
     recipe = yaml.safe_load(Path("run/recipe.yaml").read_text())
     assert recipe["imports"] == [str(mine)]
-    for words in (["evaluate", "run"], ["generate", "run", "--prompt", "a"],
+    for words in (["evaluate", "run"], ["generate", "run", "--prompt", "a"], ["show", "run"],
                   ["show", "pattern", "Parity(2)"], ["train", "--resume", "run"],
                   ["bench", "attention", "--members", "Parity(2)", "--lengths", "64", "--repeats", "1",
                    "--heads", "1", "--width", "8", "--against", "[]"],
