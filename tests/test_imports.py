@@ -13,8 +13,8 @@ import polyformer
 ROOT = Path(polyformer.__file__).parent
 ORDER = [
     "core", "position", "attention", "memory", "feedforward", "block", "stack", "heads", "architecture",
-    "outputs", "generation", "model", "trajectory", "hub", "presets", "checkpoints", "data", "objectives",
-    "training", "tasks", "recipes", "visual", "bench", "documentation", "commands", "cli",
+    "outputs", "generation", "model", "trajectory", "models", "hub", "presets", "checkpoints", "data",
+    "objectives", "training", "tasks", "recipes", "visual", "bench", "documentation", "commands", "cli",
 ]  # fmt: skip
 """A part imports from itself and from earlier ones only."""
 

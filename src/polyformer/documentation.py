@@ -10,7 +10,7 @@ import torch
 
 from polyformer.core.config import Config
 from polyformer.core.pattern import Pattern
-from polyformer.presets import MODELS, model_config
+from polyformer.presets import MODELS, create_model
 
 ROOT = Path(__file__).parents[2]
 README = "README.md"
@@ -59,10 +59,8 @@ def preset_table() -> str:
 
 def parameters(preset: str) -> int:
     """How many a preset has, made on the `meta` device."""
-    from polyformer.model import Transformer
-
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Transformer(model_config(preset)).parameters())
+        return sum(parameter.numel() for parameter in create_model(preset).parameters())
 
 
 def family_table() -> str:

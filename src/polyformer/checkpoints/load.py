@@ -24,13 +24,11 @@ from polyformer.core.unread import read_unread
 from polyformer.core.weights import check_layers, load_weights
 from polyformer.heads import HeadConfig
 from polyformer.model import CONFIG, Transformer, read_generation
+from polyformer.models import TRAJECTORY, decode_config
 from polyformer.trajectory import TrajectoryTransformer
 
 WRAPPED = "polyformer"
 """The model_type of our models inside transformers."""
-
-TRAJECTORY = "max_timesteps"
-"""The option by which a configuration in our format is known as that of a `TrajectoryTransformer`."""
 
 
 def from_pretrained(source: str | Path, head: str | dict[str, Any] | HeadConfig | None = None, *,
@@ -101,7 +99,8 @@ def config_of(source: str | Path) -> ModelConfig:
     """The configuration of a checkpoint, with the head that it was saved with."""
     described = read_json(_folder(source) / CONFIG, dict)
     if described.get("model_type", WRAPPED) == WRAPPED:
-        return ModelConfig.from_dict(described.get("polyformer", described))
+        config: Any = decode_config(described.get("polyformer", described))
+        return config
     family = family_of(described)
     return family.config(described, family.task(described, None))
 

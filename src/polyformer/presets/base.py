@@ -6,8 +6,9 @@ from typing import Any
 from polyformer.architecture import ModelConfig
 from polyformer.core.registry import Registry
 from polyformer.model import Transformer
+from polyformer.models import AnyConfig, build_model
 
-MODELS: Registry[Callable[[], ModelConfig]] = Registry("model")
+MODELS: Registry[Callable[[], AnyConfig]] = Registry("model")
 """Preset name to the function that makes its configuration; the function's docstring cites the source."""
 
 register = MODELS.register
@@ -26,7 +27,8 @@ def model_config(name: str, overrides: dict[str, Any] | None = None) -> ModelCon
     Raises:
         InputError: an unknown preset or option, with the nearest names; a value of the wrong type.
     """
-    return overridden(MODELS[name](), overrides or {})
+    config: Any = MODELS[name]()
+    return overridden(config, overrides or {})
 
 
 def overridden(config: ModelConfig, overrides: dict[str, Any]) -> ModelConfig:
@@ -44,7 +46,8 @@ def sizes(layers: int, width: int, heads: int) -> dict[str, int]:
 
 def create_model(name: str, **overrides: Any) -> Transformer:
     """A model with fresh weights: see `model_config` for the overrides."""
-    return Transformer(model_config(name, overrides))
+    model: Any = build_model(model_config(name, overrides))
+    return model
 
 
 def list_models(pattern: str = "*") -> list[str]:

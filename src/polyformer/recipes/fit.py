@@ -4,6 +4,7 @@ import dataclasses
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from polyformer.core.weights import load_weights
 from polyformer.data import Splits, Tokenizer, load
 from polyformer.data.fingerprint import fingerprint
 from polyformer.model import WEIGHTS, Transformer, read_generation
+from polyformer.models import build_model
 from polyformer.recipes.distill import Distilling
 from polyformer.recipes.recipe import Recipe
 from polyformer.recipes.resume import DATA, check_data, check_same, folder_of
@@ -113,8 +115,12 @@ def _fit(
     return Fitted(run, task, splits, model, result, scores)
 
 
-def _tokenizer(run: Run, recipe: Recipe, splits: Splits, resume: bool, start: str | Path | None) -> Tokenizer:
-    """That of the run itself, of the run it starts from or of its teacher; else a new one."""
+def _tokenizer(run: Run, recipe: Recipe, splits: Splits, resume: bool,
+               start: str | Path | None) -> Tokenizer | None:  # fmt: skip
+    """That of the run itself, of the run it starts from or of its teacher; else a new one. None for a task
+    that reads no text."""
+    if not recipe.task.tokenized:
+        return None
     known = run.folder if resume else start or (recipe.distillation and recipe.distillation.teacher)
     if known is None:
         return recipe.task.tokenizer(recipe.tokenizer, splits.train)
@@ -129,7 +135,8 @@ def _model(recipe: Recipe, task: TextTask) -> Transformer:
         config = with_room(config, base)
     with torch.random.fork_rng():  # the seed is this run's, not the program's
         torch.manual_seed(recipe.seed)
-        return Transformer(config)
+        model: Any = build_model(config)
+        return model
 
 
 def _first_weights(recipe: Recipe, model: Transformer, start: str | Path | None) -> None:

@@ -11,6 +11,7 @@ from polyformer.core.expression import first_name, with_options
 from polyformer.core.imports import telling
 from polyformer.core.pattern import Pattern
 from polyformer.data import DataConfig, TokenizerConfig
+from polyformer.models import decode_config
 from polyformer.objectives.distillation import DistillationConfig
 from polyformer.presets import model_config, overridden
 from polyformer.stack import AttentionConfig
@@ -61,9 +62,15 @@ class ModelChoice(Config):
         """The model that is meant; `InputError` for an unknown preset or option, with the nearest names."""
         if self.pretrained is not None:
             checkpoint = config_of(self.pretrained)
+            if not isinstance(checkpoint, ModelConfig):
+                raise InputError(
+                    f"pretrained: {self.pretrained} is a model of trajectories, which is trained from fresh "
+                    "weights only; name a preset"
+                )
             return same_reach(overridden(checkpoint, flattened(self.options)), checkpoint)
         if self.preset is None:
-            return ModelConfig.from_dict(self.options, "model")
+            config: Any = decode_config(self.options, "model")
+            return config
         return model_config(self.preset, flattened(self.options))
 
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError, quote
-from polyformer.core.files import atomic_write, read_bounded, read_json, write_json
+from polyformer.core.files import atomic_write, read_bounded, write_json
 from polyformer.core.parsing import JSON_BYTES, YAML_BYTES, parse_json
 from polyformer.data import Tokenizer
 from polyformer.model import CONFIG, WEIGHTS, Transformer, read_generation, write_generation
+from polyformer.models import build_model, load_pretrained, read_config
 from polyformer.recipes.recipe import Recipe
 from polyformer.tasks import Answering, Classification, LanguageModelling, Tagging, TextTask, Translation
 from polyformer.training.checkpoint import Checkpoints, load_model
@@ -77,10 +77,11 @@ class Run:
             way = f"go on with it by --resume {self.folder}, or choose another --out"
             raise InputError(f"{self.folder} already holds a run; {way}")
 
-    def begin(self, recipe: Recipe, tokenizer: Tokenizer, model: Transformer, **facts: Any) -> None:
+    def begin(self, recipe: Recipe, tokenizer: Tokenizer | None, model: Transformer, **facts: Any) -> None:
         """Write what the run is made from, with `facts` for run.json: the beginning of its trainings."""
         if not (self.folder / RECIPE).exists():
-            tokenizer.save(self.folder)
+            if tokenizer is not None:
+                tokenizer.save(self.folder)
             write_generation(model, self.folder)
             write_json(self.folder / CONFIG, model.config.to_dict())
         write_json(self.folder / RECORD, {"seed": recipe.seed, "versions": versions(), **facts})
@@ -121,7 +122,7 @@ class Run:
 
     @cached_property
     def task(self) -> TextTask:
-        return self.recipe.task.build(self.tokenizer)
+        return self.recipe.task.build(self.tokenizer if self.recipe.task.tokenized else None)
 
     def task_of(self, kind: type[T]) -> T:
         """The task, if it is one of `kind`; raises `InputError` otherwise."""
@@ -141,7 +142,8 @@ class Run:
         """The trained model, ready to use; of a run that has not ended, as its last checkpoint has it."""
         if not self.finished:
             return self._unfinished(device)[0]
-        return Transformer.from_pretrained(self.folder).to(choose_device(device))
+        model: Any = load_pretrained(self.folder).to(choose_device(device))
+        return model
 
     def result(self, device: str = "auto") -> Transformer:
         """The model of a run that has ended: what others are to learn from must not change any more."""
@@ -159,7 +161,7 @@ class Run:
             way = f"go on with: polyformer train --resume {self.folder}"
             raise InputError(f"{self.folder}: this run has no checkpoint yet; {way}")
         place = choose_device(device)
-        model = Transformer(ModelConfig.from_dict(read_json(self.folder / CONFIG, dict)))
+        model: Any = build_model(read_config(self.folder))
         joined = self.task.join(model)
         load_model(latest, joined)
         model.generation = read_generation(self.folder)

@@ -25,6 +25,7 @@ from polyformer.data import (
     Batches,
     Collate,
     Masking,
+    Stream,
     Tokenizer,
     TokenizerConfig,
     by_tokens,
@@ -48,9 +49,11 @@ Rows = Iterable[Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskConfig(Config):
-    """Family of tasks. `needs`: the columns a row of data must have."""
+    """Family of tasks. `needs`: the columns a row of data must have; `tokenized`: whether they are texts,
+    read by a tokenizer."""
 
     needs: ClassVar[tuple[str, ...]] = ()
+    tokenized: ClassVar[bool] = True
 
     batch_tokens: int = 4096  # tokens in a batch, padding included; of pairs on the longer side
 
@@ -69,7 +72,8 @@ class TaskConfig(Config):
         """The tokenizer that `config` describes, trained on `rows` if it must be."""
         return Tokenizer.build(config, self.texts(rows))
 
-    def build(self, tokenizer: Tokenizer) -> "TextTask":
+    def build(self, tokenizer: Any) -> "TextTask":
+        """The task; of one that is not `tokenized` the tokenizer is None."""
         raise NotImplementedError
 
 
@@ -156,6 +160,8 @@ class TextTask(abc.ABC):
             InputError: the wrong stacks, or attention that cannot keep packed documents apart where the task
                 packs them.
         """
+        if not isinstance(config, ModelConfig):
+            raise InputError(f"model: this task needs an {self.stacks} model, got one of trajectories")
         has = "-".join(name for name in ("encoder", "decoder") if getattr(config, name) is not None)
         if has != self.stacks:
             raise InputError(
@@ -193,6 +199,19 @@ class TextTask(abc.ABC):
     def fit_head(self, head: HeadConfig) -> HeadConfig:
         """The model's own head where it is of the right kind, else the task's."""
         return head if isinstance(head, type(self.head)) else self.head
+
+    def served(self, rows: Any, seed: int) -> Batches | Stream:
+        """`rows` to train on, made ready; in memory, or as they are read where they have no length."""
+        plan = partial(by_tokens, max_tokens=self.batch_tokens)
+        options: dict[str, Any] = {
+            "plan": plan,
+            "collate": self.collate,
+            "seed": seed,
+            "corrupt": self.corrupt,
+        }
+        if hasattr(rows, "__len__"):
+            return Batches(self.prepare(list(rows)), **options)
+        return Stream(rows, self.prepare, **options)
 
     def held_out(self, rows: Rows) -> HeldOut:
         """`rows` of text made ready to measure on."""

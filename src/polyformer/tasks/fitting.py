@@ -1,13 +1,12 @@
 """A task and its data, joined for the training loop."""
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 
-from polyformer.data import Batches, Splits, Stream, by_tokens
+from polyformer.data import Splits, Stream
 from polyformer.data.batching import Batch
 from polyformer.tasks.base import TextTask, Workers
 from polyformer.training import share
@@ -21,19 +20,7 @@ class Fitting:
 
     def __init__(self, task: TextTask, splits: Splits, seed: int):
         self.task = task
-        plan = partial(by_tokens, max_tokens=task.batch_tokens)
-        options: dict[str, Any] = {
-            "plan": plan,
-            "collate": task.collate,
-            "seed": seed,
-            "corrupt": task.corrupt,
-        }
-        rows: Any = splits.train
-        self.train: Batches | Stream
-        if hasattr(rows, "__len__"):
-            self.train = Batches(task.prepare(list(rows)), **options)
-        else:
-            self.train = Stream(rows, task.prepare, **options)
+        self.train = task.served(splits.train, seed)
         self.valid = None if splits.validation is None else task.held_out(splits.validation)
 
     @property
