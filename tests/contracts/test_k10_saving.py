@@ -30,7 +30,7 @@ def test_a_configuration_survives_json_and_yaml(case: Case):
 @pytest.mark.parametrize("name", list(MODELS))
 def test_a_preset_survives_json_at_full_size(name: str):
     config = MODELS[name]()
-    assert ModelConfig.from_json(config.to_json()) == config
+    assert type(config).from_json(config.to_json()) == config
     assert MODELS[name].__doc__, "the docstring of a preset cites its source"
 
 

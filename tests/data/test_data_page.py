@@ -65,6 +65,9 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder = tmp_path / "pets" / ("cat" if i % 2 else "dog")
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(one[: 30 + i]).save(folder / f"{i}.{'png' if i < 3 else 'jpg'}")
+    steps = np.random.default_rng(0).normal(size=(40, 3))
+    arrays = {"observations": steps, "actions": steps[:, :2], "rewards": steps[:, 2]}
+    np.savez(tmp_path / "walker.npz", **arrays, terminals=np.arange(40) % 8 == 7)
     (tmp_path / "data_batch_1.bin").write_bytes(bytes(3073 * 3))
     (tmp_path / "data_batch_1").write_bytes(b"\x80\x04\x95" + bytes(5000))
     (tmp_path / "broken.png").write_bytes(b"\x89PNG no more")
@@ -99,6 +102,8 @@ def test_every_command_of_the_page_does_what_it_says(page: Path, capsys: pytest.
      ("qa", {"question": "question", "context": "context", "answers": "answers"})),
     (["vi", "en"], ("translate", {"source": "vi", "target": "en"})),
     (["words", "ner"], ("tag", {"tokens": "words", "tags": "ner"})),
+    (["states", "actions", "rewards", "infos"],
+     ("act", {"observations": "states", "actions": "actions", "rewards": "rewards"})),
     (["text"], ("lm", {"text": "text"})),
     (["a", "b"], None),
 ])  # fmt: skip

@@ -9,6 +9,7 @@ from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
     from polyformer.architecture import ModelConfig
+    from polyformer.models import AnyConfig
 
 EXAMPLES = """examples:
   polyformer show gpt2
@@ -60,31 +61,32 @@ def given(options: Options) -> dict[str, Any]:
 def show_model(name: str) -> None:
     import torch
 
-    from polyformer.model import Transformer
+    from polyformer.architecture import ModelConfig
+    from polyformer.models import build_model
     from polyformer.visual.tree import parameters, tree
 
     config = described(name)
     with torch.device("meta"):
-        model = Transformer(config)
+        model = build_model(config)
     weights = 4 * parameters(model)
     print(f"{name}: {parameters(model):,} parameters, {size(weights)} in float32")
     print(f"training with Adam: {size(4 * weights)} (gradients, two moments) and the activations\n")
-    print(costs(model, [one for one in LENGTHS if one <= reach(config)] or [reach(config)]), end="\n\n")
+    if isinstance(config, ModelConfig):  # costs are by the token
+        print(costs(model, [one for one in LENGTHS if one <= reach(config)] or [reach(config)]), end="\n\n")
     print(tree(model))
 
 
-def described(name: str) -> "ModelConfig":
+def described(name: str) -> "AnyConfig":
     """The configuration of a preset, or of the model in a directory."""
-    from polyformer.architecture import ModelConfig
-    from polyformer.core.files import read_json
     from polyformer.model import CONFIG
+    from polyformer.models import read_config
     from polyformer.presets import model_config
 
     if not Path(name).is_dir():
         return model_config(name)
     if not (Path(name) / CONFIG).is_file():
         raise InputError(f"{name}: not a model directory (it has no {CONFIG})")
-    return ModelConfig.from_dict(read_json(Path(name) / CONFIG, dict))
+    return read_config(Path(name))
 
 
 def reach(config: "ModelConfig") -> int:

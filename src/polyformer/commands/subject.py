@@ -64,10 +64,14 @@ def fresh(name: str) -> "tuple[Transformer, Tokenizer]":
     """The preset `name` with weights from seed 0, and bytes as its tokens."""
     import torch
 
+    from polyformer.architecture import ModelConfig
     from polyformer.data import Tokenizer, TokenizerConfig
     from polyformer.presets import create_model, model_config
 
-    vocabulary = model_config(name).vocab_size
+    config = model_config(name)
+    if not isinstance(config, ModelConfig):
+        raise InputError(f"{name}: a model of trajectories, which reads no text")
+    vocabulary = config.vocab_size
     tokenizer = Tokenizer.build(TokenizerConfig(algorithm="bytes"), [])
     if len(tokenizer) > vocabulary:
         raise InputError(f"{name}: expected a vocabulary of {len(tokenizer)}, for bytes, got {vocabulary}")

@@ -11,6 +11,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "qa": ("question", "context", "answers"),
     "tag": ("tokens", "tags"),
     "image": ("image",),
+    "act": ("observations", "actions", "rewards"),
     "translate": ("source", "target"),
     "classify_pair": ("text", "pair", "label"),
     "classify": ("text", "label"),
@@ -31,6 +32,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "context": ("context", "passage"),
     "answers": ("answers",),
     "image": ("image", "img", "picture"),
+    "observations": ("observations", "states"),
 }  # fmt: skip
 
 _PAIRS = (("text", "pair"), ("text", "text2"), ("text1", "text2"), ("text_a", "text_b"),

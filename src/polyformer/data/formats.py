@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from polyformer.core.errors import InputError
+from polyformer.data.episodes import read_npz
 from polyformer.data.images import read_cifar10, read_cifar100, read_idx
 from polyformer.data.opening import lines_of, opened
 from polyformer.data.pictures import SUFFIXES as PICTURES
@@ -163,6 +164,7 @@ READERS: dict[str, Reader] = {
     "cifar10": read_cifar10,
     "cifar100": read_cifar100,
     "squad": read_squad,
+    "npz": read_npz,
 }
 
 SUFFIXES = {
@@ -177,6 +179,7 @@ SUFFIXES = {
     ".conllu": "conllu",
     ".bio": "conll",
     ".annotated": "conll",
+    ".npz": "npz",
     **dict.fromkeys(PICTURES, "image"),
 }
 

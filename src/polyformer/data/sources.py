@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
+from polyformer.data.episodes import ROLES, checked_episodes
 from polyformer.data.formats import Row
 from polyformer.data.images import IMAGE, default_images
 from polyformer.data.origins import has_validation, open_source, source_name
@@ -24,15 +25,17 @@ if TYPE_CHECKING:
 # What a role of a row must hold, as said in messages. A label is any single value.
 _TEXT, _LIST = "text", "a list of texts"
 _IMAGE = "an image (bytes)"
+_NUMBERS = "a list of numbers, or of lists of numbers"
 _ANSWERS = "answers {text: [...], answer_start: [...]}"
 _HOLDS = {IMAGE: _IMAGE, "text": _TEXT, "pair": _TEXT, "source": _TEXT, "target": _TEXT,
           "tokens": _LIST, "tags": _LIST,
+          **dict.fromkeys(ROLES, _NUMBERS),
           "question": _TEXT, "context": _TEXT, "answers": _ANSWERS}  # fmt: skip
 
 
 Format = Literal[
     "text", "lines", "paragraphs", "articles", "jsonl", "csv", "tsv", "parquet", "conll", "conllu", "squad",
-    "idx", "image", "cifar10", "cifar100",
+    "npz", "idx", "image", "cifar10", "cifar100",
 ]  # fmt: skip
 
 
@@ -83,7 +86,8 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
     """The splits that `config` names. Every row is a dict of exactly the columns in `needs`.
 
     `needs`: "text" for language models; "text" and "label"; "source" and "target"; "tokens" and "tags"
-    (lists); "question", "context" and "answers"; "image" (bytes), "height" and "width". In memory they are
+    (lists); "question", "context" and "answers"; "image" (bytes), "height" and "width";
+    "observations", "actions" and "rewards" (see `polyformer.data.episodes`). In memory they are
     `datasets.Dataset`, with `streaming` `datasets.IterableDataset`; both give the same rows, but for what is
     held out of fewer texts than make two for validation. Labels come as the file has them: texts from CSV and
     TSV, names where a saved data set has names.
@@ -237,6 +241,8 @@ def _source(config: DataConfig, needs: Sequence[str], path: str | None, split: s
         if path is None and images
         else open_source(path, split, config.format, config.header)
     )
+    if ROLES[0] in needs:
+        return checked_episodes(rows, config.columns, source_name(path))
     if not images:
         return rows
     column = config.columns.get(IMAGE, IMAGE)
@@ -250,6 +256,8 @@ def _fits(value: object, expected: str | None) -> bool:
         return isinstance(value, bytes)
     if expected == _ANSWERS:
         return are_answers(value)
+    if expected == _NUMBERS:
+        return isinstance(value, list)  # the rest is checked where the columns are seen together
     if expected == _LIST:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     return isinstance(value, str | int | float)

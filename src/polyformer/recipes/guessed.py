@@ -17,6 +17,7 @@ BASES = {
     "tag": "tag",
     "qa": "answer",
     "image": "image",
+    "act": "dt",
 }
 """The recipe for each kind of task; `default` for the others."""
 

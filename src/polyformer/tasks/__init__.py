@@ -1,5 +1,6 @@
 """Tasks: what a model is trained to do with text, and how well it does it."""
 
+from polyformer.tasks.act import Acting, ActingConfig
 from polyformer.tasks.base import HeldOut, TaskConfig, TextTask, Workers
 from polyformer.tasks.classify import (
     Classification,
@@ -22,6 +23,8 @@ from polyformer.tasks.tlm import TranslationModelling, TranslationModellingConfi
 from polyformer.tasks.translate import Translation, TranslationConfig
 
 __all__ = [
+    "Acting",
+    "ActingConfig",
     "Answering",
     "AnsweringConfig",
     "Classification",

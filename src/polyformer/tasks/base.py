@@ -32,6 +32,7 @@ from polyformer.data import (
     pack,
 )
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
+from polyformer.data.windows import Windows
 from polyformer.heads import HeadConfig
 from polyformer.model import Transformer
 from polyformer.outputs import ModelOutput
@@ -97,7 +98,7 @@ class Workers:
 class HeldOut:
     """Data to measure on: batches in a fixed order, and what was counted in their text."""
 
-    batches: Batches
+    batches: Batches | Windows
     counts: dict[str, float]
 
 
@@ -161,7 +162,7 @@ class TextTask(abc.ABC):
                 packs them.
         """
         if not isinstance(config, ModelConfig):
-            raise InputError(f"model: this task needs an {self.stacks} model, got one of trajectories")
+            raise InputError(f"model: this task needs {self.stacks} stacks, got a model of trajectories")
         has = "-".join(name for name in ("encoder", "decoder") if getattr(config, name) is not None)
         if has != self.stacks:
             raise InputError(
@@ -200,7 +201,7 @@ class TextTask(abc.ABC):
         """The model's own head where it is of the right kind, else the task's."""
         return head if isinstance(head, type(self.head)) else self.head
 
-    def served(self, rows: Any, seed: int) -> Batches | Stream:
+    def served(self, rows: Any, seed: int) -> Batches | Stream | Windows:
         """`rows` to train on, made ready; in memory, or as they are read where they have no length."""
         plan = partial(by_tokens, max_tokens=self.batch_tokens)
         options: dict[str, Any] = {

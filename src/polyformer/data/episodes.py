@@ -1,0 +1,151 @@
+"""Trajectories: recorded episodes, each with an observation, an action and a reward for every step.
+
+A row is an episode: lists `observations`, `actions` and `rewards` of as many entries. An observation is a
+number or a list of them; so is an action, and one that is a whole number by itself is a choice among several.
+"""
+
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyformer.core.errors import InputError
+from polyformer.data.opening import EXPANDED, EXPANSION
+
+ROLES = ("observations", "actions", "rewards")
+ENDS = ("terminals", "timeouts")
+"""The arrays of a .npz file that are true at the last step of an episode."""
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """Episodes laid end to end, N steps in all.
+
+    observations [N, S] and actions [N, A] in float32, or choices [N] in int64; returns [N]: what is still to
+    come from each step on, not discounted; starts [episodes + 1]: where each begins, and N.
+    """
+
+    observations: np.ndarray
+    actions: np.ndarray
+    returns: np.ndarray
+    starts: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Iterable[Any]) -> "Episodes":
+        """Those of `rows` that `checked_episodes` gave."""
+        columns = list(zip(*([np.asarray(row[role]) for role in ROLES] for row in rows)))
+        observations, actions, rewards = columns
+        starts = np.cumsum([0, *map(len, rewards)])
+        returns = [np.cumsum(one[::-1].astype(np.float64))[::-1] for one in rewards]
+        discrete = all(one.ndim == 1 and one.dtype.kind in "iub" for one in actions)
+        wide = [one.reshape(len(one), -1).astype(np.float32) for one in actions]
+        return cls(
+            np.concatenate([one.reshape(len(one), -1).astype(np.float32) for one in observations]),
+            np.concatenate(actions).astype(np.int64) if discrete else np.concatenate(wide),
+            np.concatenate(returns).astype(np.float32),
+            starts,
+        )
+
+    @property
+    def discrete(self) -> bool:
+        """Whether an action is a choice, not a vector."""
+        return self.actions.ndim == 1
+
+    @property
+    def longest(self) -> int:
+        return int(np.diff(self.starts).max())
+
+
+def checked_episodes(
+    rows: Iterable[dict[str, Any]], columns: dict[str, str], source: str
+) -> Iterator[dict[str, Any]]:
+    """`rows` as they are; an `InputError` that names the row for an episode that cannot be learnt from."""
+    names = {role: columns.get(role, role) for role in ROLES}
+    widths: dict[str, tuple[int, ...]] = {}
+    for number, row in enumerate(rows, 1):
+        if all(name in row for name in names.values()):  # else the reader says which is missing
+            where = f"{source}, row {number}"
+            arrays = {name: _numbers(row[name], f"{where}: {name!r}") for name in names.values()}
+            _check_lengths({name: len(one) for name, one in arrays.items()}, where)
+            _check_widths(arrays, names, widths, where)
+        yield row
+
+
+def _numbers(value: Any, where: str) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InputError(f"{where}: its steps are of several widths; give each as many numbers") from error
+    if array.dtype.kind not in "iufb" or array.ndim not in (1, 2) or not array.size:
+        raise InputError(f"{where}: expected a number, or a list of numbers, for each step")
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(array.astype(np.float32))
+    if not finite.all():
+        step = int(np.argwhere(~finite)[0, 0])
+        raise InputError(
+            f"{where}: not a finite number (NaN, or too large) at step {step}; mend it or leave the row out"
+        )
+    return array
+
+
+def _check_lengths(lengths: dict[str, int], where: str) -> None:
+    if len({*lengths.values()}) > 1:
+        counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
+        raise InputError(
+            f"{where}: expected as many of each, one a step, got {counts}; "
+            "leave out the observation after the last step"
+        )
+
+
+def _check_widths(
+    arrays: dict[str, np.ndarray], names: dict[str, str], widths: dict[str, tuple[int, ...]], where: str
+) -> None:
+    for role, name in names.items():
+        width = arrays[name].shape[1:]
+        if role == "rewards" and width:
+            raise InputError(f"{where}: {name!r}: expected one number for each step, got {width[0]}")
+        if widths.setdefault(name, width) != width:
+            now, before = (f"{one[0]} numbers" if one else "one number" for one in (width, widths[name]))
+            raise InputError(f"{where}: {name!r}: expected {before} a step, as in the first row, got {now}")
+
+
+def read_npz(path: Path, header: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """A row for each episode of arrays [steps, ...] laid end to end; `terminals` or `timeouts` part them.
+
+    Steps after the last end are an episode too. Nothing is unpickled.
+    """
+    try:
+        _check_size(path)
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, KeyError, MemoryError, zipfile.BadZipFile) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{path}: not a .npz file of numbers, or a damaged one ({reason:.100})") from error
+    ends = [arrays.pop(name) for name in ENDS if name in arrays]
+    if not ends or any(one.ndim != 1 or one.dtype.kind not in "biuf" for one in ends):
+        raise InputError(
+            f"{path}: expected an array 'terminals' [steps], true at the last step of each episode; "
+            f"it has {', '.join(arrays) or 'none'}"
+        )
+    steps = len(ends[0])
+    arrays = {name: one for name, one in arrays.items() if one.ndim}  # single values describe the data set
+    lengths = {**{name: len(one) for name, one in arrays.items()}, ENDS[0]: steps, ENDS[1]: len(ends[-1])}
+    for name, length in lengths.items():
+        if length != steps:
+            raise InputError(f"{path}: {name!r} has {length} steps where {ENDS[0]!r} has {steps}")
+    last = np.flatnonzero(np.any([one.astype(bool) for one in ends], axis=0)) + 1
+    for start, end in zip([0, *last], [*last, steps]):
+        if start < end:
+            yield {name: one[start:end].tolist() for name, one in arrays.items()}
+
+
+def _check_size(path: Path) -> None:
+    with zipfile.ZipFile(path) as file:
+        size = sum(one.file_size for one in file.infolist())
+    if size > max(EXPANDED, EXPANSION * path.stat().st_size):
+        raise InputError(f"{path}: more than {EXPANSION} times as large as its file says: refused")
