@@ -112,7 +112,7 @@ class Decoder:
     def _next(self, output: ModelOutput) -> tuple[Tensor, ModelState]:
         assert output.state is not None, "a model that was given a state returns one"
         logits = self.model.next_logits(output)
-        if bool(logits.isnan().any()):
+        if bool(logits.amax().isnan()):  # a maximum with a NaN is NaN, and needs no second tensor
             raise InputError(
                 "generate: the model's scores are NaN, so no token can be chosen; its weights are "
                 "damaged, or overflow in this precision: take float32 or bfloat16"

@@ -1,5 +1,7 @@
 """What all wrapped models have in common: how they are built, called and changed."""
 
+import inspect
+import os
 from typing import Any, ClassVar
 
 import transformers
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 from transformers import modeling_outputs as outputs
 from transformers.utils.generic import ModelOutput as TheirOutput
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, unknown
 from polyformer.core.tokens import NO_TOKENS, Given
 from polyformer.hub.cache import PolyformerCache, adopted, caches
 from polyformer.hub.config import TRAJECTORY, PolyformerConfig
@@ -16,6 +18,14 @@ from polyformer.hub.offload import loaded
 from polyformer.hub.resize import resize
 from polyformer.model import Transformer
 from polyformer.outputs import ModelOutput, ModelState
+
+SAVED_BY = {
+    *inspect.signature(transformers.PreTrainedModel.save_pretrained).parameters,
+    *inspect.signature(transformers.PreTrainedModel.push_to_hub).parameters,
+    "safe_serialization",
+    "save_function",
+} - {"self", "kwargs", "save_directory"}
+"""What `save_pretrained` takes; transformers' own passes over all other names."""
 
 
 class PolyformerModel(transformers.PreTrainedModel):
@@ -204,6 +214,18 @@ class PolyformerModel(transformers.PreTrainedModel):
 
     def _kind(self) -> Any:
         return self.both_result if self.config.is_encoder_decoder else self.result
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], *arguments: Any, **options: Any
+    ) -> None:
+        """As transformers' models are saved. Names that it would pass over are refused, and so are pickles;
+        `save_function` changes nothing in what is written, there as here."""
+        for name in options:
+            if name not in SAVED_BY:
+                raise unknown("argument of save_pretrained", name, SAVED_BY)
+        if options.pop("safe_serialization", True) is not True:
+            raise InputError("safe_serialization: weights are written as safetensors alone; leave it out")
+        super().save_pretrained(save_directory, *arguments, **options)
 
     def get_encoder(self, modality: str | None = None) -> "Encoder":
         return Encoder(self)
