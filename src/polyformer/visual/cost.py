@@ -1,6 +1,7 @@
 """What a model costs at each length, measured on the meta device, where nothing is computed."""
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class Cost:
 
 def cost(model: Transformer, length: int) -> Cost:
     """The cost of `model`, which lies on the meta device."""
-    inputs = {"input_ids": torch.zeros(1, length, dtype=torch.long, device="meta")}
+    inputs: dict[str, Any] = {"input_ids": torch.zeros(1, length, dtype=torch.long, device="meta")}
     if model.encoder is not None and model.decoder is not None:
         inputs["decoder_input_ids"] = inputs["input_ids"]
     counter = FlopCounterMode(display=False)
