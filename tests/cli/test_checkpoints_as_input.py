@@ -326,7 +326,8 @@ def test_a_head_for_another_command(tmp_path: Path, complaint: Callable[..., str
 def test_a_text_that_is_too_long(tmp_path: Path, complaint: Callable[..., str]):
     made.save(tmp_path, "bert-base", made.bert_files(tmp_path), ClassifyConfig(), max_position_embeddings=20)
     error = complaint("classify", tmp_path, "a film " * 30)
-    assert "('a film a film a film a film a film a fi) has 62 tokens" in error
+    assert error.startswith("polyformer: error: text ('a film a film ")
+    assert " a film a film ') has 62 tokens" in error
     assert f"takes 20; shorten it, or make a model for more by polyformer convert {tmp_path} OUT" in error
     article = tmp_path / "article.txt"
     article.write_text("A film.")

@@ -46,8 +46,14 @@ def signalled(out: Path, *numbers: int) -> None:
             sys.exit(99)
 
 
+def interruptible(target: Any, *arguments: Any) -> None:
+    """Calls `target` as a shell's foreground does; one in the background is started with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    target(*arguments)
+
+
 def exit_code(target: Any, *arguments: Any) -> int:
-    process = processes.Process(target=target, args=arguments)
+    process = processes.Process(target=interruptible, args=(target, *arguments))
     process.start()
     process.join()
     assert process.exitcode is not None
@@ -129,6 +135,7 @@ def test_the_command_says_how_to_go_on(number: int, tmp_path: Path) -> None:
 
 def test_handlers_of_the_program_stay() -> None:
     heard: list[int] = []
+    interrupt = signal.getsignal(signal.SIGINT)
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:
         with Signals() as signals:
@@ -137,7 +144,7 @@ def test_handlers_of_the_program_stay() -> None:
         assert heard == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is interrupt
 
 
 def test_a_warning_where_nothing_trains_is_survived() -> None:

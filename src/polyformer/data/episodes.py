@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.data.opening import EXPANDED, EXPANSION
 
 ROLES = ("observations", "actions", "rewards")
@@ -68,7 +68,7 @@ def checked_episodes(
     for number, row in enumerate(rows, 1):
         if all(name in row for name in names.values()):  # else the reader says which is missing
             where = f"{source}, row {number}"
-            arrays = {name: _numbers(row[name], f"{where}: {name!r}") for name in names.values()}
+            arrays = {name: _numbers(row[name], f"{where}: {quote(name)}") for name in names.values()}
             _check_lengths({name: len(one) for name, one in arrays.items()}, where)
             _check_widths(arrays, names, widths, where)
         yield row
@@ -106,10 +106,12 @@ def _check_widths(
     for role, name in names.items():
         width = arrays[name].shape[1:]
         if role == "rewards" and width:
-            raise InputError(f"{where}: {name!r}: expected one number for each step, got {width[0]}")
+            raise InputError(f"{where}: {quote(name)}: expected one number for each step, got {width[0]}")
         if widths.setdefault(name, width) != width:
             now, before = (f"{one[0]} numbers" if one else "one number" for one in (width, widths[name]))
-            raise InputError(f"{where}: {name!r}: expected {before} a step, as in the first row, got {now}")
+            raise InputError(
+                f"{where}: {quote(name)}: expected {before} a step, as in the first row, got {now}"
+            )
 
 
 def read_npz(path: Path, header: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -137,7 +139,7 @@ def read_npz(path: Path, header: Sequence[str] | None = None) -> Iterator[dict[s
     lengths = {**{name: len(one) for name, one in arrays.items()}, ENDS[0]: steps, ENDS[1]: len(ends[-1])}
     for name, length in lengths.items():
         if length != steps:
-            raise InputError(f"{path}: {name!r} has {length} steps where {ENDS[0]!r} has {steps}")
+            raise InputError(f"{path}: {quote(name)} has {length} steps where {quote(ENDS[0])} has {steps}")
     last = np.flatnonzero(np.any([one.astype(bool) for one in ends], axis=0)) + 1
     for start, end in zip([0, *last], [*last, steps]):
         if start < end:

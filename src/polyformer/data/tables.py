@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.parsing import JSON_BYTES, parse_json
 from polyformer.data.opening import lines_of, opened
 
@@ -38,7 +38,7 @@ def read_jsonl(path: Path, header: Header = None) -> Iterator[Row]:
 def _objects(path: Path, text: str) -> Iterator[Row]:
     for number, row in enumerate(parse_json(text, path, list, finite=False, way_out=_EXPECTED), 1):
         if not isinstance(row, dict):
-            raise InputError(f"{path}, element {number}: expected an object, got {row!r:.40}")
+            raise InputError(f"{path}, element {number}: expected an object, got {quote(row)}")
         yield row
 
 
