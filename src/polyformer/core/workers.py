@@ -32,10 +32,12 @@ def usual_threads(model: nn.Module) -> int:
     """How many threads of a CPU suit `model`: one if all of its matrices are small, else torch's choice.
 
     Of tiny products each thread has microseconds to do, and on a busy machine it is waited for as long as the
-    operating system lets others run: two threads have been several times slower than one.
+    operating system lets others run: two threads have been several times slower than one. Tables of tokens do
+    not count: they are looked up, and as the output layer are one product of many.
     """
-    largest = max((one.numel() for one in model.parameters() if one.dim() > 1), default=0)
-    return 1 if largest <= SMALL_MATRIX else torch.get_num_threads()
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    sizes = (x.numel() for x in model.parameters() if x.dim() > 1 and id(x) not in tables)
+    return 1 if max(sizes, default=0) <= SMALL_MATRIX else torch.get_num_threads()
 
 
 @contextmanager
