@@ -23,7 +23,7 @@ def four_threads() -> Iterator[None]:
 
 
 def test_tiny_models_are_trained_by_one_thread() -> None:
-    """What counts is the largest matrix of a layer; vectors and tables of tokens take part in few products."""
+    """What counts is the largest matrix of a layer, not vectors or tables of tokens."""
     assert usual_threads(polyformer.create_model("decoder-tiny", vocab_size=8192)) == 1
     assert usual_threads(nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(1 << 20))) == 1
     assert usual_threads(nn.Linear(256, 257)) == 4
