@@ -140,7 +140,7 @@ def test_a_call_waits_for_a_training_pass():
     writer = threading.Thread(target=lambda: texts(model))
 
     def begin_once(*_: object) -> None:
-        """Returns None, also to the other thread's passes: what a forward hook returns replaces the output."""
+        """Returns None, to the other thread too: what a forward hook returns replaces the output."""
         if writer.ident is None:
             writer.start()
 
