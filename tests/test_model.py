@@ -13,12 +13,18 @@ from torch import Tensor
 from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
 from polyformer.heads import ClassifyConfig, TagConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.presets import create_model
 
 VOCAB = 31
-TINY = {"vocab_size": VOCAB, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
-        "intermediate_size": 16, "max_position_embeddings": 20}  # fmt: skip
+TINY = {
+    "vocab_size": VOCAB,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 16,
+    "max_position_embeddings": 20,
+}
 
 
 def tiny(name: str, **overrides: Any) -> Transformer:
@@ -119,8 +125,11 @@ def test_attentions_are_probabilities(name: str):
 def test_attentions_of_a_pair_are_in_three_places():
     model = tiny("transformer-base")
     output = model(ids(2, 7), attention_mask=MASK, decoder_input_ids=ids(2, 4), output_attentions=True)
-    for found, shape in ((output.attentions, (4, 4)), (output.cross_attentions, (4, 7)),
-                         (output.encoder_attentions, (7, 7))):  # fmt: skip
+    for found, shape in (
+        (output.attentions, (4, 4)),
+        (output.cross_attentions, (4, 7)),
+        (output.encoder_attentions, (7, 7)),
+    ):
         assert len(found) == 2
         for one in found:
             assert one.shape == (2, 3, *shape)
@@ -218,43 +227,94 @@ def test_token_types_matter():
     ("name", "options", "message"),
     [
         ("gpt2", {}, "input_ids: expected token ids [batch, length], got None"),
-        ("gpt2", {"input_ids": torch.ones(2, 3)},
-         "input_ids: expected integer ids [batch, length], got torch.float32 (2, 3)"),
-        ("gpt2", {"input_ids": ids(1, 3)[0]},
-         "input_ids: expected integer ids [batch, length], got torch.int64 (3,)"),
-        ("gpt2", {"input_ids": torch.tensor([[3, VOCAB]])},
-         "input_ids: expected ids from 0 to 30, got 3 to 31"),
+        (
+            "gpt2",
+            {"input_ids": torch.ones(2, 3)},
+            "input_ids: expected integer ids [batch, length], got torch.float32 (2, 3)",
+        ),
+        (
+            "gpt2",
+            {"input_ids": ids(1, 3)[0]},
+            "input_ids: expected integer ids [batch, length], got torch.int64 (3,)",
+        ),
+        (
+            "gpt2",
+            {"input_ids": torch.tensor([[3, VOCAB]])},
+            "input_ids: expected ids from 0 to 30, got 3 to 31",
+        ),
         ("gpt2", {"input_ids": torch.tensor([[-1, 2]])}, "input_ids: expected ids from 0 to 30, got -1 to 2"),
-        ("gpt2", {"input_ids": ids(1, 3), "decoder_input_ids": ids(1, 3)},
-         "decoder_input_ids: a decoder alone does not take it; leave it out"),
-        ("gpt2", {"input_ids": ids(1, 3), "decoder_attention_mask": ids(1, 3)},
-         "decoder_attention_mask: a decoder alone does not take it; leave it out"),
-        ("gpt2", {"input_ids": ids(1, 3), "attention_mask": torch.zeros(1, 2)},
-         "attention_mask: expected the shape (1, 3), got (1, 2)"),
-        ("gpt2", {"input_ids": ids(1, 3), "token_type_ids": ids(1, 3)},
-         "token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out"),
-        ("bert-base", {"input_ids": ids(1, 3), "decoder_input_ids": ids(1, 3)},
-         "decoder_input_ids: an encoder alone does not take it; leave it out"),
-        ("bert-base", {"input_ids": ids(1, 3), "use_cache": True},
-         "use_cache: an encoder alone does not take it; leave it out"),
-        ("bert-base", {"input_ids": ids(1, 3), "token_type_ids": torch.tensor([[0, 1, 2]])},
-         "token_type_ids: expected numbers from 0 to 1, got 0 to 2"),
-        ("gpt2", {"input_ids": ids(1, 3), "labels": ids(1, 4)},
-         "labels: expected the shape (1, 3), got (1, 4)"),
-        ("bert-base", {"input_ids": ids(1, 3), "labels": torch.tensor([[0, -100, VOCAB]])},
-         "labels: expected numbers from 0 to 30, or -100, got 0 to 31"),
-        ("encoder-tiny", {"input_ids": ids(1, 3), "labels": torch.tensor([2])},
-         "labels: expected numbers from 0 to 1, or -100, got 2 to 2"),
-        ("encoder-tiny", {"input_ids": ids(1, 3), "labels": torch.tensor([[1]])},
-         "labels: expected the shape (1,), got (1, 1)"),
-        ("transformer-base", {"input_ids": ids(1, 3), "labels": ids(1, 3), "document_ids": ids(1, 3)},
-         "document_ids: an encoder-decoder does not take it; leave it out"),
-        ("transformer-base", {"input_ids": ids(1, 3)},
-         "decoder_input_ids or labels: an encoder-decoder needs one of them"),
-        ("transformer-base", {"input_ids": ids(1, 3), "decoder_input_ids": torch.tensor([[99]])},
-         "decoder_input_ids: expected ids from 0 to 30, got 99 to 99"),
+        (
+            "gpt2",
+            {"input_ids": ids(1, 3), "decoder_input_ids": ids(1, 3)},
+            "decoder_input_ids: a decoder alone does not take it; leave it out",
+        ),
+        (
+            "gpt2",
+            {"input_ids": ids(1, 3), "decoder_attention_mask": ids(1, 3)},
+            "decoder_attention_mask: a decoder alone does not take it; leave it out",
+        ),
+        (
+            "gpt2",
+            {"input_ids": ids(1, 3), "attention_mask": torch.zeros(1, 2)},
+            "attention_mask: expected the shape (1, 3), got (1, 2)",
+        ),
+        (
+            "gpt2",
+            {"input_ids": ids(1, 3), "token_type_ids": ids(1, 3)},
+            "token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out",
+        ),
+        (
+            "bert-base",
+            {"input_ids": ids(1, 3), "decoder_input_ids": ids(1, 3)},
+            "decoder_input_ids: an encoder alone does not take it; leave it out",
+        ),
+        (
+            "bert-base",
+            {"input_ids": ids(1, 3), "use_cache": True},
+            "use_cache: an encoder alone does not take it; leave it out",
+        ),
+        (
+            "bert-base",
+            {"input_ids": ids(1, 3), "token_type_ids": torch.tensor([[0, 1, 2]])},
+            "token_type_ids: expected numbers from 0 to 1, got 0 to 2",
+        ),
+        (
+            "gpt2",
+            {"input_ids": ids(1, 3), "labels": ids(1, 4)},
+            "labels: expected the shape (1, 3), got (1, 4)",
+        ),
+        (
+            "bert-base",
+            {"input_ids": ids(1, 3), "labels": torch.tensor([[0, -100, VOCAB]])},
+            "labels: expected numbers from 0 to 30, or -100, got 0 to 31",
+        ),
+        (
+            "encoder-tiny",
+            {"input_ids": ids(1, 3), "labels": torch.tensor([2])},
+            "labels: expected numbers from 0 to 1, or -100, got 2 to 2",
+        ),
+        (
+            "encoder-tiny",
+            {"input_ids": ids(1, 3), "labels": torch.tensor([[1]])},
+            "labels: expected the shape (1,), got (1, 1)",
+        ),
+        (
+            "transformer-base",
+            {"input_ids": ids(1, 3), "labels": ids(1, 3), "document_ids": ids(1, 3)},
+            "document_ids: an encoder-decoder does not take it; leave it out",
+        ),
+        (
+            "transformer-base",
+            {"input_ids": ids(1, 3)},
+            "decoder_input_ids or labels: an encoder-decoder needs one of them",
+        ),
+        (
+            "transformer-base",
+            {"input_ids": ids(1, 3), "decoder_input_ids": torch.tensor([[99]])},
+            "decoder_input_ids: expected ids from 0 to 30, got 99 to 99",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_named(name: str, options: dict[str, Any], message: str):
     with pytest.raises(InputError) as caught:
         tiny(name)(**options)
@@ -303,10 +363,12 @@ def change(folder: Path, function: Any) -> None:
     [
         (lambda tensors: tensors.pop("tokens.weight"), "the tensor 'tokens.weight' is missing"),
         (lambda tensors: tensors.update(extra=torch.zeros(1)), "'extra'"),
-        (lambda tensors: tensors.update({"tokens.weight": torch.zeros(3, 2)}),
-         r"'tokens.weight' has shape \(3, 2\), expected \(31, 12\)"),
+        (
+            lambda tensors: tensors.update({"tokens.weight": torch.zeros(3, 2)}),
+            r"'tokens.weight' has shape \(3, 2\), expected \(31, 12\)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_weights_that_do_not_fit_are_named(saved: Path, damage: Any, message: str):
     change(saved, damage)
     with pytest.raises(InputError, match=message):

@@ -7,11 +7,17 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
+from polyformer.model.trajectory import TrajectoryConfig, TrajectoryTransformer
 from polyformer.presets import create_model
-from polyformer.trajectory import TrajectoryConfig, TrajectoryTransformer
 
-SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 8,
-         "vocab_size": 50, "max_position_embeddings": 20}  # fmt: skip
+SIZES = {
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "vocab_size": 50,
+    "max_position_embeddings": 20,
+}
 IDS = torch.arange(10).view(2, 5)
 ONES = torch.ones(2, 5)
 MODELS = {

@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyformer.architecture import ModelConfig
-    from polyformer.attention import (
+    from polyformer.checkpoints import from_pretrained
+    from polyformer.core.errors import InputError
+    from polyformer.dot_product.attend import attend, explain
+    from polyformer.dot_product.relative import Relative
+    from polyformer.generation import GenerationConfig
+    from polyformer.model import Transformer
+    from polyformer.outputs import ModelOutput, ModelState
+    from polyformer.patterns import (
         ETC,
         BlockWindow,
         Blockwise,
+        ByDistance,
         Causal,
         Documents,
         Fixed,
@@ -29,25 +37,19 @@ if TYPE_CHECKING:
         Random,
         Strided,
         Summary,
+        Whole,
         Window,
     )
-    from polyformer.checkpoints import from_pretrained
-    from polyformer.core.attend import attend, explain
-    from polyformer.core.by_distance import ByDistance
-    from polyformer.core.context import Context
-    from polyformer.core.errors import InputError
-    from polyformer.core.relative import Relative
-    from polyformer.generation import GenerationConfig
-    from polyformer.model import Transformer
-    from polyformer.outputs import ModelOutput, ModelState
     from polyformer.presets import create_model, list_models, model_config, register
+    from polyformer.sequence.context import Context
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "attention": (
+    "patterns": (
         "Blockwise",
         "BlockWindow",
+        "ByDistance",
         "Causal",
         "Documents",
         "ETC",
@@ -66,14 +68,14 @@ _HOMES = {
         "Random",
         "Strided",
         "Summary",
+        "Whole",
         "Window",
     ),
     "checkpoints": ("from_pretrained",),
-    "core.attend": ("attend", "explain"),
-    "core.by_distance": ("ByDistance",),
-    "core.context": ("Context",),
+    "dot_product.attend": ("attend", "explain"),
+    "sequence.context": ("Context",),
     "core.errors": ("InputError",),
-    "core.relative": ("Relative",),
+    "dot_product.relative": ("Relative",),
     "generation": ("GenerationConfig",),
     "architecture": ("ModelConfig",),
     "model": ("Transformer",),

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.imports import Saved
 from polyformer.core.sizes import check_deviation, check_sizes
 from polyformer.heads import HeadConfig, HeadShape, LanguageModelConfig
+from polyformer.plugins import Saved
 from polyformer.stack import EmbeddingConfig, StackConfig
 
 
@@ -79,8 +79,12 @@ class ModelConfig(Saved):
         assert last is not None
         width, size = last.block.width(self.hidden_size), self.embedding.width(self.hidden_size)
         wide = width != self.hidden_size and not self.embedding.tied  # token vectors of the head's own
-        return HeadShape(hidden_size=width, vocab_size=self.vocab_size, tied=self.embedding.tied,
-                         table_size=width if wide else size)  # fmt: skip
+        return HeadShape(
+            hidden_size=width,
+            vocab_size=self.vocab_size,
+            tied=self.embedding.tied,
+            table_size=width if wide else size,
+        )
 
     @classmethod
     def examples(cls) -> tuple["ModelConfig", ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from polyformer.core.config import Config
-from polyformer.core.pattern import Pattern
+from polyformer.patterns.base import Pattern
 from polyformer.presets import MODELS, create_model
 
 ROOT = Path(__file__).parents[2]
@@ -67,8 +67,10 @@ def family_table() -> str:
     """The families of public checkpoints: what loads, and what is refused by name."""
     from polyformer.checkpoints import FAMILIES
 
-    lines = ["| model_type | row | source | objective | classes | sizes (parameters) | only with |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| model_type | row | source | objective | classes | sizes (parameters) | only with |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name in sorted(FAMILIES):
         one = FAMILIES[name]
         classes = ", ".join(f"`{one.classes}{task}`" for task in one.tasks)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from polyformer.core.state import State
-from polyformer.core.tokens import Tokens
+from polyformer.sequence.tokens import Tokens
 from polyformer.stack import LayerState
 
 
@@ -111,6 +111,10 @@ def _unflatten(leaves: Iterable[Any], rest: _Rest | None) -> ModelOutput:
 
 
 register_pytree_node(
-    ModelOutput, _flatten, _unflatten, serialized_type_name="polyformer.ModelOutput",
-    to_dumpable_context=lambda rest: None, from_dumpable_context=lambda dumped: None,
-)  # fmt: skip
+    ModelOutput,
+    _flatten,
+    _unflatten,
+    serialized_type_name="polyformer.ModelOutput",
+    to_dumpable_context=lambda rest: None,
+    from_dumpable_context=lambda dumped: None,
+)

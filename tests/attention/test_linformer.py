@@ -8,22 +8,24 @@ from torch import Tensor
 
 from polyformer.architecture import ModelConfig
 from polyformer.attention import LinformerConfig, SoftmaxConfig
-from polyformer.attention.linformer import SHARING, Linformer
-from polyformer.core.context import Context, positions_from_mask
+from polyformer.attention.base import MechanismConfig
+from polyformer.attention.linformer.length_projections import ConvolutionShorten, LinearShorten
+from polyformer.attention.linformer.linformer import SHARING, Linformer
 from polyformer.core.errors import InputError
-from polyformer.core.mechanism import MechanismConfig
-from polyformer.core.shorten import ConvolutionShorten, LinearShorten
-from polyformer.core.softmax import recorded
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.ops.softmax import recorded
 from polyformer.position import LearnedConfig
+from polyformer.sequence.context import Context, positions_from_mask
 from polyformer.stack import AttentionConfig, StackConfig
 
 
 def inputs(length: int, heads: int = 3, key_heads: int | None = None) -> list[Tensor]:
     """q, k, v of 2 rows."""
     torch.manual_seed(0)
-    return [torch.randn(2, one, length, 4, dtype=torch.float64, requires_grad=True)
-            for one in (heads, key_heads or heads, key_heads or heads)]  # fmt: skip
+    return [
+        torch.randn(2, one, length, 4, dtype=torch.float64, requires_grad=True)
+        for one in (heads, key_heads or heads, key_heads or heads)
+    ]
 
 
 def made(heads: int = 3, **options) -> Linformer:

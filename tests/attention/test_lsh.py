@@ -9,10 +9,10 @@ from torch import Tensor
 
 from polyformer.attention import LSHConfig, SoftmaxConfig
 from polyformer.attention import lsh as module
-from polyformer.attention.lsh import LSHAttention
-from polyformer.core.context import Context
+from polyformer.attention.lsh.lsh import LSHAttention
 from polyformer.core.errors import InputError
 from polyformer.core.state import State
+from polyformer.sequence.context import Context
 
 
 def build(config: LSHConfig, width: int = 6, seed: int = 0) -> LSHAttention:

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention import MemoryCompressedConfig
-from polyformer.attention.memory_compressed import CompressedState, MemoryCompressed
-from polyformer.core.context import Context
+from polyformer.attention.memory_compressed.memory_compressed import CompressedState, MemoryCompressed
 from polyformer.core.errors import InputError
 from polyformer.presets import create_model
+from polyformer.sequence.context import Context
 
 
 def made(heads: int = 2, width: int = 4, **options: Any) -> MemoryCompressed:
@@ -94,7 +94,9 @@ def test_what_is_wrong_is_named():
 def test_the_preset_takes_turns():
     model = create_model("t-dmca-small", hidden_size=16, vocab_size=50)
     assert model.decoder is not None
-    kinds = [(type(layer.attention.mechanism).__name__, type(layer.feedforward).__name__)
-             for layer in model.decoder.layers]  # type: ignore[union-attr]  # fmt: skip
+    kinds = [
+        (type(layer.attention.mechanism).__name__, type(layer.feedforward).__name__)
+        for layer in model.decoder.layers
+    ]  # type: ignore[union-attr]
     local, compressed = ("SoftmaxAttention", "Dense"), ("MemoryCompressed", "Experts")
     assert kinds == [local, compressed, local, compressed, local]

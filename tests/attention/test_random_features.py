@@ -8,11 +8,11 @@ from torch import Tensor
 
 import polyformer
 from polyformer.attention import PerformerConfig, RFAConfig
-from polyformer.core.context import Context
+from polyformer.attention.base import Mechanism, MechanismConfig
+from polyformer.attention.linear.feature_attention import LinearState
 from polyformer.core.errors import InputError
-from polyformer.core.features import MAPS, Kernel, RandomDirections, directions
-from polyformer.core.linear_attention import LinearState
-from polyformer.core.mechanism import Mechanism, MechanismConfig
+from polyformer.ops.random_features import MAPS, Kernel, RandomDirections, directions
+from polyformer.sequence.context import Context
 
 MEMBERS: list[MechanismConfig] = [
     PerformerConfig(features=24),

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention import RoutingConfig
-from polyformer.attention.routing import Routing
-from polyformer.core import interval_attention, interval_tiles
-from polyformer.core.centroids import Centroids
-from polyformer.core.context import Context
+from polyformer.attention.routing import interval_attention, interval_tiles
+from polyformer.attention.routing.centroids import Centroids
+from polyformer.attention.routing.routing import Routing
 from polyformer.core.errors import InputError
-from polyformer.core.softmax import recorded
+from polyformer.ops.softmax import recorded
+from polyformer.sequence.context import Context
 
 
 def inputs(length: int, rows: int = 2, heads: int = 3, width: int = 6) -> list[Tensor]:

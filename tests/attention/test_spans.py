@@ -7,17 +7,18 @@ import torch
 from torch import Tensor
 
 from polyformer.architecture import ModelConfig
-from polyformer.attention import AdaptiveSpanConfig, DynamicSpanConfig, Pattern, SoftmaxConfig
+from polyformer.attention import AdaptiveSpanConfig, DynamicSpanConfig, SoftmaxConfig
 from polyformer.attention.adaptive_span import AdaptiveSpan, spans
-from polyformer.core.attend import prepare
-from polyformer.core.context import Context
+from polyformer.core.auxiliary_losses import penalties
 from polyformer.core.errors import InputError
-from polyformer.core.layout import count
-from polyformer.core.penalty import penalties
-from polyformer.core.reach import Reach
-from polyformer.core.tiles import plan
-from polyformer.model import Transformer
+from polyformer.dot_product.attend import prepare
+from polyformer.dot_product.backends.tiled.tiles import plan
+from polyformer.model.transformer import Transformer
+from polyformer.patterns import Pattern
+from polyformer.patterns.layout import count
+from polyformer.patterns.spans import Reach
 from polyformer.position import AlibiConfig, RopeConfig, ShawConfig, T5BiasConfig
+from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig, StackConfig
 
 
@@ -128,8 +129,10 @@ def test_work_falls_with_dynamic_spans():
     assert count(far.of_head(1).keys(Context(256, 256), 128, 192).some) == 256
 
 
-TWO = [AdaptiveSpanConfig(max_span=70, ramp=9, initial=0.3),
-       DynamicSpanConfig(max_span=70, ramp=9, initial=0.0)]  # fmt: skip
+TWO = [
+    AdaptiveSpanConfig(max_span=70, ramp=9, initial=0.3),
+    DynamicSpanConfig(max_span=70, ramp=9, initial=0.0),
+]
 POSITIONS = [AlibiConfig(), T5BiasConfig(), RopeConfig(), ShawConfig()]
 
 

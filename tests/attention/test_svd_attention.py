@@ -6,14 +6,16 @@ import torch
 from torch import Tensor
 
 from polyformer.attention import SoftmaxConfig, SVDConfig
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
+from polyformer.sequence.context import Context
 
 
 def inputs(length: int, key_heads: int = 2) -> list[Tensor]:
     torch.manual_seed(0)
-    return [2 * torch.randn(2, heads, length, 4, dtype=torch.float64, requires_grad=True)
-            for heads in (2, key_heads, key_heads)]  # fmt: skip
+    return [
+        2 * torch.randn(2, heads, length, 4, dtype=torch.float64, requires_grad=True)
+        for heads in (2, key_heads, key_heads)
+    ]
 
 
 def run(rank: int, tensors: list[Tensor], context: Context) -> Tensor:

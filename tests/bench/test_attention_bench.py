@@ -22,9 +22,15 @@ from polyformer.core.errors import InputError
 def small(tmp_path: Path, **changes: Any) -> AttentionBench:
     """A bench that takes milliseconds."""
     fields = {
-        "members": ("Window(4)", "Causal & Window(3)"), "against": ("sdpa", "unfused"), "lengths": (16, 32),
-        "heads": 2, "width": 8, "repeats": 2, "memory": False, "out": str(tmp_path / "sub" / "att"),
-    }  # fmt: skip
+        "members": ("Window(4)", "Causal & Window(3)"),
+        "against": ("sdpa", "unfused"),
+        "lengths": (16, 32),
+        "heads": 2,
+        "width": 8,
+        "repeats": 2,
+        "memory": False,
+        "out": str(tmp_path / "sub" / "att"),
+    }
     return AttentionBench(**{**fields, **changes})
 
 
@@ -85,9 +91,11 @@ def test_members_are_given_on_the_command_line(tmp_path: Path, monkeypatch: pyte
     assert main(["bench", "attention", *words, "--backward", "--against", "sdpa"]) == 0
     assert main(["bench", "attention", "--members", '["Window(256)", "Window(64)|Global(1)"]']) == 0
     assert asked[0] == AttentionBench(
-        members=("Window(4) | Global(1)", "Window({sqrt}, 0) + t5"), lengths=(16, 32), backward=True,
+        members=("Window(4) | Global(1)", "Window({sqrt}, 0) + t5"),
+        lengths=(16, 32),
+        backward=True,
         against=("sdpa",),
-    )  # fmt: skip
+    )
     assert asked[1] == AttentionBench(members=("Window(256)", "Window(64)|Global(1)"))
 
 
@@ -142,8 +150,9 @@ def test_peak_memory_is_what_a_call_needs_beside_its_inputs() -> None:
     assert 2 * 32 - 8 < peak < 4 * 32, "scores and weights of 8 heads at length 1024 are 32 MiB each"
 
 
-def test_what_does_not_fit_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                     capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_what_does_not_fit_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Dying(ProcessPoolExecutor):
         """A pool whose processes the system ends, as it does when memory runs out."""
 

@@ -7,8 +7,15 @@ import pytest
 from polyformer.bench.reproduce.conversion import ConversionClaim, run
 from polyformer.core.errors import InputError
 
-SMALL = {"attentions": ("Window(64)", "linformer(k=8, max_length=32)"), "length": 32, "steps": 2, "more": 2,
-         "layers": 1, "width": 16, "heads": 2}  # fmt: skip
+SMALL = {
+    "attentions": ("Window(64)", "linformer(k=8, max_length=32)"),
+    "length": 32,
+    "steps": 2,
+    "more": 2,
+    "layers": 1,
+    "width": 16,
+    "heads": 2,
+}
 
 
 def test_every_attention_is_measured_twice(tmp_path: Path, capsys):

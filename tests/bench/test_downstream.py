@@ -40,13 +40,26 @@ def write(folder, train: int = 60, test: int = 20, reviews: bool = False) -> str
     return str(folder)
 
 
-@pytest.mark.parametrize(("sst2", "imdb", "found"), [
-    ((0.50, 0.78, 0.80, 0.79), (0.50, 0.75, 0.85, 0.86),
-     "of dense: reproduced (SST-2 -1.0, IMDB +1.0; dense over itself only: SST-2 +2.0, IMDB +10.0)"),
-    ((0.50, 0.78, 0.80, 0.79), (0.50, 0.75, 0.85, 0.82), "of dense: not reproduced (SST-2 -1.0, IMDB -3.0;"),
-    ((0.50, 0.50, 0.51, 0.51), (0.50, 0.75, 0.85, 0.85),
-     "not shown, for dense is no better than the greater class"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sst2", "imdb", "found"),
+    [
+        (
+            (0.50, 0.78, 0.80, 0.79),
+            (0.50, 0.75, 0.85, 0.86),
+            "of dense: reproduced (SST-2 -1.0, IMDB +1.0; dense over itself only: SST-2 +2.0, IMDB +10.0)",
+        ),
+        (
+            (0.50, 0.78, 0.80, 0.79),
+            (0.50, 0.75, 0.85, 0.82),
+            "of dense: not reproduced (SST-2 -1.0, IMDB -3.0;",
+        ),
+        (
+            (0.50, 0.50, 0.51, 0.51),
+            (0.50, 0.75, 0.85, 0.85),
+            "not shown, for dense is no better than the greater class",
+        ),
+    ],
+)
 def test_verdict_needs_every_set_near_and_a_dense_model_that_learnt(sst2, imdb, found):
     names = (SCALE[0], ALONE, "dense", "Linformer")
     sets = {"sst2": sst2, "imdb": imdb}

@@ -11,7 +11,7 @@ import torch
 from polyformer import InputError
 from polyformer.bench.reproduce import extrapolation
 from polyformer.bench.reproduce.extrapolation import ExtrapolationClaim, perplexity, run, table, verdict
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.presets import model_config
 
 PAPER = {"sinusoidal": (24.0, 400.0), "rope": (24.0, 90.0), "t5": (23.5, 25.0), "alibi": (24.0, 20.3)}
@@ -94,16 +94,29 @@ def test_a_run_writes_its_figures_and_goes_on(tmp_path: Path, capsys: pytest.Cap
         text = "".join(f" = Title {i} = \n\n The {name} text number {i} . \n\n" for i in range(30))
         (tmp_path / f"{name}.txt").write_text(text)
     config = ExtrapolationClaim(
-        data=str(tmp_path), schemes=("learned", "alibi"), length=16, lengths=(16, 32), held_out=300, steps=2,
-        batch_tokens=64, layers=1, width=16, heads=2, vocabulary=300, out=str(tmp_path / "claim"),
-    )  # fmt: skip
+        data=str(tmp_path),
+        schemes=("learned", "alibi"),
+        length=16,
+        lengths=(16, 32),
+        held_out=300,
+        steps=2,
+        batch_tokens=64,
+        layers=1,
+        width=16,
+        heads=2,
+        vocabulary=300,
+        out=str(tmp_path / "claim"),
+    )
     first = run(config)
     assert first["learned", 16] != first["alibi", 16]
     with (tmp_path / "claim" / "extrapolation.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["scheme"], row["length"]) for row in rows] == [
-        ("learned", "16"), ("learned", "32"), ("alibi", "16"), ("alibi", "32"),
-    ]  # fmt: skip
+        ("learned", "16"),
+        ("learned", "32"),
+        ("alibi", "16"),
+        ("alibi", "32"),
+    ]
     assert rows[1]["perplexity"] == ""
     assert float(rows[2]["perplexity"]) == first["alibi", 16]
     assert (tmp_path / "claim" / "extrapolation.png").read_bytes().startswith(b"\x89PNG")

@@ -8,8 +8,9 @@ import pytest
 from polyformer import InputError
 from polyformer.bench.generation import MODELS, GenerationBench, contenders, run
 
-SMALL = GenerationBench(models=("t5-small",), batches=(1, 2), beams=(3,), prompt=3, new_tokens=2, layers=1,
-                        repeats=1)  # fmt: skip
+SMALL = GenerationBench(
+    models=("t5-small",), batches=(1, 2), beams=(3,), prompt=3, new_tokens=2, layers=1, repeats=1
+)
 WAYS = [(1, 1), (2, 1), (1, 3)]
 
 

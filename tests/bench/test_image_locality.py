@@ -4,15 +4,18 @@ import csv
 
 import pytest
 
-from polyformer.attention import Full, Local1D, Local2D
 from polyformer.bench.reproduce.image_locality import Outcome, seen, verdict
 from polyformer.cli import main
+from polyformer.patterns import Full, Local1D, Local2D
 
 
-@pytest.mark.parametrize(("bits", "found"), [
-    ((2.0, 2.02, 1.9), ": reproduced (bits a pixel against dense: local 1D +0.020, local 2D -0.100)"),
-    ((2.0, 2.0, 2.05), ": not reproduced"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bits", "found"),
+    [
+        ((2.0, 2.02, 1.9), ": reproduced (bits a pixel against dense: local 1D +0.020, local 2D -0.100)"),
+        ((2.0, 2.0, 2.05), ": not reproduced"),
+    ],
+)
 def test_verdict_needs_both_local_ones_near_dense(bits: tuple[float, ...], found: str):
     outcomes = {name: Outcome(1, 1, one, 1) for name, one in zip(("dense", "local 1D", "local 2D"), bits)}
     assert found in verdict(outcomes)

@@ -83,8 +83,11 @@ def test_dense_attention_stops_where_it_would_not_fit():
 
 
 def test_speed_runs(tmp_path, capsys):
-    found = speed.run(speed.SpeedClaim(lengths=(16, 32), ks=(4,), tokens=32, heads=2, width=4, repeats=1,
-                                       memory=False, out=str(tmp_path)))  # fmt: skip
+    found = speed.run(
+        speed.SpeedClaim(
+            lengths=(16, 32), ks=(4,), tokens=32, heads=2, width=4, repeats=1, memory=False, out=str(tmp_path)
+        )
+    )
     assert len(found) == 2 * 2 * 3
     told = capsys.readouterr().out
     assert "attention, time of unfused attention over Linformer's (| the paper's):" in told
@@ -93,8 +96,18 @@ def test_speed_runs(tmp_path, capsys):
 
 
 def quality_config(**changes) -> quality.QualityClaim:
-    small = {"length": 16, "ks": (4, 8), "k": 8, "lengths": (8, 16), "steps": 2, "batch_tokens": 64,
-             "layers": 1, "width": 16, "heads": 2, "vocabulary": 300}  # fmt: skip
+    small = {
+        "length": 16,
+        "ks": (4, 8),
+        "k": 8,
+        "lengths": (8, 16),
+        "steps": 2,
+        "batch_tokens": 64,
+        "layers": 1,
+        "width": 16,
+        "heads": 2,
+        "vocabulary": 300,
+    }
     return quality.QualityClaim(**{**small, **changes})
 
 

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from polyformer.attention import AdaptiveSpanConfig, Global, Strided, Window
+from polyformer.attention import AdaptiveSpanConfig
 from polyformer.bench.member import Alone, Member, density
-from polyformer.core.attend import attend
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.pattern import Pattern
+from polyformer.dot_product.attend import attend
+from polyformer.patterns import Global, Strided, Window
+from polyformer.patterns.base import Pattern
 from polyformer.position import AlibiConfig, RopeConfig, T5BiasConfig
+from polyformer.sequence.context import Context
 
 
 def test_members_are_patterns_mechanisms_and_schemes():

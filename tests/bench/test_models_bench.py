@@ -9,8 +9,19 @@ import pytest
 from polyformer import InputError
 from polyformer.bench.models import PAIRS, ModelsBench, agreement, run
 
-SMALL = ModelsBench(length=40, layers=2, hidden_size=12, heads=3, vocab_size=30, window=4, marked=2, block=2,
-                    random=2, repeats=1, dtype="float64")  # fmt: skip
+SMALL = ModelsBench(
+    length=40,
+    layers=2,
+    hidden_size=12,
+    heads=3,
+    vocab_size=30,
+    window=4,
+    marked=2,
+    block=2,
+    random=2,
+    repeats=1,
+    dtype="float64",
+)
 
 
 @pytest.mark.parametrize("kind", list(PAIRS))

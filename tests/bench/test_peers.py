@@ -5,14 +5,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention import BlockWindow, Global, GlobalEnd, Links, PerHead
-from polyformer.attention.linformer import Linformer
+from polyformer.attention.linformer.linformer import Linformer
 from polyformer.bench import peers
 from polyformer.bench.contenders import PEERS, _ours
 from polyformer.bench.contest import AbsentError, Attention, Contest
 from polyformer.bench.linformer_peer import PublicLinformer
 from polyformer.bench.member import Alone
-from polyformer.core.attend import attend
+from polyformer.dot_product.attend import attend
+from polyformer.patterns import BlockWindow, Global, GlobalEnd, Links, PerHead
 
 
 def contest(text: str, peer: str | None = None, length: int = 48, **changes: bool) -> Contest:
@@ -106,8 +106,11 @@ def test_bigbird_with_the_blocks_that_it_draws(monkeypatch: pytest.MonkeyPatch):
     assert isinstance(bird, peers.BigBird)
     drawn = []
     draw = bird.core._bigbird_block_rand_mask_with_head
-    monkeypatch.setattr(bird.core, "_bigbird_block_rand_mask_with_head",
-                        lambda *args, **named: drawn.append(draw(*args, **named)) or drawn[-1])  # fmt: skip
+    monkeypatch.setattr(
+        bird.core,
+        "_bigbird_block_rand_mask_with_head",
+        lambda *args, **named: drawn.append(draw(*args, **named)) or drawn[-1],
+    )
     theirs = results(bird)
     assert np.stack(drawn[0]).shape == (2, 10, 2)
     links = [Links(4, ((), *map(tuple, table.tolist()), ())) for table in drawn[0]]

@@ -14,8 +14,12 @@ def curves(**errors: float) -> dict[str, list[tuple[int, float]]]:
     return {name: [(m, error / m) for m in (16, 64)] for name, error in start.items()}
 
 
-GOOD = {"independent_positive": 0.4, "orthogonal_positive": 0.2, "orthogonal_trigonometric": 0.8,
-        "orthogonal_gaussian": 0.5}  # fmt: skip
+GOOD = {
+    "independent_positive": 0.4,
+    "orthogonal_positive": 0.2,
+    "orthogonal_trigonometric": 0.8,
+    "orthogonal_gaussian": 0.5,
+}
 
 
 def test_verdict_needs_orthogonal_and_positive_features_to_err_less():

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.block import BlockConfig, ParallelConfig, PostNormConfig, PreNormConfig
-from polyformer.core.norms import LayerNormConfig
+from polyformer.ops.norms import LayerNormConfig
 
 
 def first(x: Tensor) -> Tensor:

@@ -16,8 +16,14 @@ from polyformer.checkpoints.family import FAMILIES
 from polyformer.core.errors import InputError
 from polyformer.presets import create_model
 
-SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24,
-         "vocab_size": 50, "max_position_embeddings": 20}  # fmt: skip
+SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 50,
+    "max_position_embeddings": 20,
+}
 
 
 @pytest.fixture(scope="module")

@@ -7,27 +7,24 @@ import pytest
 import torch
 
 import polyformer
-from polyformer.attention import (
-    ETC,
-    BlockWindow,
-    Global,
-    LinformerConfig,
-    Marked,
-    PerformerConfig,
-    Random,
-    Window,
-)
+from polyformer.attention import LinformerConfig, PerformerConfig
 from polyformer.checkpoints import convert
 from polyformer.cli import main
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.patterns import ETC, BlockWindow, Global, Marked, Random, Window
 from polyformer.presets import create_model
 
 SIZES: dict[str, Any] = {
-    "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24,
-    "vocab_size": 60, "max_position_embeddings": 24, "dropout": 0.0,
-}  # fmt: skip
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 60,
+    "max_position_embeddings": 24,
+    "dropout": 0.0,
+}
 LONGFORMER = Window(24) | Marked()
 BIGBIRD = BlockWindow(8, 3) | Global(8) | Random(8, 1)
 
@@ -129,8 +126,15 @@ def test_the_command_converts_and_training_goes_on(hub: Path, tmp_path: Path, ca
     model = polyformer.from_pretrained(out)
     assert model.config.max_position_embeddings == 48
     (tmp_path / "text.txt").write_text("".join(f"line {i} of a small text\n" for i in range(60)))
-    named = {"--task.kind": "mlm", "--task.row_length": 40, "--pretrained": out, "--steps": 2,
-             "--data": tmp_path / "text.txt", "--device": "cpu", "--out": run}  # fmt: skip
+    named = {
+        "--task.kind": "mlm",
+        "--task.row_length": 40,
+        "--pretrained": out,
+        "--steps": 2,
+        "--data": tmp_path / "text.txt",
+        "--device": "cpu",
+        "--out": run,
+    }
     assert main(["train", *(str(word) for pair in named.items() for word in pair)]) == 0
     assert "copied" in capsys.readouterr().out
     trained = polyformer.from_pretrained(run)

@@ -11,8 +11,14 @@ from polyformer.core.errors import InputError
 from polyformer.generation import GenerationConfig
 from polyformer.presets import create_model
 
-SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24,
-         "vocab_size": 50, "max_position_embeddings": 40}  # fmt: skip
+SIZES = {
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 50,
+    "max_position_embeddings": 40,
+}
 
 
 def checkpoint(folder: Path, form: str, **settings: object) -> Path:

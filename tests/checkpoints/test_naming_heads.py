@@ -15,9 +15,13 @@ from polyformer.heads import ClassifyConfig
 from polyformer.presets import create_model
 
 SIZES: dict[str, Any] = {
-    "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24,
-    "vocab_size": 60, "max_position_embeddings": 24,
-}  # fmt: skip
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 60,
+    "max_position_embeddings": 24,
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +51,12 @@ def test_what_no_head_is_called_is_said(bert: Path):
 
 @pytest.mark.parametrize(
     ("attention", "expected"),
-    [("Window(24)", SoftmaxConfig(pattern=Window(24))), ("lsh(buckets=4)", LSHConfig(buckets=4)),
-     ({"kind": "lsh", "buckets": 4}, LSHConfig(buckets=4))],
-)  # fmt: skip
+    [
+        ("Window(24)", SoftmaxConfig(pattern=Window(24))),
+        ("lsh(buckets=4)", LSHConfig(buckets=4)),
+        ({"kind": "lsh", "buckets": 4}, LSHConfig(buckets=4)),
+    ],
+)
 def test_convert_takes_every_way(attention: Any, expected: Any):
     model, _ = convert(create_model("bert-base", **SIZES), attention)
     assert model.config.encoder is not None

@@ -23,16 +23,33 @@ KINDS = ("Transformer", "Pooling", "Normalize")
 @pytest.fixture(scope="module")
 def theirs() -> Any:
     torch.manual_seed(0)
-    return transformers.BertModel(transformers.BertConfig(
-        vocab_size=23, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
-        max_position_embeddings=19,
-    )).double().eval()  # fmt: skip
+    return (
+        transformers.BertModel(
+            transformers.BertConfig(
+                vocab_size=23,
+                hidden_size=12,
+                num_hidden_layers=2,
+                num_attention_heads=3,
+                intermediate_size=20,
+                max_position_embeddings=19,
+            )
+        )
+        .double()
+        .eval()
+    )
 
 
 def folder_of(model: Any, folder: Path, pooling: object, kinds: tuple[str, ...] = KINDS) -> Path:
     model.save_pretrained(folder)
-    modules = [{"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "",
-                "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)]  # fmt: skip
+    modules = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{kind}" if i else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for i, kind in enumerate(kinds)
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
@@ -48,8 +65,12 @@ def old_form(mode: str) -> dict[str, Any]:
 def pooled(hidden: Tensor, how: str) -> Tensor:
     """As sentence-transformers' Pooling, text by text over its real tokens."""
     rows = [row[mask.bool()] for row, mask in zip(hidden, MASK)]
-    pools = {"mean": lambda row: row.mean(0), "cls": lambda row: row[0], "max": lambda row: row.amax(0),
-             "last": lambda row: row[-1]}  # fmt: skip
+    pools = {
+        "mean": lambda row: row.mean(0),
+        "cls": lambda row: row[0],
+        "max": lambda row: row.amax(0),
+        "last": lambda row: row[-1],
+    }
     return torch.stack([pools[how](row) for row in rows])
 
 
@@ -57,10 +78,13 @@ def pooled(hidden: Tensor, how: str) -> Tensor:
 @pytest.mark.parametrize(
     ("pooling", "how"),
     [
-        (old_form("mean_tokens"), "mean"), (old_form("cls_token"), "cls"), (old_form("max_tokens"), "max"),
-        (old_form("lasttoken"), "last"), ({"pooling_mode": "mean", "embedding_dimension": 12}, "mean"),
+        (old_form("mean_tokens"), "mean"),
+        (old_form("cls_token"), "cls"),
+        (old_form("max_tokens"), "max"),
+        (old_form("lasttoken"), "last"),
+        ({"pooling_mode": "mean", "embedding_dimension": 12}, "mean"),
     ],
-)  # fmt: skip
+)
 @torch.no_grad()
 def test_embeddings_are_theirs(theirs: Any, tmp_path: Path, pooling: object, how: str, normalized: bool):
     folder = folder_of(theirs, tmp_path / "model", pooling, KINDS if normalized else KINDS[:2])

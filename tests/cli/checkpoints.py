@@ -48,8 +48,14 @@ def settled(folder: Path, model_type: str) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-def save(folder: Path, preset: str, tokenizer: Tokenizer, head: HeadConfig | None = None,
-         hub: dict[str, Any] | None = None, **options: Any) -> Path:  # fmt: skip
+def save(
+    folder: Path,
+    preset: str,
+    tokenizer: Tokenizer,
+    head: HeadConfig | None = None,
+    hub: dict[str, Any] | None = None,
+    **options: Any,
+) -> Path:
     """A tiny `preset` for the tokenizer in `folder`, as on the hub; `hub` is put into config.json."""
     vocabulary = 1 + max(tokenizer.backend.get_vocab(with_added_tokens=True).values())
     own = {} if head is None else {"head": head}

@@ -70,7 +70,7 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         ("bench training --layrs 3", "unknown option of TrainingBench 'layrs': did you mean 'layers'"),
         ("classify", "run"),
     ],
-)  # fmt: skip
+)
 def test_wrong_words(words: str, message: str, complaint: Callable[..., str]):
     assert re.search(message, complaint(*words.split()))
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
@@ -82,12 +82,16 @@ def test_wrong_words(words: str, message: str, complaint: Callable[..., str]):
         ("empty.txt", "", "", "empty.txt: empty"),
         ("broken.txt.gz", "\x1f\x8b", "", "broken.txt.gz"),
         ("a.csv", "phrase,mood\nfine,5\n", CLASSIFY, "no column 'text'.*'phrase', 'mood'"),
-        ("a.csv", "text,label\nfine,5\n", f"{CLASSIFY} --data.validation_fraction 0",
-         "every training text has the same one, '5'"),
+        (
+            "a.csv",
+            "text,label\nfine,5\n",
+            f"{CLASSIFY} --data.validation_fraction 0",
+            "every training text has the same one, '5'",
+        ),
         ("a.jsonl", '{"text": 3}\n', "", "column 'text' holds 3, expected text"),
         ("a.unknown", "text", "", "its name does not tell its format"),
     ],
-)  # fmt: skip
+)
 def test_wrong_files(name: str, content: str, words: str, message: str, complaint: Callable[..., str]):
     Path(name).write_bytes(content.encode("latin-1"))
     assert re.search(message, complaint("train", "--data", name, *words.split()))

@@ -79,10 +79,11 @@ def test_classify_lines_of_other_families(
     preset: str, tmp_path: Path, output: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ):
     tokenizer = made.byte_files(tmp_path, preset.split("-")[0])
-    head = {"gpt2": ClassifyConfig(num_labels=3, pooling="last", hidden=False, bias=False, dropout=0.0),
-            "bart-base": ClassifyConfig(num_labels=3, drops_twice=True, end_token=tokenizer.eos_id,
-                                         dropout=0.0),
-            "roberta-base": ClassifyConfig(num_labels=3, drops_twice=True)}[preset]  # fmt: skip
+    head = {
+        "gpt2": ClassifyConfig(num_labels=3, pooling="last", hidden=False, bias=False, dropout=0.0),
+        "bart-base": ClassifyConfig(num_labels=3, drops_twice=True, end_token=tokenizer.eos_id, dropout=0.0),
+        "roberta-base": ClassifyConfig(num_labels=3, drops_twice=True),
+    }[preset]
     made.save(tmp_path, preset, tokenizer, head, hub=NAMES)
     texts = ["a film", "Anna and Tom flew from Paris to Oslo", "", "fine"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(texts)))
@@ -108,8 +109,7 @@ def test_a_model_of_numbers(tmp_path: Path, output: Callable[..., str]):
 def test_tag_as_transformers_does(family: str, tmp_path: Path, output: Callable[..., str]):
     tokenizer = made.bert_files(tmp_path) if family == "bert" else made.byte_files(tmp_path, family)
     names = {"0": "O", "1": "B-PER", "2": "B-LOC", "3": "B-X", "4": "B-Y"}
-    made.save(tmp_path, f"{family}-base", tokenizer, TagConfig(num_labels=5),
-              hub={"id2label": names})  # fmt: skip
+    made.save(tmp_path, f"{family}-base", tokenizer, TagConfig(num_labels=5), hub={"id2label": names})
     tokenizer.save(tmp_path)
     found = [line.split("\t") for line in output("tag", tmp_path, SENTENCE).splitlines() if line]
     expected = {one["start"]: one["entity"] for one in theirs(tmp_path, "ner")(SENTENCE, ignore_labels=[])}
@@ -159,8 +159,16 @@ def test_a_long_article_is_read_in_windows_that_the_model_takes(tmp_path: Path, 
         types = [0] * (len(question) + 2) + [1] * (len(part) + 1)
         starts, ends = model(torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits[0].T.tolist()
         place = len(question) + 2
-        best = max([best, *((starts[i] + ends[j], ids[i : j + 1]) for i in range(place, place + len(part))
-                            for j in range(i, min(i + 30, place + len(part))))])  # fmt: skip
+        best = max(
+            [
+                best,
+                *(
+                    (starts[i] + ends[j], ids[i : j + 1])
+                    for i in range(place, place + len(part))
+                    for j in range(i, min(i + 30, place + len(part)))
+                ),
+            ]
+        )
         if first + room >= len(text):
             break
     found = output("answer", tmp_path, article, "who flew?")
@@ -199,8 +207,18 @@ def test_what_the_command_line_says_wins(tmp_path: Path, output: Callable[..., s
     assert greedy == written(max_new_tokens=4)
     sampled = output("generate", folder, "--prompt", "Anna", "--max-new-tokens", 9, "--seed", 3)
     assert sampled == written(max_new_tokens=9, sampling={"do_sample": True, "seed": 3})
-    plain = output("generate", folder, "--prompt", "Anna", "--max-new-tokens", 9, "--num-beams", 1,
-                   "--repetition-penalty", 1)  # fmt: skip
+    plain = output(
+        "generate",
+        folder,
+        "--prompt",
+        "Anna",
+        "--max-new-tokens",
+        9,
+        "--num-beams",
+        1,
+        "--repetition-penalty",
+        1,
+    )
     assert plain == written(max_new_tokens=9, repetition_penalty=1.0)
 
 
@@ -220,8 +238,10 @@ def test_translate_as_the_model_does(family: str, form: str, tmp_path: Path, out
     tokenizer.save(tmp_path / "copy")
     (tmp_path / "copy/generation_config.json").write_text('{"num_beams": 2, "max_new_tokens": 9}')
     model, ids = polyformer.from_pretrained(tmp_path), tokenizer.encode_for_model("a funny film")[0]
-    for words, beam in (((), {"num_beams": 2, "normalization": "length", "length_penalty": 1.0,
-                              "early_stopping": False}), (("--num-beams", 1), {})):  # fmt: skip
+    for words, beam in (
+        ((), {"num_beams": 2, "normalization": "length", "length_penalty": 1.0, "early_stopping": False}),
+        (("--num-beams", 1), {}),
+    ):
         config = GenerationConfig.from_dict({"max_new_tokens": 9, "beam": beam})
         expected = model.generate(torch.tensor([ids]), config=config).texts(tokenizer.decode)[0]
         assert output("translate", tmp_path / "copy", "a funny film", *words) == expected.strip() + "\n"
@@ -300,15 +320,18 @@ def test_our_models_read_what_their_tasks_gave_them(train_tiny, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("classify", "its head is 'masked', with which it cannot classify; train one from it by polyformer "
-                     "train --pretrained .* --task.kind classify"),
+        (
+            "classify",
+            "its head is 'masked', with which it cannot classify; train one from it by polyformer "
+            "train --pretrained .* --task.kind classify",
+        ),
         ("tag", "--task.kind tag"),
         ("answer", "--task.kind qa"),
         ("generate", "--task.kind lm"),
         ("translate", "--task.kind translate"),
         ("evaluate", "not a run .it has no recipe.yaml."),
     ],
-)  # fmt: skip
+)
 def test_a_head_for_something_else(command: str, message: str, tmp_path: Path, complaint: Callable[..., str]):
     made.save(tmp_path, "bert-base", made.bert_files(tmp_path), MaskedConfig())
     words = {"answer": [__file__, "What?"], "generate": [], "evaluate": []}.get(command, ["text"])

@@ -13,7 +13,7 @@ import yaml
 
 import polyformer
 from polyformer.cli import COMMANDS, main
-from polyformer.model import ModelOutput, Transformer
+from polyformer.model.transformer import ModelOutput, Transformer
 
 Trained = Callable[[str], Path]
 HEAVY = ("torch", "datasets", "tokenizers", "accelerate", "transformers", "matplotlib", "numpy")
@@ -26,8 +26,10 @@ def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_help_lists_the_commands_and_loads_nothing_heavy():
-    code = f"import sys; from polyformer.cli import main; status = main(['--help']); " \
-           f"print([name for name in {HEAVY} if name in sys.modules]); sys.exit(status)"  # fmt: skip
+    code = (
+        f"import sys; from polyformer.cli import main; status = main(['--help']); "
+        f"print([name for name in {HEAVY} if name in sys.modules]); sys.exit(status)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     *text, loaded = done.stdout.strip().split("\n")
     assert loaded == "[]"

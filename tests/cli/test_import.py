@@ -12,9 +12,9 @@ from polyformer import from_pretrained
 from polyformer.cli import main
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.imports import NAMED, import_named
-from polyformer.core.pattern import Pattern
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.patterns.base import Pattern
+from polyformer.plugins import NAMED, import_named
 from polyformer.presets import create_model
 
 MINE = '''
@@ -22,7 +22,8 @@ MINE = '''
 import dataclasses
 from typing import ClassVar
 
-from polyformer.attention import Pattern, SoftmaxConfig
+from polyformer.attention import SoftmaxConfig
+from polyformer.patterns import Pattern
 from polyformer.block import PreNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import LanguageModelConfig
@@ -64,9 +65,13 @@ class MyHead(LanguageModelConfig):
     kind: ClassVar[str] = "my_head"
 '''
 PARTS = {
-    "attention": "Parity(3)", "mechanism": "my_mechanism(pattern=Parity(3))", "position": "my_position",
-    "feedforward": "my_feedforward(intermediate_size=32)", "block": "my_block", "head": "my_head",
-}  # fmt: skip
+    "attention": "Parity(3)",
+    "mechanism": "my_mechanism(pattern=Parity(3))",
+    "position": "my_position",
+    "feedforward": "my_feedforward(intermediate_size=32)",
+    "block": "my_block",
+    "head": "my_head",
+}
 
 
 @pytest.fixture
@@ -134,18 +139,51 @@ def test_every_command_takes_it(
     mine: Path, tmp_path: Path, forget: Callable[[], None], capsys: Any, complaint: Callable[..., str]
 ):
     Path("notes.txt").write_text("a few words to read and to write again\n" * 60)
-    train = ["train", "--data", "notes.txt", "--tokenizer.algorithm", "bytes", "--steps", "1", "--out", "run",
-             "--model.attention", "Parity(3)", "--model.head", "my_head"]  # fmt: skip
+    train = [
+        "train",
+        "--data",
+        "notes.txt",
+        "--tokenizer.algorithm",
+        "bytes",
+        "--steps",
+        "1",
+        "--out",
+        "run",
+        "--model.attention",
+        "Parity(3)",
+        "--model.head",
+        "my_head",
+    ]
     assert "unknown mechanism or pattern of attention 'Parity'" in complaint(*train)
     assert not Path("run").exists()
     assert main([*train, "--import", "parts_of_mine.py"]) == 0
     recipe = yaml.safe_load(Path("run/recipe.yaml").read_text())
     assert recipe["imports"] == [str(mine)]
-    for words in (["evaluate", "run"], ["generate", "run", "--prompt", "a"], ["show", "run"],
-                  ["show", "pattern", "Parity(2)"], ["train", "--resume", "run"],
-                  ["bench", "attention", "--members", "Parity(2)", "--lengths", "64", "--repeats", "1",
-                   "--heads", "1", "--width", "8", "--against", "[]"],
-                  ["convert", "run", "out", "--attention", "Parity(2)"], ["list", "Parity"]):  # fmt: skip
+    for words in (
+        ["evaluate", "run"],
+        ["generate", "run", "--prompt", "a"],
+        ["show", "run"],
+        ["show", "pattern", "Parity(2)"],
+        ["train", "--resume", "run"],
+        [
+            "bench",
+            "attention",
+            "--members",
+            "Parity(2)",
+            "--lengths",
+            "64",
+            "--repeats",
+            "1",
+            "--heads",
+            "1",
+            "--width",
+            "8",
+            "--against",
+            "[]",
+        ],
+        ["convert", "run", "out", "--attention", "Parity(2)"],
+        ["list", "Parity"],
+    ):
         forget()
         assert "Parity" in (error := complaint(*words)) or "my_head" in error
         if "run" in words:
@@ -171,10 +209,13 @@ def test_a_recipe_names_its_imports(mine: Path, forget: Callable[[], None], caps
         ("json.py", "", "--import json.py: the name 'json' is taken by "),
         ("broken_here.py", "x = 1\ny = 1 / 0\n", "ZeroDivisionError: division by zero (.*.py, line 2)"),
         ("needs_more.py", "import no_such_module_here", "it needs 'no_such_module_here', which"),
-        ("taken_name.py", "from polyformer import Pattern\nclass Window(Pattern): ...",
-         "pattern 'Window' of taken_name: the name is taken by polyformer.attention.window.Window"),
+        (
+            "taken_name.py",
+            "from polyformer import Pattern\nclass Window(Pattern): ...",
+            "pattern 'Window' of taken_name: the name is taken by polyformer.patterns.window.Window",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_imported_is_said(
     name: str,
     text: str | None,

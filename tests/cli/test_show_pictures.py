@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from polyformer.attention import Pattern
 from polyformer.cli import main
-from polyformer.core.context import Context
+from polyformer.patterns import Pattern
+from polyformer.sequence.context import Context
 from polyformer.visual import pattern as pattern_pictures
 
 
@@ -27,9 +27,14 @@ def test_a_pattern_as_text(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("words", "tokens"),
-    [(["Window(64)"], 256), (["Window(64)", "--causal"], 256), (["Window(8)"], 64), (["Full"], 64),
-     (["Window(64)", "--length", "64"], 64)],
-)  # fmt: skip
+    [
+        (["Window(64)"], 256),
+        (["Window(64)", "--causal"], 256),
+        (["Window(8)"], 64),
+        (["Full"], 64),
+        (["Window(64)", "--length", "64"], 64),
+    ],
+)
 def test_a_pattern_is_drawn_at_a_length_where_it_shows(
     words: list[str], tokens: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

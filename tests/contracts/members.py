@@ -13,20 +13,27 @@ import torch
 from torch import Tensor
 
 from polyformer.architecture import ModelConfig, SpecialTokens
-from polyformer.attention import Global, LSHConfig, Pattern, RoutingConfig, SoftmaxConfig, Window
-from polyformer.attention.marked import reads_marks
+from polyformer.attention import LSHConfig, RoutingConfig, SoftmaxConfig
+from polyformer.attention.base import MechanismConfig
 from polyformer.core.config import Config
-from polyformer.core.mechanism import MechanismConfig
 from polyformer.feedforward import DenseConfig, ExpertsConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.outputs import ModelOutput
+from polyformer.patterns import Global, Pattern, Window
+from polyformer.patterns.marked import reads_marks
 from polyformer.position import LearnedConfig, RelationLabelsConfig
 from polyformer.presets import MODELS
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 VOCAB, HEADS, LENGTH = 17, 2, 11
-SIZES = {"num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": HEADS, "intermediate_size": 20,
-         "vocab_size": VOCAB, "max_position_embeddings": 40}  # fmt: skip
+SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 24,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 20,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 40,
+}
 LIMITS = {"num_key_value_heads": HEADS, "head_size": 12, "bos": 1, "eos": 2, "pad": 0}
 """What a preset leaves unset stays unset; what it sets must fit the tiny sizes."""
 
@@ -161,8 +168,10 @@ class Case:
                 new: torch.randint(-1, counts[0], (*batch[name].shape, batch[name].shape[1]))
                 for name, new in names.items()
             }
-        found = {"labels": self.config.head.example_labels(len(ids), ids.shape[1], VOCAB),
-                 "sentence_labels": self.config.head.example_sentence_labels(len(ids))}  # fmt: skip
+        found = {
+            "labels": self.config.head.example_labels(len(ids), ids.shape[1], VOCAB),
+            "sentence_labels": self.config.head.example_sentence_labels(len(ids)),
+        }
         if self.config.embedding.num_languages:
             found["langs"] = torch.randint(self.config.embedding.num_languages, batch["input_ids"].shape)
         encoder = self.config.encoder
@@ -240,16 +249,18 @@ VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
         base, AttentionConfig, lambda one: dataclasses.replace(one, num_key_value_heads=1, bias=False)
     ),
     "global": lambda base: replaced(
-        base, AttentionConfig,
+        base,
+        AttentionConfig,
         lambda one: dataclasses.replace(
             one, mechanism=SoftmaxConfig(pattern=Window(2) | Global(2)), global_projections=True
         ),
     ),
     "embedding": lambda base: replaced(
-        base, EmbeddingConfig,
+        base,
+        EmbeddingConfig,
         lambda one: EmbeddingConfig(scaled=True, normed=True, type_vocab_size=2, shared=False, tied=False),
     ),
-}  # fmt: skip
+}
 """Options that belong to no member."""
 
 

@@ -10,9 +10,9 @@ from members import bases, mechanisms, shrunk, with_part
 
 from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
+from polyformer.attention.base import ABILITIES, WAYS_OUT, MechanismConfig
 from polyformer.core.errors import InputError
-from polyformer.core.mechanism import ABILITIES, WAYS_OUT, MechanismConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.position import AlibiConfig
 
 

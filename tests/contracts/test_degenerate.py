@@ -7,10 +7,10 @@ import pytest
 import torch
 from members import Case, cases, mechanisms, selected
 
-from polyformer.core.attend import attend
-from polyformer.core.context import Context
+from polyformer.attention.base import MechanismConfig
 from polyformer.core.errors import InputError
-from polyformer.core.mechanism import MechanismConfig
+from polyformer.dot_product.attend import attend
+from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig
 
 EMPTY = pytest.mark.parametrize(("rows", "length"), [(0, 7), (2, 0), (0, 0)])

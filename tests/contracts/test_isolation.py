@@ -5,9 +5,9 @@ import torch
 from members import patterns
 from torch import Tensor
 
-from polyformer.attention import Causal, Documents, Full, Padding, Pattern
-from polyformer.core.attend import attend
-from polyformer.core.context import Context
+from polyformer.dot_product.attend import attend
+from polyformer.patterns import Causal, Documents, Full, Padding, Pattern
+from polyformer.sequence.context import Context
 
 B, H, T, D = 2, 2, 37, 4
 NAMED = [("Full", Full()), ("Causal", Causal()), *patterns(), ("own documents", Documents() & Padding())]

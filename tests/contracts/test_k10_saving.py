@@ -12,11 +12,11 @@ import torch
 from members import Case, cases, families, members, one_each, parts, patterns
 
 from polyformer.architecture import ModelConfig
-from polyformer.attention import Pattern
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.weights import ALIGNMENT
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.patterns import Pattern
 from polyformer.presets import MODELS
 
 

@@ -6,8 +6,8 @@ from members import Case, cases, mechanisms
 from torch import Tensor
 
 from polyformer.attention import SoftmaxConfig
-from polyformer.core.context import Context
-from polyformer.core.mechanism import MechanismConfig
+from polyformer.attention.base import MechanismConfig
+from polyformer.sequence.context import Context
 
 TYPES = [pytest.param(one, id=str(one).removeprefix("torch.")) for one in (torch.bfloat16, torch.float16)]
 

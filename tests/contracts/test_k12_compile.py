@@ -9,8 +9,8 @@ from members import Case, assert_same, cases, gradients, one_each, parts
 from torch import Tensor
 
 from polyformer.attention import AlternateConfig, LSHConfig, SoftmaxConfig
-from polyformer.core.mechanism import MechanismConfig
-from polyformer.model import Transformer
+from polyformer.attention.base import MechanismConfig
+from polyformer.model.transformer import Transformer
 from polyformer.presets import MODELS
 from polyformer.stack import StackConfig
 

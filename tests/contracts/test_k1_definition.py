@@ -8,10 +8,11 @@ import torch
 from members import Case, assert_same, cases, gradients, mechanisms, patterns, score, selected
 from torch import Tensor
 
-from polyformer.attention import Pattern, SoftmaxConfig
-from polyformer.core.attend import BACKENDS, attend, prepare
-from polyformer.core.context import Context
-from polyformer.core.mechanism import MechanismConfig
+from polyformer.attention import SoftmaxConfig
+from polyformer.attention.base import MechanismConfig
+from polyformer.dot_product.attend import BACKENDS, attend, prepare
+from polyformer.patterns import Pattern
+from polyformer.sequence.context import Context
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

@@ -7,9 +7,9 @@ import torch
 from members import VOCAB, Case, assert_same, gradients, mechanisms, score, selected
 from torch import Tensor
 
-from polyformer.core.context import Context
-from polyformer.core.mechanism import MechanismConfig
+from polyformer.attention.base import MechanismConfig
 from polyformer.outputs import ModelOutput
+from polyformer.sequence.context import Context
 
 CAUSAL = selected("causal", shape=("decoder", "pair"))
 
@@ -67,8 +67,10 @@ def padded(ids: Tensor, before: int, after: int, seed: int) -> tuple[Tensor, Ten
     rows = len(ids)
     around = torch.randint(VOCAB, (rows, before)), torch.randint(VOCAB, (rows, after))
     mask = torch.ones_like(ids)
-    return (torch.cat([around[0], ids, around[1]], 1),
-            torch.cat([mask.new_zeros(rows, before), mask, mask.new_zeros(rows, after)], 1))  # fmt: skip
+    return (
+        torch.cat([around[0], ids, around[1]], 1),
+        torch.cat([mask.new_zeros(rows, before), mask, mask.new_zeros(rows, after)], 1),
+    )
 
 
 @pytest.mark.parametrize(("before", "after"), PADDED)

@@ -8,12 +8,15 @@ from members import patterns
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from polyformer.attention import Pattern
-from polyformer.core.context import Context
+from polyformer.patterns import Pattern
+from polyformer.sequence.context import Context
 
 NAMED = patterns()
-PAIRS = [(f"{a} {sign} {b}", one & two if sign == "&" else one | two)
-         for (a, one), (b, two) in itertools.combinations(NAMED, 2) for sign in "&|"]  # fmt: skip
+PAIRS = [
+    (f"{a} {sign} {b}", one & two if sign == "&" else one | two)
+    for (a, one), (b, two) in itertools.combinations(NAMED, 2)
+    for sign in "&|"
+]
 
 
 def contexts(rows: int, queries: int, keys: int) -> list[Context]:

@@ -11,7 +11,7 @@ from members import Case, cases, gradients, score, selected
 from torch import Tensor
 
 from polyformer.generation import GenerationConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.stack import StackConfig
 
 
@@ -108,8 +108,11 @@ def numpy_state() -> np.ndarray:
     return np.random.get_state(legacy=False)["state"]["key"].copy()
 
 
-GENERATES = [case for case in selected("causal", "caches", shape=("decoder", "pair"))
-             if case.model().head.predicts_next]  # fmt: skip
+GENERATES = [
+    case
+    for case in selected("causal", "caches", shape=("decoder", "pair"))
+    if case.model().head.predicts_next
+]
 
 
 @pytest.mark.parametrize("case", GENERATES, ids=str)

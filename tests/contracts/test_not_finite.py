@@ -12,12 +12,15 @@ from members import assert_same, mechanisms
 from torch import Tensor
 
 from polyformer.attention import AdaptiveSpanConfig, AlternateConfig, SoftmaxConfig
-from polyformer.core.context import Context
-from polyformer.core.mechanism import MechanismConfig
+from polyformer.attention.base import MechanismConfig
+from polyformer.sequence.context import Context
 
 LENGTH = 13
-OWN = [(name, one) for name, one in mechanisms()
-       if not isinstance(one, SoftmaxConfig | AdaptiveSpanConfig | AlternateConfig)]  # fmt: skip
+OWN = [
+    (name, one)
+    for name, one in mechanisms()
+    if not isinstance(one, SoftmaxConfig | AdaptiveSpanConfig | AlternateConfig)
+]
 
 DOCUMENTS = torch.tensor([[0] * 5 + [1] * 8]).expand(2, -1)
 VALID = torch.arange(LENGTH).expand(2, -1) < 8

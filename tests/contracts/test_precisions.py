@@ -16,9 +16,9 @@ from test_k5_state import chunked, ids_of, start
 from test_k8_training import GENERATES
 from torch import Tensor
 
-from polyformer.core import linear, products
 from polyformer.generation import GenerationConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.ops import linear, products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,10 @@ class Precision:
         return torch.autocast("cpu", self.autocast)
 
 
-PRECISIONS = [Precision(None, 1e-4), *(Precision(one, 16 * torch.finfo(one).eps)
-              for one in (torch.bfloat16, torch.float16))]  # fmt: skip
+PRECISIONS = [
+    Precision(None, 1e-4),
+    *(Precision(one, 16 * torch.finfo(one).eps) for one in (torch.bfloat16, torch.float16)),
+]
 
 PRECISE = pytest.mark.parametrize("precision", PRECISIONS, ids=str)
 

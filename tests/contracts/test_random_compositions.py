@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from members import assert_same
 from torch import Tensor
 
-from polyformer.attention import (
+from polyformer.attention import SoftmaxConfig
+from polyformer.patterns import (
     BlockWindow,
     Blockwise,
     Causal,
@@ -18,12 +19,11 @@ from polyformer.attention import (
     Pattern,
     PerHead,
     Random,
-    SoftmaxConfig,
     Strided,
     Window,
-)  # fmt: skip
-from polyformer.core.context import Context
+)
 from polyformer.position import PositionConfig, Shape, Site, Terms
+from polyformer.sequence.context import Context
 
 HEADS, WIDTH = 2, 4
 
@@ -36,7 +36,7 @@ SINGLE = st.one_of(
     st.builds(Random, st.integers(1, 3), st.integers(2, 9), st.integers(0, 5)),
     st.builds(lambda a, order: Blockwise(a, tuple(order)), st.integers(2, 9), st.permutations(range(3))),
     st.sampled_from([Full(), Causal()]),
-)  # fmt: skip
+)
 PATTERN = st.recursive(
     SINGLE,
     lambda inner: st.one_of(
@@ -68,8 +68,12 @@ def contexts(draw: st.DrawFn) -> Context:
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
-@given(pattern=PATTERN, scheme=st.sampled_from(SCHEMES), context=contexts(),
-       backend=st.sampled_from(["blocks", "auto"]))  # fmt: skip
+@given(
+    pattern=PATTERN,
+    scheme=st.sampled_from(SCHEMES),
+    context=contexts(),
+    backend=st.sampled_from(["blocks", "auto"]),
+)
 def test_whatever_is_composed_agrees(
     pattern: Pattern, scheme: PositionConfig, context: Context, backend: str
 ) -> None:

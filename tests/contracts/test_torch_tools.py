@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import polyformer
-from polyformer.attention import Window
-from polyformer.core.attend import attend
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
+from polyformer.dot_product.attend import attend
+from polyformer.model.transformer import Transformer
+from polyformer.patterns import Window
 
 PRESETS = "decoder-tiny", "gpt2", "bert-base", "transformer-base", "t5-base", "deberta-base"
 
@@ -148,7 +148,7 @@ def test_quantising_our_linear_layers_warns_with_the_way_out() -> None:
         quantized(made)
     ids = batch(made)
     expected = made(**ids).logits
-    plain = polyformer.core.linear.as_torch(made)
+    plain = polyformer.ops.linear.as_torch(made)
     torch.testing.assert_close(plain(**ids).logits, expected, rtol=1e-4, atol=1e-5)
     small = quantized(plain)
     assert any("quantized" in type(one).__module__ for one in small.modules())

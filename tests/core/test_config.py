@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from polyformer.attention import Pattern, Window
 from polyformer.core.config import Config, option_names
 from polyformer.core.errors import InputError
+from polyformer.patterns import Pattern, Window
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,9 +61,18 @@ class Outer(Config):
 
 
 EVERYTHING = Outer(
-    size=7, inner=Inner(shape=Square(side=3)), other=Inner(rate=0.5), mode="slow", pair=(3, 4.5), many=(1, 2),
-    table={"a": 1.5}, place="here", flag=True, pattern=Window(3) | Window(5, 0), free=[1, {"b": None}],
-)  # fmt: skip
+    size=7,
+    inner=Inner(shape=Square(side=3)),
+    other=Inner(rate=0.5),
+    mode="slow",
+    pair=(3, 4.5),
+    many=(1, 2),
+    table={"a": 1.5},
+    place="here",
+    flag=True,
+    pattern=Window(3) | Window(5, 0),
+    free=[1, {"b": None}],
+)
 
 
 @pytest.mark.parametrize("config", [Outer(), EVERYTHING])
@@ -125,7 +134,7 @@ def test_a_family_knows_its_members():
         ({"pattern": "Windw(3)"}, "unknown pattern 'Windw': did you mean 'Window'"),
         ([1], "Outer: expected a mapping of names to values, got [1]"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(data: object, message: str):
     with pytest.raises(InputError) as caught:
         Outer.from_dict(data)

@@ -19,10 +19,12 @@ from polyformer.core.expression import first_name, with_options
         ("dense(bias=False, activation='gelu')", {"kind": "dense", "bias": False, "activation": "gelu"}),
         ("x(a=null, b=[1, 2.5], c={'d': 1})", {"kind": "x", "a": None, "b": [1, 2.5], "c": {"d": 1}}),
         ("softmax(pattern=Window(3) | Full)", {"kind": "softmax", "pattern": "Window(3) | Full"}),
-        ("alternate(mechanisms=[lsh(buckets=2), softmax])",
-         {"kind": "alternate", "mechanisms": ["lsh(buckets=2)", "softmax"]}),
+        (
+            "alternate(mechanisms=[lsh(buckets=2), softmax])",
+            {"kind": "alternate", "mechanisms": ["lsh(buckets=2)", "softmax"]},
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_expression_is_a_mapping(text: str, expected: dict[str, Any]):
     assert with_options(text, "part") == expected
 

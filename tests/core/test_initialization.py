@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
 from polyformer.heads import LanguageModelConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.position import LearnedConfig
 from polyformer.stack import EmbeddingConfig, StackConfig
 
@@ -19,11 +19,17 @@ def model(initializer_range: float | None) -> Transformer:
     """An encoder-decoder with every sort of weight, the output matrix of its own among them."""
     torch.manual_seed(0)
     stack = StackConfig(num_hidden_layers=3, position=LearnedConfig())
-    return Transformer(ModelConfig(
-        vocab_size=VOCAB, hidden_size=WIDTH, encoder=stack, decoder=stack,
-        embedding=EmbeddingConfig(tied=False), head=LanguageModelConfig(bias=True),
-        initializer_range=initializer_range,
-    ))  # fmt: skip
+    return Transformer(
+        ModelConfig(
+            vocab_size=VOCAB,
+            hidden_size=WIDTH,
+            encoder=stack,
+            decoder=stack,
+            embedding=EmbeddingConfig(tied=False),
+            head=LanguageModelConfig(bias=True),
+            initializer_range=initializer_range,
+        )
+    )
 
 
 def near(tensor: Tensor, deviation: float) -> None:

@@ -10,8 +10,10 @@ from polyformer.core.kv_cache import FIRST_CAPACITY, KeyValueCache
 def chunk(length: int, seed: int, rows: int = 2) -> tuple[Tensor, Tensor]:
     """Keys [B, 3, T, 4] and values [B, 3, T, 5]."""
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(rows, 3, length, 4, generator=generator, dtype=torch.float64),
-            torch.randn(rows, 3, length, 5, generator=generator, dtype=torch.float64))  # fmt: skip
+    return (
+        torch.randn(rows, 3, length, 4, generator=generator, dtype=torch.float64),
+        torch.randn(rows, 3, length, 5, generator=generator, dtype=torch.float64),
+    )
 
 
 def held(cache: KeyValueCache) -> tuple[Tensor, Tensor]:

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from polyformer.architecture import ModelConfig
-from polyformer.attention import AlternateConfig, Global, LSHConfig, SoftmaxConfig, Window
+from polyformer.attention import AlternateConfig, LSHConfig, SoftmaxConfig
+from polyformer.attention.base import MechanismConfig
 from polyformer.block import ParallelConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.mechanism import MechanismConfig
 from polyformer.feedforward import ExpertsConfig
 from polyformer.heads import ClassifyConfig
+from polyformer.patterns import Global, Window
 from polyformer.position import RopeConfig
 from polyformer.presets import create_model, model_config, overridden
 from polyformer.recipes import Recipe
@@ -76,9 +77,16 @@ def test_a_pattern_leaves_the_scale_and_the_dropout_and_a_mechanism_the_heads():
     assert changed.decoder.attention.num_attention_heads == 12
 
 
-PATHS = ("attention", "mechanism", "pattern", "attention.mechanism", "mechanism.pattern",
-         "decoder.attention", "decoder.attention.mechanism", "decoder.attention.mechanism.pattern",
-         )  # fmt: skip
+PATHS = (
+    "attention",
+    "mechanism",
+    "pattern",
+    "attention.mechanism",
+    "mechanism.pattern",
+    "decoder.attention",
+    "decoder.attention.mechanism",
+    "decoder.attention.mechanism.pattern",
+)
 
 
 @pytest.mark.parametrize("preset", ["t5-small", "gpt-neo-125m"])
@@ -87,8 +95,11 @@ PATHS = ("attention", "mechanism", "pattern", "attention.mechanism", "mechanism.
 def test_a_pattern_keeps_a_preset_s_scale_wherever_it_is_put(preset: str, path: str, given: Any):
     base = model_config(preset)
     written = nested(path, given) if isinstance(given, str) else {path: given}
-    for config in (model_config(preset, {path: given}), overridden(base, {path: given}),
-                   ModelChoice.from_dict({"preset": preset, **written}).config()):  # fmt: skip
+    for config in (
+        model_config(preset, {path: given}),
+        overridden(base, {path: given}),
+        ModelChoice.from_dict({"preset": preset, **written}).config(),
+    ):
         assert config.decoder is not None
         mechanism = config.decoder.attention.mechanism
         assert mechanism == SoftmaxConfig(pattern=PATTERN, scale=1.0, dropout=mechanism.dropout)  # type: ignore[attr-defined]

@@ -5,9 +5,9 @@ import torch
 
 from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.attention import AdaptiveSpanConfig, DynamicSpanConfig
-from polyformer.core.mechanism import MechanismConfig
-from polyformer.core.penalty import joined, penalize, penalties
-from polyformer.model import Transformer
+from polyformer.attention.base import MechanismConfig
+from polyformer.core.auxiliary_losses import joined, penalize, penalties
+from polyformer.model.transformer import Transformer
 from polyformer.stack import AttentionConfig, StackConfig
 
 
@@ -39,8 +39,15 @@ def model(config: MechanismConfig, encoder: bool = False) -> Transformer:
     attention = AttentionConfig(num_attention_heads=2, mechanism=config)
     stack = StackConfig(num_hidden_layers=3, attention=attention, dropout=0.0)
     torch.manual_seed(0)
-    return Transformer(ModelConfig(vocab_size=11, hidden_size=16, special=SpecialTokens(bos=1), decoder=stack,
-                                   encoder=stack if encoder else None)).double()  # fmt: skip
+    return Transformer(
+        ModelConfig(
+            vocab_size=11,
+            hidden_size=16,
+            special=SpecialTokens(bos=1),
+            decoder=stack,
+            encoder=stack if encoder else None,
+        )
+    ).double()
 
 
 def test_training_adds_them_and_evaluation_does_not():

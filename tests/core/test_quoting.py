@@ -61,7 +61,7 @@ def test_messages_quote_what_was_given():
 
 
 def test_a_name_as_long_as_a_file_is_shown_in_part(tmp_path: Path):
-    from polyformer.core.attend import attend  # noqa: F401
+    from polyformer.dot_product.attend import attend  # noqa: F401
     from polyformer.position import PositionConfig
 
     with pytest.raises(InputError) as error:

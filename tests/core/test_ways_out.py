@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyformer import InputError, create_model
-from polyformer.core.mechanism import MechanismConfig
+from polyformer.attention.base import MechanismConfig
 
 UNRELATED = sorted(kind for kind, one in MechanismConfig.kinds.items() if not one.relates)
 

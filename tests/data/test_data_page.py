@@ -94,19 +94,28 @@ def test_every_command_of_the_page_does_what_it_says(page: Path, capsys: pytest.
     assert ran >= 14
 
 
-@pytest.mark.parametrize(("names", "expected"), [
-    (["Sentence", "Label", "id"], ("classify", {"text": "Sentence", "label": "Label"})),
-    (["idx", "question", "sentence", "label"],
-     ("classify_pair", {"text": "question", "pair": "sentence", "label": "label"})),
-    (["question", "context", "answers", "id"],
-     ("qa", {"question": "question", "context": "context", "answers": "answers"})),
-    (["vi", "en"], ("translate", {"source": "vi", "target": "en"})),
-    (["words", "ner"], ("tag", {"tokens": "words", "tags": "ner"})),
-    (["states", "actions", "rewards", "infos"],
-     ("act", {"observations": "states", "actions": "actions", "rewards": "rewards"})),
-    (["text"], ("lm", {"text": "text"})),
-    (["a", "b"], None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["Sentence", "Label", "id"], ("classify", {"text": "Sentence", "label": "Label"})),
+        (
+            ["idx", "question", "sentence", "label"],
+            ("classify_pair", {"text": "question", "pair": "sentence", "label": "label"}),
+        ),
+        (
+            ["question", "context", "answers", "id"],
+            ("qa", {"question": "question", "context": "context", "answers": "answers"}),
+        ),
+        (["vi", "en"], ("translate", {"source": "vi", "target": "en"})),
+        (["words", "ner"], ("tag", {"tokens": "words", "tags": "ner"})),
+        (
+            ["states", "actions", "rewards", "infos"],
+            ("act", {"observations": "states", "actions": "actions", "rewards": "rewards"}),
+        ),
+        (["text"], ("lm", {"text": "text"})),
+        (["a", "b"], None),
+    ],
+)
 def test_columns_by_their_names(names: list[str], expected: object):
     assert roles(names) == expected
 

@@ -13,20 +13,30 @@ from polyformer.data.guess import guess
 STRAY = ("README", "README.txt", "LICENSE.txt", "SHA256SUMS", "data.md5", ".DS_Store", "Thumbs.db")
 
 
-@pytest.mark.parametrize(("files", "sources"), [
-    (["war.txt.gz"], {"path": "war.txt.gz"}),
-    (["a.txt", "b.txt"], {"path": "*.txt"}),
-    (["x.en.json", "x.vi.json"], {"path": "*.json"}),
-    (["tst.en", "tst.vi"], {"path": "tst.{en,vi}"}),
-    (["train.en.gz", "train.vi.gz", "val.en", "val.vi"],
-     {"path": "train.{en,vi}.gz", "validation": "val.{en,vi}"}),
-    (["vi-ud-train.conllu", "vi-ud-dev.conllu", "vi-ud-test.conllu"],
-     {"path": "vi-ud-train.conllu", "validation": "vi-ud-dev.conllu", "test": "vi-ud-test.conllu"}),
-    (["wnut17train.conll", "new.dev.conll", "new.test.annotated"],
-     {"path": "wnut17train.conll", "validation": "new.dev.conll", "test": "new.test.annotated"}),
-    (["training.csv", "train-images.txt"], {"path": "training.csv"}),
-    (["t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"], {"path": "t10k-images-idx3-ubyte.gz"}),
-], ids=lambda value: value[0] if isinstance(value, list) else "")  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "sources"),
+    [
+        (["war.txt.gz"], {"path": "war.txt.gz"}),
+        (["a.txt", "b.txt"], {"path": "*.txt"}),
+        (["x.en.json", "x.vi.json"], {"path": "*.json"}),
+        (["tst.en", "tst.vi"], {"path": "tst.{en,vi}"}),
+        (
+            ["train.en.gz", "train.vi.gz", "val.en", "val.vi"],
+            {"path": "train.{en,vi}.gz", "validation": "val.{en,vi}"},
+        ),
+        (
+            ["vi-ud-train.conllu", "vi-ud-dev.conllu", "vi-ud-test.conllu"],
+            {"path": "vi-ud-train.conllu", "validation": "vi-ud-dev.conllu", "test": "vi-ud-test.conllu"},
+        ),
+        (
+            ["wnut17train.conll", "new.dev.conll", "new.test.annotated"],
+            {"path": "wnut17train.conll", "validation": "new.dev.conll", "test": "new.test.annotated"},
+        ),
+        (["training.csv", "train-images.txt"], {"path": "training.csv"}),
+        (["t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"], {"path": "t10k-images-idx3-ubyte.gz"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
 def test_files_that_come_along_with_data_are_left_out(
     tmp_path: Path, files: list[str], sources: dict[str, str]
 ):

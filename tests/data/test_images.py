@@ -33,19 +33,28 @@ def test_idx_files_are_read(folder: Path, name: str):
     assert {(row["height"], row["width"]) for row in rows} == {(2, 5)}
 
 
-@pytest.mark.parametrize(("data", "message"), [
-    (WHOLE[:7], "damaged-ubyte: truncated: 7 bytes, expected a head of 16"),
-    (WHOLE[:-1], "truncated: it ends in image 3 of 3"),
-    (WHOLE[:16], "truncated: it ends in image 1 of 3"),
-    (WHOLE + b"x", "damaged: it goes on after the 3 images"),
-    (struct.pack(">IIII", 0x801, 3, 2, 5) + b"xyz", "not an IDX file of images: it begins with 0x00000801"),
-    (b"<!DOCTYPE html><html>", "not an IDX file of images: it begins with 0x3c21444f, expected 0x00000803"),
-    (struct.pack(">IIII", 0x803, 3, 0, 5), "expected images of 1 to 67108864 pixels, got 0 x 5"),
-    (struct.pack(">IIII", 0x803, 1, 65536, 65536), "expected images of 1 to .*, got 65536 x 65536"),
-    (struct.pack(">IIII", 0x803, 0, 2, 5), "empty: there is nothing to read in it"),
-    (gzip.compress(WHOLE, mtime=0)[:-12], "truncated: the gzip file ends too early"),
-    (gzip.compress(WHOLE, mtime=0)[:20] + b"\0" * 9, "damaged gzip file|truncated"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (WHOLE[:7], "damaged-ubyte: truncated: 7 bytes, expected a head of 16"),
+        (WHOLE[:-1], "truncated: it ends in image 3 of 3"),
+        (WHOLE[:16], "truncated: it ends in image 1 of 3"),
+        (WHOLE + b"x", "damaged: it goes on after the 3 images"),
+        (
+            struct.pack(">IIII", 0x801, 3, 2, 5) + b"xyz",
+            "not an IDX file of images: it begins with 0x00000801",
+        ),
+        (
+            b"<!DOCTYPE html><html>",
+            "not an IDX file of images: it begins with 0x3c21444f, expected 0x00000803",
+        ),
+        (struct.pack(">IIII", 0x803, 3, 0, 5), "expected images of 1 to 67108864 pixels, got 0 x 5"),
+        (struct.pack(">IIII", 0x803, 1, 65536, 65536), "expected images of 1 to .*, got 65536 x 65536"),
+        (struct.pack(">IIII", 0x803, 0, 2, 5), "empty: there is nothing to read in it"),
+        (gzip.compress(WHOLE, mtime=0)[:-12], "truncated: the gzip file ends too early"),
+        (gzip.compress(WHOLE, mtime=0)[:20] + b"\0" * 9, "damaged gzip file|truncated"),
+    ],
+)
 def test_damaged_files_are_refused(folder: Path, data: bytes, message: str):
     (folder / "damaged-ubyte").write_bytes(data)
     with pytest.raises(InputError, match=message):

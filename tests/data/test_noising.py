@@ -108,8 +108,14 @@ def test_sentences_by_hand():
         tuple(permute_sentences(ids, rng(seed), end_ids=np.array([1])).tolist()) for seed in range(3000)
     )
     first, second, third = (5, 1), (6, 7, 1, 1), (8,)
-    orders = [(first, second, third), (first, third, second), (second, first, third),
-              (second, third, first), (third, first, second), (third, second, first)]  # fmt: skip
+    orders = [
+        (first, second, third),
+        (first, third, second),
+        (second, first, third),
+        (second, third, first),
+        (third, first, second),
+        (third, second, first),
+    ]
     assert set(found) == {sum(order, ()) for order in orders}
     assert are_shares(list(found.values()), [1] * 6)
 

@@ -154,16 +154,19 @@ HEAD = PNG[12:16] + (40000).to_bytes(4, "big") * 2 + PNG[24:29]
 BOMB = PNG[:12] + HEAD + zlib.crc32(HEAD).to_bytes(4, "big") + PNG[33:]
 
 
-@pytest.mark.parametrize(("name", "data", "message"), [
-    ("a.png", b"GIF", r"a\.png: not an image \(PNG, JPEG"),
-    ("a.png", PNG[:60], "a damaged image|not an image"),
-    ("a.png", BOMB, "40000 x 40000 pixels, expected at most"),
-    ("a.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
-    ("a.cifar10", b"\x80\x04\x95" + bytes(5000), "a pickle .* refused; take the binary version"),
-    ("a.cifar10", bytes(3072), "record 1 has 3072 bytes of 3073"),
-    ("a.cifar10", b"\x0a" + bytes(3072), r"record 1 has 3073 bytes of 3073, the first \[10\]"),
-    ("a.cifar100", b"\x14\x00" + bytes(3072), r"not a file of CIFAR-100's binary version.* \[20, 0\]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.png", b"GIF", r"a\.png: not an image \(PNG, JPEG"),
+        ("a.png", PNG[:60], "a damaged image|not an image"),
+        ("a.png", BOMB, "40000 x 40000 pixels, expected at most"),
+        ("a.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
+        ("a.cifar10", b"\x80\x04\x95" + bytes(5000), "a pickle .* refused; take the binary version"),
+        ("a.cifar10", bytes(3072), "record 1 has 3072 bytes of 3073"),
+        ("a.cifar10", b"\x0a" + bytes(3072), r"record 1 has 3073 bytes of 3073, the first \[10\]"),
+        ("a.cifar100", b"\x14\x00" + bytes(3072), r"not a file of CIFAR-100's binary version.* \[20, 0\]"),
+    ],
+)
 def test_what_is_no_image_is_refused(tmp_path: Path, name: str, data: bytes, message: str):
     (tmp_path / name).write_bytes(data)
     kind = name.partition(".")[2]

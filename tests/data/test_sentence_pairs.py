@@ -135,8 +135,10 @@ def test_half_of_the_orders_are_swapped():
 
 
 def test_every_cut_between_sentences_is_as_likely():
-    pairs = [next(sentence_order_pairs(corpus(1, 5, 1), np.random.default_rng(seed), length=5, short_share=0))
-             for seed in range(4000)]  # fmt: skip
+    pairs = [
+        next(sentence_order_pairs(corpus(1, 5, 1), np.random.default_rng(seed), length=5, short_share=0))
+        for seed in range(4000)
+    ]
     counts = Counter(len(one.second if one.label else one.first) for one in pairs)
     assert are_shares([counts[n] for n in (1, 2, 3, 4)], [1] * 4)
 

@@ -36,9 +36,11 @@ def test_rows(tmp_path: Path):
     assert [row["id"] for row in rows] == ["1", "2"]
     assert rows[0]["answers"] == {"text": ["a city"], "answer_start": [8]}
     assert rows[1] == {
-        "id": "2", "question": "Why?", "context": "Oslo is a city.",
+        "id": "2",
+        "question": "Why?",
+        "context": "Oslo is a city.",
         "answers": {"text": [], "answer_start": []},
-    }  # fmt: skip
+    }
     for streaming in (False, True):
         config = DataConfig(path=str(path), format="squad", validation_fraction=0.0, streaming=streaming)
         loaded = list(load(config, NEEDS).train)
@@ -92,5 +94,8 @@ def test_no_answer():
 def test_xquad_is_whole(shared_data: Callable[[str], Path]):
     rows = list(read_squad(shared_data("xquad") / "xquad.vi.json"))
     assert len(rows) == 1190
-    assert all(row["context"][start : start + len(text)] == text
-               for row in rows for text, start in zip(*row["answers"].values()))  # fmt: skip
+    assert all(
+        row["context"][start : start + len(text)] == text
+        for row in rows
+        for text, start in zip(*row["answers"].values())
+    )

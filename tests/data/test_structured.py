@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from polyformer.attention import ETC
 from polyformer.core.errors import InputError
 from polyformer.data import Collate, default_documents
 from polyformer.data.structured import documents_of, split_sentences, structured
+from polyformer.patterns import ETC
 from polyformer.position import EtcLabelsConfig
 from polyformer.presets import create_model
 
@@ -71,10 +71,17 @@ def test_real_text_goes_through_a_model_as_if_every_row_were_alone():
     documents = documents_of(sentences, global_tokens=GLOBAL, long_tokens=200)
     rows = [structured(one, global_id=256, global_tokens=GLOBAL) for one in documents]
     assert sum((row["token_type_ids"] == 1).sum() for row in rows) == sum(map(len, sentences))
-    model = create_model(
-        "encoder-tiny", attention=ETC(GLOBAL, RADIUS, hard_g2l=True), max_position_embeddings=64,
-        position=EtcLabelsConfig(global_tokens=GLOBAL, max_distance=3), type_vocab_size=2,
-    ).double().eval()  # fmt: skip
+    model = (
+        create_model(
+            "encoder-tiny",
+            attention=ETC(GLOBAL, RADIUS, hard_g2l=True),
+            max_position_embeddings=64,
+            position=EtcLabelsConfig(global_tokens=GLOBAL, max_distance=3),
+            type_vocab_size=2,
+        )
+        .double()
+        .eval()
+    )
     batch = Collate(pad_id=0)(rows)
     together = model(**batch).last_hidden_state
     for number, row in enumerate(rows):

@@ -44,11 +44,15 @@ def test_a_row_of_another_length_is_named_with_its_line(tmp_path: Path):
         list(read_csv(path))
 
 
-@pytest.mark.parametrize("text", [
-    '[{"text": "a"}, {"text": "b"}]',
-    '\ufeff\n[\n  {"text": "a"},\r\n  {"text":\n "b"}\n]\n',
-    '{"text": "a"}\n\n{"text": "b"}',
-], ids=["list", "list over lines", "lines"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"text": "a"}, {"text": "b"}]',
+        '\ufeff\n[\n  {"text": "a"},\r\n  {"text":\n "b"}\n]\n',
+        '{"text": "a"}\n\n{"text": "b"}',
+    ],
+    ids=["list", "list over lines", "lines"],
+)
 def test_json_is_lines_or_one_list(tmp_path: Path, text: str):
     for name, content in (("a.json", text.encode()), ("a.json.gz", gzip.compress(text.encode()))):
         (tmp_path / name).write_bytes(content)
@@ -56,11 +60,17 @@ def test_json_is_lines_or_one_list(tmp_path: Path, text: str):
         assert guess(str(tmp_path / name), {}).kind == "lm"
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ('{\n  "rows": 1\n}', r"a\.json, line 1: not JSON .*; expected an object on each line, or one list of"),
-    ('[{"text": "a"}, 1]', r"a\.json, element 2: expected an object, got 1"),
-    ('[{"text": "a"}', r"a\.json: not JSON"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '{\n  "rows": 1\n}',
+            r"a\.json, line 1: not JSON .*; expected an object on each line, or one list of",
+        ),
+        ('[{"text": "a"}, 1]', r"a\.json, element 2: expected an object, got 1"),
+        ('[{"text": "a"}', r"a\.json: not JSON"),
+    ],
+)
 def test_json_of_another_shape_is_refused(tmp_path: Path, text: str, message: str):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(InputError, match=message):

@@ -59,8 +59,11 @@ def test_roles_and_added_tokens(bert):
 
 def test_added_tokens_by_id_prevail_over_the_map(bert):
     """A token that a special_tokens_map.json renames is the one that added_tokens_decoder numbers."""
-    config = {"tokenizer_class": "BertTokenizer", "mask_token": "<x>",
-              "added_tokens_decoder": {"5": {"content": "<x>", "lstrip": True, "special": True}}}  # fmt: skip
+    config = {
+        "tokenizer_class": "BertTokenizer",
+        "mask_token": "<x>",
+        "added_tokens_decoder": {"5": {"content": "<x>", "lstrip": True, "special": True}},
+    }
     write(bert, tokenizer_config=config, special_tokens_map={"mask_token": "[MASK]"})
     tokenizer = Tokenizer.load(bert)
     assert tokenizer.mask_id == 5

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.core.context import Context
+from polyformer.core.auxiliary_losses import penalties
 from polyformer.core.errors import InputError
-from polyformer.core.penalty import penalties
 from polyformer.feedforward import (
     AlternateFeedForwardConfig,
     DenseConfig,
@@ -18,8 +17,9 @@ from polyformer.feedforward import (
     GatedConfig,
 )
 from polyformer.feedforward.experts import balance, within
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.presets import model_config
+from polyformer.sequence.context import Context
 
 SMALL = DenseConfig(intermediate_size=7)
 
@@ -44,9 +44,15 @@ def by_token(module: Experts, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"top_k": 1, "gates": "all"}, {"top_k": 4}, {"top_k": 3, "gates": "all"}, {"experts": 1, "top_k": 1},
-     {"expert": GatedConfig(intermediate_size=3)}],
-)  # fmt: skip
+    [
+        {},
+        {"top_k": 1, "gates": "all"},
+        {"top_k": 4},
+        {"top_k": 3, "gates": "all"},
+        {"experts": 1, "top_k": 1},
+        {"expert": GatedConfig(intermediate_size=3)},
+    ],
+)
 def test_the_equation(options: dict[str, Any]):
     """Grouped, dense and token by token: outputs and all gradients."""
     module, results = made(**options), []

@@ -8,9 +8,13 @@ from polyformer.core.errors import InputError
 from polyformer.feedforward import DenseConfig, GatedConfig
 
 ACTIVATIONS = {
-    "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
-    "sigmoid": torch.sigmoid, "tanh": torch.tanh,
-}  # fmt: skip
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
 
 
 @pytest.mark.parametrize("bias", [True, False])

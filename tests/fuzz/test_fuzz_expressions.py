@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyformer.architecture import ModelConfig
+from polyformer.attention.base import MechanismConfig
 from polyformer.block import BlockConfig
-from polyformer.core.context import Context
 from polyformer.core.expression import with_options
-from polyformer.core.mechanism import MechanismConfig
-from polyformer.core.pattern import Pattern
 from polyformer.feedforward import FeedForwardConfig
 from polyformer.heads import HeadConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.patterns.base import Pattern
 from polyformer.position import PositionConfig
+from polyformer.sequence.context import Context
 from polyformer.visual.pattern import pictures
 
 PATTERNS = [one.to_text() for cls in Pattern.registry.values() if cls.row for one in cls.examples()]

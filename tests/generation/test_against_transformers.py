@@ -10,7 +10,7 @@ from transformers_twins import twins as pair
 
 from polyformer.generation import Generated
 from polyformer.generation.hub import from_hub
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 
 STEPS = 9
 EARLY = (True, False, "never")
@@ -22,8 +22,9 @@ def twins(request) -> tuple[Transformer, nn.Module]:
     return pair(request.param)
 
 
-def both(twins: tuple[Transformer, nn.Module], rows: slice = slice(None),
-         **options: Any) -> tuple[Generated, torch.Tensor]:  # fmt: skip
+def both(
+    twins: tuple[Transformer, nn.Module], rows: slice = slice(None), **options: Any
+) -> tuple[Generated, torch.Tensor]:
     """What ours and theirs write for the same options, by the hub's names."""
     ours, theirs = twins
     ids, mask = (x[rows] for x in prompts(left=ours.encoder is None))
@@ -54,11 +55,17 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
     "forced ends": {"forced_eos_token_id": [EOS, 8]},
     "forced": {"forced_bos_token_id": 4, "begin_suppress_tokens": [EOS, 20, 21], "forced_eos_token_id": EOS},
     "all": {
-        "forced_bos_token_id": 4, "forced_eos_token_id": EOS, "repetition_penalty": 1.2, "min_length": 5,
-        "no_repeat_ngram_size": 2, "bad_words_ids": [[7], [3, 4]], "suppress_tokens": [9],
-        "max_new_tokens": None, "max_length": LENGTH + 6,
+        "forced_bos_token_id": 4,
+        "forced_eos_token_id": EOS,
+        "repetition_penalty": 1.2,
+        "min_length": 5,
+        "no_repeat_ngram_size": 2,
+        "bad_words_ids": [[7], [3, 4]],
+        "suppress_tokens": [9],
+        "max_new_tokens": None,
+        "max_length": LENGTH + 6,
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CONSTRAINTS)
@@ -81,8 +88,14 @@ def test_constrained_beams_are_the_same(twins, name):
 
 def test_where_most_tokens_end_a_text_others_are_looked_for_among_more(twins):
     ends = [EOS, *range(6, VOCAB)]
-    assert_same(twins, num_beams=3, num_return_sequences=3, early_stopping="never", length_penalty=3.0,
-                eos_token_id=ends)  # fmt: skip
+    assert_same(
+        twins,
+        num_beams=3,
+        num_return_sequences=3,
+        early_stopping="never",
+        length_penalty=3.0,
+        eos_token_id=ends,
+    )
 
 
 @pytest.mark.parametrize("row", range(6))
@@ -93,8 +106,14 @@ def test_beams_of_one_text_are_the_same(twins, row):
 def test_the_scores_of_beams_are_the_same(twins):
     ours, theirs = twins
     ids, mask = prompts(left=ours.encoder is None)
-    options = {"max_new_tokens": STEPS, "pad_token_id": PAD, "eos_token_id": EOS, "num_beams": 4,
-               "length_penalty": 1.3, "num_return_sequences": 4}  # fmt: skip
+    options = {
+        "max_new_tokens": STEPS,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "num_beams": 4,
+        "length_penalty": 1.3,
+        "num_return_sequences": 4,
+    }
     got = ours.generate(ids, mask, from_hub(options))
     expected = theirs.generate(
         ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **options
@@ -106,8 +125,13 @@ def test_a_prompt_of_one_token_is_continued_by_the_forced_one():
     pytest.importorskip("transformers")
     ours, theirs = pair("gpt2")
     ids = torch.tensor([[5], [9]])
-    options = {"max_new_tokens": 4, "forced_bos_token_id": 8, "begin_suppress_tokens": [EOS, 20],
-               "pad_token_id": PAD, "eos_token_id": EOS}  # fmt: skip
+    options = {
+        "max_new_tokens": 4,
+        "forced_bos_token_id": 8,
+        "begin_suppress_tokens": [EOS, 20],
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+    }
     got = ours.generate(ids, config=from_hub(options)).sequences
     assert got[:, 1].tolist() == [8, 8]
     expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), **options)  # type: ignore[operator]

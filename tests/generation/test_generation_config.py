@@ -97,9 +97,12 @@ def test_contradictions_are_refused_by_name(make, message):
 
 def test_a_configuration_survives_files():
     config = GenerationConfig(
-        max_new_tokens=7, stop=("\n", "END"), sampling=SamplingConfig(do_sample=True, top_p=0.9, seed=3),
-        whole=WholeLengthConfig(max_length=9), constraints=ConstraintConfig(bad_words_ids=((1, 2), (3,))),
-    )  # fmt: skip
+        max_new_tokens=7,
+        stop=("\n", "END"),
+        sampling=SamplingConfig(do_sample=True, top_p=0.9, seed=3),
+        whole=WholeLengthConfig(max_length=9),
+        constraints=ConstraintConfig(bad_words_ids=((1, 2), (3,))),
+    )
     assert GenerationConfig.from_json(config.to_json()) == config
     assert GenerationConfig.from_yaml(config.to_yaml()) == config
 

@@ -15,22 +15,31 @@ from polyformer.generation import (
 from polyformer.generation.hub import HONOURED, PASSED_OVER, REFUSED, from_hub, to_hub
 
 SUMMARIES = {
-    "_from_model_config": True, "bos_token_id": 0, "decoder_start_token_id": 2, "early_stopping": True,
-    "eos_token_id": 2, "forced_bos_token_id": 0, "forced_eos_token_id": 2, "length_penalty": 2.0,
-    "max_length": 142, "min_length": 56, "no_repeat_ngram_size": 3, "num_beams": 4, "pad_token_id": 1,
+    "_from_model_config": True,
+    "bos_token_id": 0,
+    "decoder_start_token_id": 2,
+    "early_stopping": True,
+    "eos_token_id": 2,
+    "forced_bos_token_id": 0,
+    "forced_eos_token_id": 2,
+    "length_penalty": 2.0,
+    "max_length": 142,
+    "min_length": 56,
+    "no_repeat_ngram_size": 3,
+    "num_beams": 4,
+    "pad_token_id": 1,
     "transformers_version": "4.27.0",
-}  # fmt: skip
+}
 
 
 def test_a_summarizer_is_read():
     assert from_hub(SUMMARIES) == GenerationConfig(
-        max_new_tokens=None, whole=WholeLengthConfig(max_length=142, min_length=56),
-        constraints=ConstraintConfig(
-            forced_bos_token_id=0, forced_eos_token_id=(2,), no_repeat_ngram_size=3
-        ),
+        max_new_tokens=None,
+        whole=WholeLengthConfig(max_length=142, min_length=56),
+        constraints=ConstraintConfig(forced_bos_token_id=0, forced_eos_token_id=(2,), no_repeat_ngram_size=3),
         special=SpecialIds(start=2, eos=(2,), pad=1),
         beam=BeamConfig(num_beams=4, normalization="length", length_penalty=2.0, early_stopping=True),
-    )  # fmt: skip
+    )
 
 
 def test_defaults_are_those_of_transformers():
@@ -52,8 +61,14 @@ def test_limits_that_limit_nothing_are_none():
 
 
 def test_fields_are_found_among_those_of_a_model():
-    old = {"model_type": "t5", "d_model": 512, "num_beams": 2, "eos_token_id": 1, "vocab_size": 9,
-           "task_specific_params": {"summarization": {"max_length": 200, "prefix": "sum up: "}}}  # fmt: skip
+    old = {
+        "model_type": "t5",
+        "d_model": 512,
+        "num_beams": 2,
+        "eos_token_id": 1,
+        "vocab_size": 9,
+        "task_specific_params": {"summarization": {"max_length": 200, "prefix": "sum up: "}},
+    }
     assert from_hub(old).beam.num_beams == 2
     assert from_hub(old).max_new_tokens == 20
     assert from_hub(old, task="summarization").whole.max_length == 200
@@ -72,8 +87,12 @@ def test_fields_are_found_among_those_of_a_model():
         GenerationConfig(special=SpecialIds(start=3, eos=(4, 5), pad=0)),
         GenerationConfig(
             constraints=ConstraintConfig(
-                forced_bos_token_id=0, forced_eos_token_id=(3,), no_repeat_ngram_size=2,
-                bad_words_ids=((1,), (2, 3)), suppress_tokens=(4,), begin_suppress_tokens=(5, 6),
+                forced_bos_token_id=0,
+                forced_eos_token_id=(3,),
+                no_repeat_ngram_size=2,
+                bad_words_ids=((1,), (2, 3)),
+                suppress_tokens=(4,),
+                begin_suppress_tokens=(5, 6),
             )
         ),
         GenerationConfig(sampling=SamplingConfig(do_sample=True, temperature=0.5), num_return_sequences=3),
@@ -82,7 +101,7 @@ def test_fields_are_found_among_those_of_a_model():
         ),
         GenerationConfig(beam=BeamConfig(num_beams=4, normalization="length", early_stopping="never")),
     ],
-)  # fmt: skip
+)
 def test_the_hub_gives_back_what_it_is_given(config):
     assert from_hub(to_hub(config)) == config
 
@@ -160,14 +179,20 @@ def test_special_tokens_of_the_generation_come_before_the_models():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (GenerationConfig(max_new_tokens=None, whole=WholeLengthConfig(max_length=4)),
-         "max_length: the text begins with 4 tokens .* and may have 4; raise it"),
-        (GenerationConfig(max_new_tokens=5, special=SpecialIds(eos=(EOS, VOCAB))),
-         "special.eos: expected ids from 0 to 12, got"),
-        (GenerationConfig(max_new_tokens=5, constraints=ConstraintConfig(suppress_tokens=(99,))),
-         "suppress_tokens: expected ids"),
+        (
+            GenerationConfig(max_new_tokens=None, whole=WholeLengthConfig(max_length=4)),
+            "max_length: the text begins with 4 tokens .* and may have 4; raise it",
+        ),
+        (
+            GenerationConfig(max_new_tokens=5, special=SpecialIds(eos=(EOS, VOCAB))),
+            "special.eos: expected ids from 0 to 12, got",
+        ),
+        (
+            GenerationConfig(max_new_tokens=5, constraints=ConstraintConfig(suppress_tokens=(99,))),
+            "suppress_tokens: expected ids",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_the_model_is_refused(config, message):
     with pytest.raises(InputError, match=message):
         decoder().generate(prompts(1, 4), config=config)

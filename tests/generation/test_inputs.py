@@ -8,12 +8,19 @@ from tiny_models import BOS, SPECIAL, VOCAB, decoder, left_padded, prompts
 from torch import Tensor
 
 from polyformer import Causal, InputError, Marked, Window, create_model
-from polyformer.core.pattern import Pattern
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.patterns.base import Pattern
 
 ROWS, LENGTH, NEW = 3, 7, 6
-SIZES: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 12, "num_attention_heads": 2, "special": SPECIAL,
-                         "intermediate_size": 24, "tied": False, "initializer_range": 0.8}  # fmt: skip
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 12,
+    "num_attention_heads": 2,
+    "special": SPECIAL,
+    "intermediate_size": 24,
+    "tied": False,
+    "initializer_range": 0.8,
+}
 
 
 class SameSegment(Pattern):

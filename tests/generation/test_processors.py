@@ -90,8 +90,10 @@ def test_no_run_of_tokens_occurs_twice():
     assert allowed.tolist() == [[True, True, True, False, True], [True, True, False, True, True], [True] * 5]
     single = no_repeat(1)(logits, history) > -INF
     assert single.tolist() == [
-        [True, False, False, False, True], [True, False, False, True, True], [True, True, True, True, False],
-    ]  # fmt: skip
+        [True, False, False, False, True],
+        [True, False, False, True, True],
+        [True, True, True, True, False],
+    ]
     assert torch.equal(no_repeat(3)(logits, history[:, -2:]), logits)
 
 
@@ -100,8 +102,10 @@ def test_bad_words_are_never_completed():
     history = torch.tensor([[0, 1], [1, 2], [0, 0]])
     allowed = no_bad_words(words, CPU)(torch.zeros(3, 5), history) > -INF
     assert allowed.tolist() == [
-        [True, True, False, True, False], [False, True, True, True, False], [True, True, True, True, False],
-    ]  # fmt: skip
+        [True, True, False, True, False],
+        [False, True, True, True, False],
+        [True, True, True, True, False],
+    ]
 
 
 def test_sampling_applies_temperature_before_top_p():
@@ -116,8 +120,16 @@ def test_the_logits_given_are_left_as_they_were():
     before = logits.clone()
     history = torch.tensor([[1], [2]])
     for one in (
-        repetition_penalty(1.5), temperature(2.0), top_k(2), top_p(0.5), min_p(0.5), typical_p(0.5),
-        forbidden((2,), CPU), forced((2,), 1, CPU), no_repeat(1), no_bad_words(((1,),), CPU),
-    ):  # fmt: skip
+        repetition_penalty(1.5),
+        temperature(2.0),
+        top_k(2),
+        top_p(0.5),
+        min_p(0.5),
+        typical_p(0.5),
+        forbidden((2,), CPU),
+        forced((2,), 1, CPU),
+        no_repeat(1),
+        no_bad_words(((1,),), CPU),
+    ):
         one(logits, history)
     assert torch.equal(logits, before)

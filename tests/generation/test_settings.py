@@ -22,17 +22,29 @@ SAMPLING = GenerationConfig(sampling=SamplingConfig(do_sample=True, temperature=
         (GenerationConfig(), {"temperature": 0.5, "do_sample": True}, SAMPLING),
         (SAMPLING, {"do_sample": False}, GenerationConfig()),
         (SAMPLING, {"do_sample": False, "num_beams": 4}, GenerationConfig(beam=BeamConfig(num_beams=4))),
-        (GenerationConfig(beam=BeamConfig(num_beams=4, length_penalty=1.0)), {"num_beams": 1},
-         GenerationConfig()),
-        (GenerationConfig(max_new_tokens=None, whole=WholeLengthConfig(max_length=9)),
-         {"max_new_tokens": 3}, GenerationConfig(max_new_tokens=3)),
-        (GenerationConfig(), {"max_length": 9},
-         GenerationConfig(max_new_tokens=None, whole=WholeLengthConfig(max_length=9))),
-        (GenerationConfig(), {"eos_token_id": 3, "pad_token_id": 4, "stop_strings": "x"},
-         GenerationConfig(special=SpecialIds(eos=(3,), pad=4), stop=("x",))),
+        (
+            GenerationConfig(beam=BeamConfig(num_beams=4, length_penalty=1.0)),
+            {"num_beams": 1},
+            GenerationConfig(),
+        ),
+        (
+            GenerationConfig(max_new_tokens=None, whole=WholeLengthConfig(max_length=9)),
+            {"max_new_tokens": 3},
+            GenerationConfig(max_new_tokens=3),
+        ),
+        (
+            GenerationConfig(),
+            {"max_length": 9},
+            GenerationConfig(max_new_tokens=None, whole=WholeLengthConfig(max_length=9)),
+        ),
+        (
+            GenerationConfig(),
+            {"eos_token_id": 3, "pad_token_id": 4, "stop_strings": "x"},
+            GenerationConfig(special=SpecialIds(eos=(3,), pad=4), stop=("x",)),
+        ),
         (GenerationConfig(), {"sampling": SamplingConfig(do_sample=True, temperature=0.5)}, SAMPLING),
     ],
-)  # fmt: skip
+)
 def test_settings_stand_over_those_there(
     base: GenerationConfig, settings: dict[str, Any], expected: GenerationConfig
 ):

@@ -9,8 +9,8 @@ from tiny_models import decoder, pair, prompts
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.evaluating import evaluating
-from polyformer.model import Transformer
+from polyformer.core.evaluation_mode import evaluating
+from polyformer.model.transformer import Transformer
 
 
 def texts(model: Transformer, streamer: Callable[[Tensor], None] | None = None) -> Tensor:
@@ -69,9 +69,11 @@ def test_many_threads_write_what_one_writes():
 
 
 STACKS = {
-    "stored": (decoder, {}), "recomputed": (decoder, {"recompute": True}), "pair": (pair, {}),
+    "stored": (decoder, {}),
+    "recomputed": (decoder, {"recompute": True}),
+    "pair": (pair, {}),
     "reversible": (decoder, {"block": "reversible"}),
-}  # fmt: skip
+}
 
 
 def learner(name: str) -> Transformer:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from polyformer.checkpoints import from_transformers
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 
 VOCAB, PAD, EOS, LENGTH = 31, 0, 2, 7
 SPECIAL = {"pad_token_id": PAD, "bos_token_id": EOS, "eos_token_id": EOS}
@@ -25,10 +25,16 @@ def gpt2() -> nn.Module:
 
     return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=VOCAB, n_embd=24, n_layer=2, n_head=3, n_inner=40, n_positions=32,
-            initializer_range=0.6, **SPECIAL,
+            vocab_size=VOCAB,
+            n_embd=24,
+            n_layer=2,
+            n_head=3,
+            n_inner=40,
+            n_positions=32,
+            initializer_range=0.6,
+            **SPECIAL,
         )
-    )  # fmt: skip
+    )
 
 
 def gptj() -> nn.Module:
@@ -36,10 +42,17 @@ def gptj() -> nn.Module:
 
     return GPTJForCausalLM(
         GPTJConfig(
-            vocab_size=VOCAB, n_embd=24, n_layer=2, n_head=3, n_inner=40, n_positions=32, rotary_dim=4,
-            initializer_range=0.3, **SPECIAL,
+            vocab_size=VOCAB,
+            n_embd=24,
+            n_layer=2,
+            n_head=3,
+            n_inner=40,
+            n_positions=32,
+            rotary_dim=4,
+            initializer_range=0.3,
+            **SPECIAL,
         )
-    )  # fmt: skip
+    )
 
 
 def bart() -> nn.Module:
@@ -47,11 +60,21 @@ def bart() -> nn.Module:
 
     return BartForConditionalGeneration(
         BartConfig(
-            vocab_size=VOCAB, d_model=24, encoder_layers=1, decoder_layers=2, encoder_attention_heads=3,
-            decoder_attention_heads=3, encoder_ffn_dim=40, decoder_ffn_dim=40, max_position_embeddings=32,
-            decoder_start_token_id=EOS, forced_eos_token_id=None, init_std=0.6, **SPECIAL,
+            vocab_size=VOCAB,
+            d_model=24,
+            encoder_layers=1,
+            decoder_layers=2,
+            encoder_attention_heads=3,
+            decoder_attention_heads=3,
+            encoder_ffn_dim=40,
+            decoder_ffn_dim=40,
+            max_position_embeddings=32,
+            decoder_start_token_id=EOS,
+            forced_eos_token_id=None,
+            init_std=0.6,
+            **SPECIAL,
         )
-    )  # fmt: skip
+    )
 
 
 def t5() -> nn.Module:
@@ -59,10 +82,17 @@ def t5() -> nn.Module:
 
     model = T5ForConditionalGeneration(
         T5Config(
-            vocab_size=VOCAB, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_heads=3,
-            decoder_start_token_id=PAD, initializer_factor=3.0, **SPECIAL,
+            vocab_size=VOCAB,
+            d_model=24,
+            d_kv=8,
+            d_ff=40,
+            num_layers=2,
+            num_heads=3,
+            decoder_start_token_id=PAD,
+            initializer_factor=3.0,
+            **SPECIAL,
         )
-    )  # fmt: skip
+    )
     model.shared.weight.data *= 0.1  # else the last token decides the next
     return model
 

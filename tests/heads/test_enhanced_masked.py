@@ -13,7 +13,7 @@ from polyformer.block import BlockConfig, ParallelConfig, PostNormConfig, PreNor
 from polyformer.core.errors import InputError
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import EnhancedMaskedConfig, LanguageModelConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.position import DebertaConfig, NoPositionConfig
 from polyformer.stack import AttentionConfig, StackConfig
 
@@ -23,9 +23,13 @@ POST = PostNormConfig()
 
 def model(passes: int = 2, block: BlockConfig = POST, **options: Any) -> Transformer:
     attention = AttentionConfig(num_attention_heads=HEADS)
-    stack = StackConfig(num_hidden_layers=2, attention=attention, block=block,
-                        feedforward=DenseConfig(intermediate_size=10, activation="gelu"),
-                        **{"position": NoPositionConfig(), **options})  # fmt: skip
+    stack = StackConfig(
+        num_hidden_layers=2,
+        attention=attention,
+        block=block,
+        feedforward=DenseConfig(intermediate_size=10, activation="gelu"),
+        **{"position": NoPositionConfig(), **options},
+    )
     head = EnhancedMaskedConfig(passes=passes, max_position_embeddings=9)
     torch.manual_seed(0)
     made = Transformer(ModelConfig(vocab_size=VOCAB, hidden_size=WIDTH, encoder=stack, head=head)).double()
@@ -43,8 +47,10 @@ def batch() -> tuple[Tensor, Tensor]:
 def attention(layer: Any, x: Tensor, read: Tensor, mask: Tensor) -> Tensor:
     """softmax(x Wq (read Wk)^T / sqrt(D)) read Wv Wo over real keys."""
     parts = layer.attention
-    q, k, v = (project(one).unflatten(-1, (HEADS, -1)).transpose(1, 2) for project, one in
-               ((parts.query, x), (parts.key, read), (parts.value, read)))  # fmt: skip
+    q, k, v = (
+        project(one).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        for project, one in ((parts.query, x), (parts.key, read), (parts.value, read))
+    )
     scores = (q @ k.mT / math.sqrt(WIDTH / HEADS)).masked_fill(~mask.bool()[:, None, None], -torch.inf)
     return parts.output((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 

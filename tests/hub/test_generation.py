@@ -12,10 +12,17 @@ from polyformer import hub
 from polyformer.core.errors import InputError
 from polyformer.presets import create_model
 
-WRITERS = [("gpt2", "LMHeadModel"), ("gptj", "ForCausalLM"), ("gpt_neo", "ForCausalLM"),
-           ("ctrl", "LMHeadModel"), ("openai-gpt", "LMHeadModel"), ("bart", "ForCausalLM"),
-           ("bart", "ForConditionalGeneration"),
-           ("m2m_100", "ForConditionalGeneration"), ("t5", "ForConditionalGeneration")]  # fmt: skip
+WRITERS = [
+    ("gpt2", "LMHeadModel"),
+    ("gptj", "ForCausalLM"),
+    ("gpt_neo", "ForCausalLM"),
+    ("ctrl", "LMHeadModel"),
+    ("openai-gpt", "LMHeadModel"),
+    ("bart", "ForCausalLM"),
+    ("bart", "ForConditionalGeneration"),
+    ("m2m_100", "ForConditionalGeneration"),
+    ("t5", "ForConditionalGeneration"),
+]
 LEFT = {"gpt2", "gptj", "gpt_neo"}
 """Families whose generation tells positions apart from padding."""
 
@@ -164,9 +171,13 @@ def test_settings_are_kept(family: str, tmp_path: Path):
     """generation_config.json comes with the model and leaves with it."""
     ours, theirs = twins(family, {"gpt2": "LMHeadModel"}.get(family, "ForConditionalGeneration"))
     theirs.generation_config = transformers.GenerationConfig(
-        num_beams=2, max_new_tokens=5, eos_token_id=[2, 7], pad_token_id=0, repetition_penalty=1.3,
+        num_beams=2,
+        max_new_tokens=5,
+        eos_token_id=[2, 7],
+        pad_token_id=0,
+        repetition_penalty=1.3,
         decoder_start_token_id=3,
-    )  # fmt: skip
+    )
     theirs.save_pretrained(tmp_path / "theirs")
     ours = hub.wrap(polyformer.from_pretrained(tmp_path / "theirs"))
     ours.save_pretrained(tmp_path / "ours")

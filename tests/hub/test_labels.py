@@ -14,15 +14,19 @@ from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.presets import create_model
 
 NAMES: dict[str, Any] = {
-    "id2label": {0: "neg", 1: "pos", 2: "mixed"}, "label2id": {"neg": 0, "pos": 1, "mixed": 2},
-}  # fmt: skip
+    "id2label": {0: "neg", 1: "pos", 2: "mixed"},
+    "label2id": {"neg": 0, "pos": 1, "mixed": 2},
+}
 TEXTS = [f"line {i} of a small text" for i in range(60)]
 
 
 def test_pipelines_name_the_labels(tmp_path: Path):
     Tokenizer.build(TokenizerConfig(algorithm="wordpiece", vocab_size=V), TEXTS).save(tmp_path)
-    for problem, function in (("multi_label_classification", torch.sigmoid), ("regression", lambda x: x),
-                              ("single_label_classification", lambda x: x.softmax(-1))):  # fmt: skip
+    for problem, function in (
+        ("multi_label_classification", torch.sigmoid),
+        ("regression", lambda x: x),
+        ("single_label_classification", lambda x: x.softmax(-1)),
+    ):
         ours, theirs = twins(
             "bert", "ForSequenceClassification", torch.float32, problem_type=problem, vocab_size=64, **NAMES
         )
@@ -57,8 +61,10 @@ def test_another_number_of_labels(tmp_path: Path):
     assert auto.from_pretrained(tmp_path / "again")(texts()).logits.shape == (3, 5)
 
 
-@pytest.mark.parametrize(("family", "task"), [("gpt2", "LMHeadModel"), ("bert", "ForMaskedLM"),
-                                              ("bart", "ForConditionalGeneration")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "task"),
+    [("gpt2", "LMHeadModel"), ("bert", "ForMaskedLM"), ("bart", "ForConditionalGeneration")],
+)
 def test_more_tokens(family: str, task: str, tmp_path: Path):
     ours, _ = twins(family, task, torch.float32)
     more = {"decoder_input_ids": texts()} if ours.config.is_encoder_decoder else {}
@@ -118,7 +124,8 @@ def test_trajectories(tmp_path: Path):
 
 
 def test_a_model_of_no_family_is_sent_to_the_wrapper(tmp_path: Path):
-    inner = create_model("decoder-tiny", num_hidden_layers=1, hidden_size=16, mechanism="performer",
-                         position="sinusoidal")  # fmt: skip
+    inner = create_model(
+        "decoder-tiny", num_hidden_layers=1, hidden_size=16, mechanism="performer", position="sinusoidal"
+    )
     with pytest.raises(InputError, match=r"polyformer.hub.wrap\(model\).save_pretrained"):
         inner.save_pretrained(tmp_path, format="hub")

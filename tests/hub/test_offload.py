@@ -12,15 +12,22 @@ from polyformer import hub
 from polyformer.presets import create_model
 
 SMALL: dict[str, Any] = {
-    "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24,
-    "vocab_size": 40, "max_position_embeddings": 64,
-}  # fmt: skip
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 40,
+    "max_position_embeddings": 64,
+}
 OWN: list[dict[str, Any]] = [
     {"position": kind} for kind in ("rope", "alibi", "t5", "shaw", "transformer_xl", "da", "axial")
 ] + [
-    {"mechanism": "performer"}, {"mechanism": "linformer"}, {"mechanism": "lsh"},
-    {"feedforward": {"kind": "experts", "experts": 2}}, {"mechanism": "adaptive_span"},
-]  # fmt: skip
+    {"mechanism": "performer"},
+    {"mechanism": "linformer"},
+    {"mechanism": "lsh"},
+    {"feedforward": {"kind": "experts", "experts": 2}},
+    {"mechanism": "adaptive_span"},
+]
 
 
 def unchanged(ours: Any, inputs: dict[str, torch.Tensor]) -> None:

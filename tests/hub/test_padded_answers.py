@@ -15,9 +15,11 @@ FLOAT32 = ("gptj", "gpt_neo", "longformer", "t5", "xlm")
 """Families of which theirs computes parts in float32."""
 
 UNIFORM: dict[str, tuple[str, ...]] = {
-    "deberta": ("left", "right"), "deberta-v2": ("left", "right"), "gpt_neo": ("left", "right"),
+    "deberta": ("left", "right"),
+    "deberta-v2": ("left", "right"),
+    "gpt_neo": ("left", "right"),
     "gptj": ("left",),
-}  # fmt: skip
+}
 """Where theirs takes the mean of all tokens for what a padded token, which may attend to none, sees."""
 
 ROWS, LENGTH = 8, 40

@@ -65,9 +65,12 @@ def trained(model: Any, config: Any, more: dict[str, Any]) -> tuple[list[float],
         losses.append(loss.item())
     adapted.eval()
     written = adapted.generate(
-        input_ids=ids[:, :5], attention_mask=torch.ones(2, 5, dtype=torch.long), max_new_tokens=4,
-        do_sample=False, **more,
-    )  # fmt: skip
+        input_ids=ids[:, :5],
+        attention_mask=torch.ones(2, 5, dtype=torch.long),
+        max_new_tokens=4,
+        do_sample=False,
+        **more,
+    )
     return losses, norms, written
 
 

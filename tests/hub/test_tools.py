@@ -12,9 +12,13 @@ from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.presets import create_model
 
 SIZES: dict[str, Any] = {
-    "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24,
-    "vocab_size": 60, "max_position_embeddings": 40,
-}  # fmt: skip
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 60,
+    "max_position_embeddings": 40,
+}
 TEXTS = [f"line {i} of a small text" for i in range(60)]
 
 

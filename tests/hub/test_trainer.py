@@ -45,21 +45,36 @@ def with_targets(batch: dict[str, torch.Tensor], model: Any) -> dict[str, torch.
     return batch | {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])}
 
 
-def trained(model: Any, folder: Path, data: list[dict[str, Any]], collator: Any = None,
-            **options: Any) -> list[dict[str, float]]:  # fmt: skip
+def trained(
+    model: Any, folder: Path, data: list[dict[str, Any]], collator: Any = None, **options: Any
+) -> list[dict[str, float]]:
     """Losses and norms of gradients of plain gradient descent, and an evaluation."""
     settings: dict[str, Any] = {
-        "output_dir": str(folder), "per_device_train_batch_size": 2, "max_steps": 2, "optim": "sgd",
-        "learning_rate": 0.5, "logging_steps": 1, "report_to": [], "use_cpu": True, "disable_tqdm": True,
-        "save_strategy": "no", "lr_scheduler_type": "constant", "max_grad_norm": 1e9,
-        "eval_strategy": "steps", "eval_steps": 2, "seed": 1,
-    }  # fmt: skip
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 2,
+        "max_steps": 2,
+        "optim": "sgd",
+        "learning_rate": 0.5,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 1e9,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "seed": 1,
+    }
     if collator is None and model.config.is_encoder_decoder:  # label smoothing takes the labels away
         collator = lambda batch: with_targets(padded(batch), model)  # noqa: E731
     trainer = transformers.Trainer(
-        model=model, args=transformers.TrainingArguments(**(settings | options)), train_dataset=data,
-        eval_dataset=data[:5], data_collator=collator or padded,
-    )  # fmt: skip
+        model=model,
+        args=transformers.TrainingArguments(**(settings | options)),
+        train_dataset=data,
+        eval_dataset=data[:5],
+        data_collator=collator or padded,
+    )
     trainer.train()
     names = ("loss", "grad_norm", "eval_loss")
     return [{name: row[name] for name in names if name in row} for row in trainer.state.log_history[:-1]]
@@ -106,8 +121,16 @@ def test_accumulating_is_one_large_batch(kind: str, tmp_path: Path):
     found = []
     for rows_a_step, steps in ((2, 4), (8, 1)):
         ours, _ = twins(*CASES.get(kind, ("bert", "ForSequenceClassification")), torch.float32)
-        found.append(trained(ours, tmp_path, data, collator, per_device_train_batch_size=rows_a_step,
-                             gradient_accumulation_steps=steps))  # fmt: skip
+        found.append(
+            trained(
+                ours,
+                tmp_path,
+                data,
+                collator,
+                per_device_train_batch_size=rows_a_step,
+                gradient_accumulation_steps=steps,
+            )
+        )
     same(*found)
 
 
@@ -116,18 +139,29 @@ def test_documents_packed_by_positions(tmp_path: Path):
     data = [{"input_ids": row["input_ids"].tolist()} for row in rows("causal")]
     ours, theirs = twins(*CASES["causal"], torch.float32)
     found, expected = (
-        trained(one, tmp_path, data, transformers.DataCollatorWithFlattening(), per_device_train_batch_size=3,
-                gradient_accumulation_steps=2)
+        trained(
+            one,
+            tmp_path,
+            data,
+            transformers.DataCollatorWithFlattening(),
+            per_device_train_batch_size=3,
+            gradient_accumulation_steps=2,
+        )
         for one in (ours, theirs)
-    )  # fmt: skip
+    )
     same(found, expected)
 
 
 def test_evaluating_by_generation(tmp_path: Path):
     arguments = transformers.Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path), predict_with_generate=True, generation_max_length=6, report_to=[],
-        per_device_eval_batch_size=4, use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=str(tmp_path),
+        predict_with_generate=True,
+        generation_max_length=6,
+        report_to=[],
+        per_device_eval_batch_size=4,
+        use_cpu=True,
+        disable_tqdm=True,
+    )
     found = []
     for model in twins(*CASES["translation"], torch.float32):
         trainer = transformers.Seq2SeqTrainer(model=model, args=arguments, data_collator=padded)
@@ -165,16 +199,25 @@ def both_processes(out: Path) -> None:
 
 
 def test_two_processes(tmp_path: Path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               __file__, str(tmp_path)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        __file__,
+        str(tmp_path),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr[-3000:]
     ours, theirs = json.loads((tmp_path / "found.json").read_text())
     same(ours, theirs)
     one_process, _ = twins(*CASES["causal"], torch.float32)
-    alone = trained(one_process, tmp_path, rows("causal"), per_device_train_batch_size=4,
-                    gradient_accumulation_steps=2)  # fmt: skip
+    alone = trained(
+        one_process, tmp_path, rows("causal"), per_device_train_batch_size=4, gradient_accumulation_steps=2
+    )
     for row, other in zip(ours[:2], alone[:2]):  # its evaluation counts rows twice that fill a last batch
         assert row == pytest.approx(other, rel=2e-5)
 

@@ -76,9 +76,15 @@ def test_no_item_is_a_loss_of_zero_with_a_place_in_the_graph():
 
 @pytest.mark.parametrize(
     ("teacher", "student", "layers"),
-    [(12, 6, [0, 2, 4, 7, 9, 11]), (4, 2, [0, 3]), (6, 3, [0, 3, 5]), (5, 1, [0]), (3, 3, [0, 1, 2]),
-     (1, 1, [0])],
-)  # fmt: skip
+    [
+        (12, 6, [0, 2, 4, 7, 9, 11]),
+        (4, 2, [0, 3]),
+        (6, 3, [0, 3, 5]),
+        (5, 1, [0]),
+        (3, 3, [0, 1, 2]),
+        (1, 1, [0]),
+    ],
+)
 def test_layers_are_those_of_the_release(teacher: int, student: int, layers: list[int]):
     assert chosen_layers(teacher, student) == layers
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.attention import Pattern
-from polyformer.core.context import Context
-from polyformer.core.patterns import implied
+from polyformer.patterns import Pattern
+from polyformer.patterns.implied import implied
 from polyformer.position import Site
+from polyformer.sequence.context import Context
 
 SITE = [Site(layer, lambda x: x, lambda x: x) for layer in range(3)]
 """Layers for schemes that need no projections of theirs."""
@@ -96,8 +96,12 @@ def attention(
     k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
     keys = k.shape[2]
     allowed = torch.ones(rows, heads, queries, keys, dtype=torch.bool)
-    index = (torch.arange(rows).view(-1, 1, 1, 1), torch.arange(heads).view(1, -1, 1, 1),
-             torch.arange(queries).view(-1, 1), torch.arange(keys))  # fmt: skip
+    index = (
+        torch.arange(rows).view(-1, 1, 1, 1),
+        torch.arange(heads).view(1, -1, 1, 1),
+        torch.arange(queries).view(-1, 1),
+        torch.arange(keys),
+    )
     for one in (pattern, implied(context)):
         if one is not None:
             allowed = allowed & one.mask(context, *index)
@@ -109,8 +113,10 @@ def attention(
         if seen:
             scores = [naive.score(h, q[b, h, i], k[b, h, j], q_pos[b][i], k_pos[b][j]) for j in seen]
             values = [naive.value(h, v[b, h, j], q_pos[b][i], k_pos[b][j]) for j in seen]
-            out = out.index_put((torch.tensor(b), torch.tensor(h), torch.tensor(i)),
-                                torch.stack(scores).softmax(0) @ torch.stack(values))  # fmt: skip
+            out = out.index_put(
+                (torch.tensor(b), torch.tensor(h), torch.tensor(i)),
+                torch.stack(scores).softmax(0) @ torch.stack(values),
+            )
     return out
 
 

@@ -16,8 +16,8 @@ from naive import (
 )
 from torch import Tensor
 
-from polyformer.attention import Global, Pattern, SoftmaxConfig, Window
-from polyformer.core.tokens import NO_TOKENS, Tokens
+from polyformer.attention import SoftmaxConfig
+from polyformer.patterns import Global, Pattern, Window
 from polyformer.position import (
     AlibiConfig,
     DistanceAwareConfig,
@@ -30,6 +30,7 @@ from polyformer.position import (
     Terms,
     TransformerXLConfig,
 )
+from polyformer.sequence.tokens import NO_TOKENS, Tokens
 
 ROWS, HEADS, LENGTH, WIDTH, LAYER = 2, 4, 8, 6, 1
 SHAPE = Shape(hidden_size=10, num_layers=2, num_heads=HEADS, head_size=WIDTH)
@@ -43,7 +44,7 @@ class NaiveAlibi(Naive):
 class NaiveT5(Naive):
     """With 8 buckets up to distance 16: the ones of a causal stack by hand, 4 of them one by one."""
 
-    causal: ClassVar[dict[int, int]] = {**{d: d for d in range(4)}, 4: 4, 5: 4, 6: 5, 7: 5}  # fmt: skip
+    causal: ClassVar[dict[int, int]] = {**{d: d for d in range(4)}, 4: 4, 5: 4, 6: 5, 7: 5}
 
     def score(self, h: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor:
         return super().score(h, q, k, i, j) + self.position.table.weight[self.causal[i - j], h]
@@ -76,8 +77,15 @@ def inputs(kv_heads: int) -> list[Tensor]:
     return [torch.randn(ROWS, n, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True) for n in heads]
 
 
-def run(position: Position, tensors: list[Tensor], pattern: Pattern | None, split: list[int], causal: bool,
-        mask: Tensor | None, documents: Tensor | None) -> Tensor:  # fmt: skip
+def run(
+    position: Position,
+    tensors: list[Tensor],
+    pattern: Pattern | None,
+    split: list[int],
+    causal: bool,
+    mask: Tensor | None,
+    documents: Tensor | None,
+) -> Tensor:
     """The mechanism over chunks of the tokens, with a cache where there are several."""
     mechanism = SoftmaxConfig(pattern=pattern).build(HEADS, WIDTH)
     state, tokens, outputs, start = mechanism.new_state(0) if len(split) > 1 else None, NO_TOKENS, [], 0

@@ -6,10 +6,10 @@ import pytest
 import torch
 from naive import SITE, randomised
 
-from polyformer.core.attend import attend
-from polyformer.core.context import Context
+from polyformer.dot_product.attend import attend
 from polyformer.position import DistanceAwareConfig, Shape
 from polyformer.position.da import rescaling
+from polyformer.sequence.context import Context
 
 BOUNDS = torch.tensor([-3.0, 0.0, 0.7, 5.0], dtype=torch.float64)
 

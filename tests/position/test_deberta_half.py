@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.core.attend import attend
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.relative import Relative
+from polyformer.dot_product.attend import attend
+from polyformer.dot_product.relative import Relative
 from polyformer.position import DebertaConfig, Shape, Site
+from polyformer.sequence.context import Context
 
 HEADS, WIDTH, LENGTH = 2, 16, 21
 HALF = [pytest.param(one, id=str(one).removeprefix("torch.")) for one in (torch.float16, torch.bfloat16)]

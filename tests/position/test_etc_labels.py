@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from polyformer.architecture import ModelConfig
-from polyformer.attention import ETC, SoftmaxConfig
-from polyformer.core.attend import attend
-from polyformer.core.context import Context
+from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
+from polyformer.dot_product.attend import attend
+from polyformer.model.transformer import Transformer
+from polyformer.patterns import ETC
 from polyformer.position import EtcLabelsConfig, Shape, Site
 from polyformer.position.etc_labels import EtcLabels
+from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig, StackConfig
 
 SITE = Site(1, lambda x: x, lambda x: x)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.position import (
     LearnedConfig,
     PositionConfig,
@@ -54,8 +54,9 @@ def tree_relations(text: str) -> Tensor:
 
 def model(position: PositionConfig, shape: str = "encoder") -> Transformer:
     torch.manual_seed(0)
-    stack = StackConfig(num_hidden_layers=2, attention=AttentionConfig(num_attention_heads=HEADS),
-                        position=position)  # fmt: skip
+    stack = StackConfig(
+        num_hidden_layers=2, attention=AttentionConfig(num_attention_heads=HEADS), position=position
+    )
     sides = {"encoder": stack, "decoder": stack} if shape == "pair" else {shape: stack}
     made = Transformer(
         ModelConfig(vocab_size=VOCAB, hidden_size=WIDTH, special=SpecialTokens(bos=1), **sides)

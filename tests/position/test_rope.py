@@ -7,11 +7,16 @@ import torch
 from naive import SITE, NaiveRope
 from torch import Tensor
 
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.rotary import InterpolationConfig, NtkConfig, RopeExtensionConfig, YarnConfig
 from polyformer.position import RopeConfig, Shape
-from polyformer.position.rope import Rope, frequencies
+from polyformer.position.rope.context_extension import (
+    InterpolationConfig,
+    NtkConfig,
+    RopeExtensionConfig,
+    YarnConfig,
+)
+from polyformer.position.rope.rope import Rope, frequencies
+from polyformer.sequence.context import Context
 
 CPU = torch.device("cpu")
 
@@ -72,7 +77,9 @@ def test_far_positions_are_exact_in_float32():
 
 def test_the_waves_are_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch):
     calls = []
-    monkeypatch.setattr("polyformer.position.rope.frequencies", lambda *a: calls.append(a) or frequencies(*a))
+    monkeypatch.setattr(
+        "polyformer.position.rope.rope.frequencies", lambda *a: calls.append(a) or frequencies(*a)
+    )
     position, context, x = rope(), Context(4, 4), torch.randn(1, 1, 4, 8)
     for site in SITE:
         position.rotate(x, x, context, site)

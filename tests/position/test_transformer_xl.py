@@ -4,9 +4,9 @@ import pytest
 import torch
 from naive import SITE, randomised
 
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.position import Shape, TransformerXLConfig, sinusoids
+from polyformer.sequence.context import Context
 
 SHAPE = Shape(hidden_size=10, num_layers=3, num_heads=4, head_size=3)
 

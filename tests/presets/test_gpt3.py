@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from polyformer.attention import SoftmaxConfig, Window
-from polyformer.model import Transformer
+from polyformer.attention import SoftmaxConfig
+from polyformer.model.transformer import Transformer
+from polyformer.patterns import Window
 from polyformer.presets import create_model, model_config
 
 
@@ -21,8 +22,10 @@ def test_sizes_of_the_table(name: str, table: float, layers: int, width: int, he
     stack = config.decoder
     assert stack is not None
     assert (stack.num_hidden_layers, config.hidden_size, stack.attention.num_attention_heads) == (
-        layers, width, heads,
-    )  # fmt: skip
+        layers,
+        width,
+        heads,
+    )
     assert (stack.attention.width(width), config.max_position_embeddings) == (head, 2048)
     with torch.device("meta"):
         model = Transformer(config)

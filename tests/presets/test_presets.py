@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from polyformer.attention import Causal, Global, SoftmaxConfig, Window
+from polyformer.attention import SoftmaxConfig
 from polyformer.block import PreNormConfig
 from polyformer.core.errors import InputError
+from polyformer.patterns import Causal, Global, Window
 from polyformer.position import SinusoidalConfig
 from polyformer.presets import MODELS, create_model, list_models, model_config, register
 

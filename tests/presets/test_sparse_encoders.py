@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from polyformer.architecture import ModelConfig
-from polyformer.attention import ETC, Pattern, PerLayer, SoftmaxConfig
+from polyformer.attention import SoftmaxConfig
 from polyformer.data import Collate
 from polyformer.data.structured import structured
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.patterns import ETC, Pattern, PerLayer
 from polyformer.position import EtcLabelsConfig
 from polyformer.presets import create_model, model_config
 from polyformer.stack import StackConfig
@@ -49,8 +50,10 @@ def test_bigbird_has_the_parameters_of_the_published_one():
 def test_bigbird_draws_other_blocks_in_every_layer():
     pattern = pattern_of("bigbird-base")
     assert isinstance(pattern, PerLayer)
-    assert [f"Random(blocks=3, size=64, seed={layer})" in one.to_text()
-            for layer, one in enumerate(pattern.patterns)] == [True] * 12  # fmt: skip
+    assert [
+        f"Random(blocks=3, size=64, seed={layer})" in one.to_text()
+        for layer, one in enumerate(pattern.patterns)
+    ] == [True] * 12
 
 
 def test_etc_has_the_sizes_of_the_paper():

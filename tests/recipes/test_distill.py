@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from polyformer import InputError
 from polyformer.architecture import ModelConfig
 from polyformer.cli import main
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.objectives.distillation import DistillationConfig, chosen_layers
 from polyformer.presets import model_config
 from polyformer.recipes import Recipe, Run, fit
@@ -37,15 +37,19 @@ def recipe(folder: Path, kind: str, **changes: Any) -> Recipe:
     return Recipe.from_dict(
         {
             "task": {"kind": kind, "batch_tokens": 512},
-            "model": {"preset": MODELS.get(kind, "encoder-tiny"), "hidden_size": 16, "num_hidden_layers": 4,
-                      "dropout": 0.1},
+            "model": {
+                "preset": MODELS.get(kind, "encoder-tiny"),
+                "hidden_size": 16,
+                "num_hidden_layers": 4,
+                "dropout": 0.1,
+            },
             "data": {"path": str(path), "validation_fraction": 0.25},
             "tokenizer": {"algorithm": "bytes"},
             "optimizer": {"kind": "adamw", "lr": 1e-2},
             "training": {"steps": 4, "engine": {"device": "cpu"}, "saving": {"checkpoint_every": 2}},
             **changes,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +93,7 @@ def test_groups_and_turns_are_kept():
     assert shared.encoder is not None
     assert (shared.encoder.num_hidden_layers, shared.encoder.num_hidden_groups) == (2, 1)
     take_layers(Transformer(shared), Transformer(config(num_hidden_groups=1)))
-    from polyformer.attention import Full, PerLayer, Window
+    from polyformer.patterns import Full, PerLayer, Window
 
     layers = PerLayer((Window(1), Window(2), Window(3), Window(4), Full()))
     turns = student_config(config(attention=layers), 3)

@@ -43,7 +43,7 @@ def test_a_part_with_a_kind_is_taken_whole():
         (7, "model: expected the name of a preset or a mapping, got 7"),
         ({"preset": 7}, "model.preset: expected the name of a preset, got 7"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_a_model(data: object, message: str):
     with pytest.raises(InputError, match=message):
         ModelChoice.from_dict(data).config()

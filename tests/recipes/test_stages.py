@@ -11,8 +11,9 @@ import torch
 import polyformer
 from polyformer import InputError
 from polyformer.architecture import ModelConfig
-from polyformer.attention import Global, Pattern, PerHead, PerLayer, SoftmaxConfig, Window
+from polyformer.attention import SoftmaxConfig
 from polyformer.cli import main
+from polyformer.patterns import Global, Pattern, PerHead, PerLayer, Window
 from polyformer.recipes import Recipe, fit_stages, stages
 from polyformer.recipes.stages import widened
 
@@ -22,15 +23,20 @@ def recipe(path: Path, **changes: Any) -> Recipe:
     return Recipe.from_dict(
         {
             "task": {"kind": "lm", "row_length": 16, "batch_tokens": 32, "overlap": 4},
-            "model": {"preset": "longformer-decoder-small", "hidden_size": 16, "num_attention_heads": 2,
-                      "num_hidden_layers": 2, "intermediate_size": 16},
+            "model": {
+                "preset": "longformer-decoder-small",
+                "hidden_size": 16,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 2,
+                "intermediate_size": 16,
+            },
             "data": {"path": str(path), "format": "lines", "validation_fraction": 0.25},
             "tokenizer": {"algorithm": "bytes"},
             "optimizer": {"kind": "adamw", "lr": 0.008},
             "training": {"steps": 2, "engine": {"device": "cpu"}},
             **changes,
         }
-    )  # fmt: skip
+    )
 
 
 def pattern(config: ModelConfig) -> Pattern | None:
@@ -46,11 +52,13 @@ def pattern(config: ModelConfig) -> Pattern | None:
         (Window(255, 0), Window(1023, 0)),
         (Window(8), Window(32)),
         (Window(0, 3, dilation=2), Window(0, 12, dilation=2)),
-        (PerLayer((Window(2) | Global(3), PerHead((Window(1, 0, 3),)))),
-         PerLayer((Window(8) | Global(3), PerHead((Window(7, 0, 3),))))),
+        (
+            PerLayer((Window(2) | Global(3), PerHead((Window(1, 0, 3),)))),
+            PerLayer((Window(8) | Global(3), PerHead((Window(7, 0, 3),)))),
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_windows_are_widened_wherever_they_stand(given: Pattern, expected: Pattern):
     assert widened(given, 4) == expected
     assert widened(given, 1) == given

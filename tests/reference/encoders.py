@@ -9,7 +9,7 @@ from families import counted, texts, verify
 from torch import Tensor, nn
 
 from polyformer.checkpoints import FAMILIES
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.presets import model_config
 
 VOCAB, LENGTH = 23, 11
@@ -42,9 +42,17 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 }
 
 
-def verify_encoder(head: str, options: dict[str, Any], folder: Path, *, side: str = "right",
-                   problem: str = "one", types: int = 0, positions: bool = True,
-                   dead: tuple[str, ...] = ()) -> Transformer:  # fmt: skip
+def verify_encoder(
+    head: str,
+    options: dict[str, Any],
+    folder: Path,
+    *,
+    side: str = "right",
+    problem: str = "one",
+    types: int = 0,
+    positions: bool = True,
+    dead: tuple[str, ...] = (),
+) -> Transformer:
     """One class with one configuration.
 
     side: of the padding; a question's answer is looked for in texts without, as transformers takes padding
@@ -63,9 +71,14 @@ def verify_encoder(head: str, options: dict[str, Any], folder: Path, *, side: st
         inputs["token_type_ids"] = (torch.arange(LENGTH) % 3 == 1).long().expand(3, -1) * (types - 1)
     mine, theirs = labels(head, inputs["attention_mask"], problem)
     return verify(
-        kind(config), inputs, folder, labels=mine, their_labels=theirs, dead=dead,
+        kind(config),
+        inputs,
+        folder,
+        labels=mine,
+        their_labels=theirs,
+        dead=dead,
         only_theirs={"position_ids": counted(inputs["attention_mask"])} if positions else None,
-    )  # fmt: skip
+    )
 
 
 def labels(head: str, mask: Tensor, problem: str) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import polyformer
 from polyformer.checkpoints import FAMILIES
 from polyformer.checkpoints.save import exported
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 
 Inputs = dict[str, Tensor]
 
@@ -44,8 +44,13 @@ def predictions(output: Any) -> list[Tensor]:
     """What a model of transformers predicts, in the order of ours."""
     if "start_logits" in output:
         return [torch.stack([output.start_logits, output.end_logits], -1)]
-    for names in (("prediction_logits", "seq_relationship_logits"), ("prediction_logits", "sop_logits"),
-                  ("logits",), ("pooler_output",), ("last_hidden_state",)):  # fmt: skip
+    for names in (
+        ("prediction_logits", "seq_relationship_logits"),
+        ("prediction_logits", "sop_logits"),
+        ("logits",),
+        ("pooler_output",),
+        ("last_hidden_state",),
+    ):
         if all(name in output for name in names):
             return [output[name] for name in names]
     raise AssertionError(f"no predictions among {list(output)}")
@@ -116,20 +121,25 @@ def compare(mine: Any, other: Any, mask: Tensor | None, tolerance: float = 1e-10
         same(at_real(a, mask), at_real(b, mask), tolerance)
 
 
-def compare_gradients(ours: Transformer, loss: Tensor, theirs: nn.Module, other: Tensor,
-                      dead: tuple[str, ...]) -> None:  # fmt: skip
+def compare_gradients(
+    ours: Transformer, loss: Tensor, theirs: nn.Module, other: Tensor, dead: tuple[str, ...]
+) -> None:
     loss.backward()
     other.backward()
     origin = ours.config.origin
     assert origin is not None
     family = FAMILIES[origin.model_type]
-    mine = {name: torch.zeros_like(one) if one.grad is None else one.grad
-            for name, one in ours.named_parameters()}  # fmt: skip
+    mine = {
+        name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in ours.named_parameters()
+    }
     task = family.task_of(ours.config)
     found = exported(family, ours.config, task, mine)
     copies = family.tasks[task].copies if ours.config.embedding.tied else ()
-    expected = {name: one.grad for name, one in theirs.named_parameters(remove_duplicate=False)
-                if one.grad is not None and name not in copies}  # fmt: skip
+    expected = {
+        name: one.grad
+        for name, one in theirs.named_parameters(remove_duplicate=False)
+        if one.grad is not None and name not in copies
+    }
     for name in (expected.keys() | found.keys()) - set(dead):
         own = expected.get(name)
         assert name in found or own is None or not own.any(), f"{name}: no gradient here"

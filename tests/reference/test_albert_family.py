@@ -16,15 +16,28 @@ from polyformer.checkpoints import FAMILIES  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "embedding_size": 5, "hidden_size": 12, "num_hidden_layers": 4,
-    "num_attention_heads": 3, "intermediate_size": 20, "max_position_embeddings": 19,
-}  # fmt: skip
+    "vocab_size": 23,
+    "embedding_size": 5,
+    "hidden_size": 12,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 19,
+}
 CONFIGS: list[dict[str, Any]] = [
     {"num_hidden_groups": 2},
     {"hidden_act": "relu", "layer_norm_eps": 1e-6, "type_vocab_size": 3, "tie_word_embeddings": False},
-    {"hidden_act": "gelu", "num_attention_heads": 2, "hidden_size": 10, "embedding_size": 10,
-     "pad_token_id": 2, "num_hidden_layers": 3, "num_hidden_groups": 3, "classifier_dropout_prob": 0.4},
-]  # fmt: skip
+    {
+        "hidden_act": "gelu",
+        "num_attention_heads": 2,
+        "hidden_size": 10,
+        "embedding_size": 10,
+        "pad_token_id": 2,
+        "num_hidden_layers": 3,
+        "num_hidden_groups": 3,
+        "classifier_dropout_prob": 0.4,
+    },
+]
 CASES = [
     *((head, config, "right", "one") for head in HEADS for config in range(3)),
     *((head, 0, "left", "one") for head in HEADS[1:3]),
@@ -35,9 +48,14 @@ CASES = [
 @pytest.mark.parametrize(("head", "config", "side", "problem"), CASES)
 def test_albert(head: str, config: int, side: str, problem: str, tmp_path):
     verify_encoder(
-        f"Albert{head}", {**SIZES, **CONFIGS[config]}, tmp_path, side=side, problem=problem, types=2,
+        f"Albert{head}",
+        {**SIZES, **CONFIGS[config]},
+        tmp_path,
+        side=side,
+        problem=problem,
+        types=2,
         dead=("predictions.bias",) if config == 1 else (),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("config", range(3))
@@ -49,11 +67,14 @@ def test_pretraining(config: int, tmp_path):
     masked, _ = labels("ForMaskedLM", inputs["attention_mask"], "one")
     order = torch.tensor([0, 1, 1])
     verify(
-        transformers.AlbertForPreTraining(chosen), inputs, tmp_path,
-        labels={**masked, "sentence_labels": order}, their_labels={**masked, "sentence_order_label": order},
+        transformers.AlbertForPreTraining(chosen),
+        inputs,
+        tmp_path,
+        labels={**masked, "sentence_labels": order},
+        their_labels={**masked, "sentence_order_label": order},
         only_theirs={"position_ids": counted(inputs["attention_mask"])},
         dead=("predictions.bias",) if config == 1 else (),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

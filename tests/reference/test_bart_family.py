@@ -20,20 +20,33 @@ from polyformer.core.errors import InputError  # noqa: E402
 from polyformer.generation import GenerationConfig  # noqa: E402
 from polyformer.generation.config import SpecialIds  # noqa: E402
 from polyformer.generation.hub import from_hub  # noqa: E402
-from polyformer.model import Transformer  # noqa: E402
+from polyformer.model.transformer import Transformer  # noqa: E402
 from polyformer.presets import model_config  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 29, "d_model": 12, "encoder_layers": 3, "decoder_layers": 2, "encoder_ffn_dim": 20,
-    "decoder_ffn_dim": 14, "encoder_attention_heads": 3, "decoder_attention_heads": 2,
+    "vocab_size": 29,
+    "d_model": 12,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 20,
+    "decoder_ffn_dim": 14,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 2,
     "max_position_embeddings": 19,
-}  # fmt: skip
+}
 CONFIGS: list[dict[str, Any]] = [
     {"encoder_layerdrop": 0.2, "activation_dropout": 0.1, "attention_dropout": 0.2},
     {"tie_word_embeddings": False, "scale_embedding": True, "activation_function": "gelu_new"},
-    {"scale_embedding": True, "pad_token_id": 0, "eos_token_id": 5, "decoder_start_token_id": 7,
-     "activation_function": "relu", "decoder_layers": 3, "decoder_layerdrop": 0.1},
-]  # fmt: skip
+    {
+        "scale_embedding": True,
+        "pad_token_id": 0,
+        "eos_token_id": 5,
+        "decoder_start_token_id": 7,
+        "activation_function": "relu",
+        "decoder_layers": 3,
+        "decoder_layerdrop": 0.1,
+    },
+]
 WRITTEN = torch.tensor([[4, 7, 12, 5, 28, 9], [3, 3, 21, 8, 5, 6], [28, 7, 19, 4, 9, 6]])
 GOALS = torch.tensor([[5, 7, -100, 28, 9, 1], [22, 3, 8, 8, -100, 4], [0, 17, 3, 3, 5, 5]])
 NEXT = torch.randint(3, 29, (3, 11), generator=torch.Generator().manual_seed(3))

@@ -12,9 +12,13 @@ transformers = pytest.importorskip("transformers")
 from families import counted, texts, verify  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
-    "intermediate_size": 20, "max_position_embeddings": 19,
-}  # fmt: skip
+    "vocab_size": 23,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 19,
+}
 CONFIGS: list[dict[str, Any]] = [
     {},
     {"hidden_act": "gelu_new", "layer_norm_eps": 1e-6, "type_vocab_size": 3, "tie_word_embeddings": False},
@@ -61,7 +65,11 @@ def test_bert(head: str, config: int, side: str, tmp_path):
         labels = {**labels, "labels": labels["labels"].masked_fill(hidden, -100)}
         their_labels = None if their_labels is None else {**their_labels, "labels": labels["labels"]}
     verify(
-        getattr(transformers, head)(chosen), inputs, tmp_path, labels=labels, their_labels=their_labels,
+        getattr(transformers, head)(chosen),
+        inputs,
+        tmp_path,
+        labels=labels,
+        their_labels=their_labels,
         only_theirs={"position_ids": counted(inputs["attention_mask"])},
         dead=() if chosen.tie_word_embeddings else ("cls.predictions.bias",),
-    )  # fmt: skip
+    )

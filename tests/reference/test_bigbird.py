@@ -12,22 +12,37 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention import BlockWindow, Global, GlobalEnd, Links, Pattern, PerHead, PerLayer, Random
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.patterns import BlockWindow, Global, GlobalEnd, Links, Pattern, PerHead, PerLayer, Random
 from polyformer.presets import create_model, model_config
 
 transformers = pytest.importorskip("transformers")
 modeling = pytest.importorskip("transformers.models.big_bird.modeling_big_bird")
 
-SIZES = {"vocab_size": 23, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
-         "intermediate_size": 20, "max_position_embeddings": 64}  # fmt: skip
+SIZES = {
+    "vocab_size": 23,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 64,
+}
 BLOCK, RANDOM, LENGTH = 2, 2, 40
-LAYER = {"attention.self.query": "attention.query", "attention.self.key": "attention.key",
-         "attention.self.value": "attention.value", "attention.output.dense": "attention.output",
-         "attention.output.LayerNorm": "block.norms.0", "intermediate.dense": "feedforward.up",
-         "output.dense": "feedforward.down", "output.LayerNorm": "block.norms.1"}  # fmt: skip
-HEAD = {"cls.predictions.transform.dense": "head.dense", "cls.predictions.transform.LayerNorm": "head.norm",
-        "cls.predictions": "head"}  # fmt: skip
+LAYER = {
+    "attention.self.query": "attention.query",
+    "attention.self.key": "attention.key",
+    "attention.self.value": "attention.value",
+    "attention.output.dense": "attention.output",
+    "attention.output.LayerNorm": "block.norms.0",
+    "intermediate.dense": "feedforward.up",
+    "output.dense": "feedforward.down",
+    "output.LayerNorm": "block.norms.1",
+}
+HEAD = {
+    "cls.predictions.transform.dense": "head.dense",
+    "cls.predictions.transform.LayerNorm": "head.norm",
+    "cls.predictions": "head",
+}
 FIXED = BlockWindow(BLOCK) | Global(BLOCK) | GlobalEnd(BLOCK)
 
 
@@ -58,10 +73,13 @@ def numpy_state() -> Any:
 
 def ours_from_theirs(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights, or their gradients, under our names."""
-    names = {"bert.embeddings.word_embeddings": "tokens",
-             "bert.embeddings.LayerNorm": "encoder_embedding.norm",
-             "bert.embeddings.position_embeddings": "encoder.position.tables.0",
-             "bert.embeddings.token_type_embeddings": "encoder_embedding.types", **HEAD}  # fmt: skip
+    names = {
+        "bert.embeddings.word_embeddings": "tokens",
+        "bert.embeddings.LayerNorm": "encoder_embedding.norm",
+        "bert.embeddings.position_embeddings": "encoder.position.tables.0",
+        "bert.embeddings.token_type_embeddings": "encoder_embedding.types",
+        **HEAD,
+    }
     for i in range(SIZES["num_hidden_layers"]):
         names |= {f"bert.encoder.layer.{i}.{old}": f"encoder.layers.{i}.{new}" for old, new in LAYER.items()}
     found = {}
@@ -76,9 +94,14 @@ def theirs() -> Any:
     """In float64 and training mode, without dropout."""
     torch.manual_seed(0)
     config = transformers.BigBirdConfig(
-        **SIZES, attention_type="block_sparse", block_size=BLOCK, num_random_blocks=RANDOM,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, hidden_act="gelu",
-    )  # fmt: skip
+        **SIZES,
+        attention_type="block_sparse",
+        block_size=BLOCK,
+        num_random_blocks=RANDOM,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        hidden_act="gelu",
+    )
     model = transformers.BigBirdForMaskedLM(config).double().train()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -12,7 +12,7 @@ import torch
 import polyformer
 from polyformer.checkpoints import FAMILIES
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 transformers = pytest.importorskip("transformers")
@@ -20,9 +20,15 @@ transformers = pytest.importorskip("transformers")
 from families import counted, same, shaken, texts, verify  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
-    "intermediate_size": 20, "max_position_embeddings": 40, "block_size": 2, "num_random_blocks": 1,
-}  # fmt: skip
+    "vocab_size": 23,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 40,
+    "block_size": 2,
+    "num_random_blocks": 1,
+}
 CONFIGS: list[dict[str, Any]] = [
     {"attention_type": "original_full"},
     {"use_bias": False, "rescale_embeddings": True, "hidden_act": "relu", "tie_word_embeddings": False},
@@ -73,9 +79,14 @@ def test_bigbird(head: str, config: int, side: str, tmp_path: Path):
     if head in ("ForMaskedLM", "ForPreTraining") and not theirs.config.tie_word_embeddings:
         dead = (*dead, "cls.predictions.bias")
     verify(
-        theirs, inputs, tmp_path, labels=labels, their_labels=their_labels, dead=dead,
+        theirs,
+        inputs,
+        tmp_path,
+        labels=labels,
+        their_labels=their_labels,
+        dead=dead,
         only_theirs={"position_ids": counted(inputs["attention_mask"])},
-    )  # fmt: skip
+    )
 
 
 def test_theirs_counts_the_first_block_for_each_random_one(tmp_path: Path):

@@ -16,15 +16,14 @@ from polyformer.attention import (
     AdaptiveSpanConfig,
     AlternateConfig,
     DynamicSpanConfig,
-    Pattern,
     SoftmaxConfig,
     SVDConfig,
-    Window,
 )
+from polyformer.attention.base import MechanismConfig
 from polyformer.checkpoints import FAMILIES, convert, from_transformers
 from polyformer.core.errors import InputError
-from polyformer.core.mechanism import MechanismConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.patterns import Pattern, Window
 from polyformer.position.base import changes_scores
 
 LENGTH, LONGER = 12, 47
@@ -56,10 +55,19 @@ OTHERS = {
 """Mechanisms that have no form in which they are dense attention of the same weights."""
 
 PATTERNS = [
-    "Window(12)", "Window(12) | Global(1)", "BlockWindow(8, 3) | Global(8) | Random(1, 8)", "Blockwise(12)",
-    "Global(12)", "GlobalEnd(12) | Window(12)", "Strided(12) | Window(12)", "Fixed(12) | Window(12)",
-    "Window(12) | Marked()", "PerLayer((Window(12), Full()))", "ETC(2, 12)", "Local1D(12, 12)",
-]  # fmt: skip
+    "Window(12)",
+    "Window(12) | Global(1)",
+    "BlockWindow(8, 3) | Global(8) | Random(1, 8)",
+    "Blockwise(12)",
+    "Global(12)",
+    "GlobalEnd(12) | Window(12)",
+    "Strided(12) | Window(12)",
+    "Fixed(12) | Window(12)",
+    "Window(12) | Marked()",
+    "PerLayer((Window(12), Full()))",
+    "ETC(2, 12)",
+    "Local1D(12, 12)",
+]
 
 SOURCES = {**dict(reversed(list(classes()))), "t5": "T5ForConditionalGeneration"}
 """Of every family its first class."""

@@ -20,9 +20,15 @@ from transformers.models.ctrl import modeling_ctrl  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 19, "dff": 20,
-    "pad_token_id": 0, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 23,
+    "n_embd": 12,
+    "n_layer": 2,
+    "n_head": 3,
+    "n_positions": 19,
+    "dff": 20,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+}
 CONFIGS: list[dict[str, Any]] = [
     {},
     {

@@ -15,7 +15,7 @@ from torch import Tensor
 import polyformer
 from polyformer.checkpoints import FAMILIES
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.presets import model_config
 
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -26,10 +26,17 @@ v2 = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
 from families import counted, same, shaken, texts, verify  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
-    "intermediate_size": 20, "max_position_embeddings": 19, "problem_type": "single_label_classification",
-    "relative_attention": True, "position_biased_input": False, "pos_att_type": "c2p|p2c",
-}  # fmt: skip
+    "vocab_size": 23,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 19,
+    "problem_type": "single_label_classification",
+    "relative_attention": True,
+    "position_biased_input": False,
+    "pos_att_type": "c2p|p2c",
+}
 BOTH: list[dict[str, Any]] = [
     {"max_relative_positions": 4, "type_vocab_size": 2, "pooler_hidden_act": "tanh", "pos_att_type": ["p2c"]},
     {"position_biased_input": True, "hidden_act": "gelu_new", "tie_word_embeddings": False},
@@ -106,10 +113,13 @@ def test_deberta(version: str, config: int, head: str, side: str, tmp_path: Path
         labels = {"labels": labels["labels"].masked_fill(inputs["attention_mask"] == 0, -100)}
     untied = head == "ForMaskedLM" and not chosen.tie_word_embeddings
     verify(
-        getattr(transformers, version + head)(chosen), inputs, tmp_path, labels=labels,
+        getattr(transformers, version + head)(chosen),
+        inputs,
+        tmp_path,
+        labels=labels,
         only_theirs={"position_ids": counted(inputs["attention_mask"])},
         dead=(*without_effect(chosen), *(["cls.predictions.bias"] if untied else [])),
-    )  # fmt: skip
+    )
 
 
 def without_effect(config: Any) -> tuple[str, ...]:
@@ -126,9 +136,12 @@ def test_the_masked_head_of_the_original_code(version: str, tied: bool, tmp_path
     chosen = config_of(version, legacy=False, tie_word_embeddings=tied)
     labels = {"labels": TOKENS.masked_fill(texts(23)["attention_mask"] == 0, -100)}
     ours = verify(
-        getattr(transformers, f"{version}ForMaskedLM")(chosen), texts(23), tmp_path, labels=labels,
+        getattr(transformers, f"{version}ForMaskedLM")(chosen),
+        texts(23),
+        tmp_path,
+        labels=labels,
         dead=without_effect(chosen),
-    )  # fmt: skip
+    )
     assert ours.config.embedding.tied
 
 
@@ -136,9 +149,12 @@ def test_answers_lose_as_theirs(tmp_path: Path):
     model = transformers.DebertaForQuestionAnswering(config_of("Deberta"))
     first, last = torch.tensor([1, 0, 4]), torch.tensor([2, 10, 4])
     verify(
-        model, texts(23, (11, 11, 11)), tmp_path, labels={"labels": torch.stack([first, last], 1)},
+        model,
+        texts(23, (11, 11, 11)),
+        tmp_path,
+        labels={"labels": torch.stack([first, last], 1)},
         their_labels={"start_positions": first, "end_positions": last},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("version", list(CONFIGS))
@@ -189,10 +205,19 @@ def test_parameters_of_the_published_sizes(
     preset: str, version: str, options: dict[str, Any], published: int
 ):
     """As many as theirs; without the token table as many millions as the papers' tables say."""
-    later = {} if version == "Deberta" else {
-        "position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm",
-        "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "intermediate_size": 3072,
-    }  # fmt: skip
+    later = (
+        {}
+        if version == "Deberta"
+        else {
+            "position_buckets": 256,
+            "share_att_key": True,
+            "norm_rel_ebd": "layer_norm",
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "num_hidden_layers": 12,
+            "intermediate_size": 3072,
+        }
+    )
     wanted = {**later, **options, "relative_attention": True, "position_biased_input": False}
     config = getattr(transformers, f"{version}Config")(**wanted, pos_att_type=["c2p", "p2c"])
     with torch.device("meta"):
@@ -205,9 +230,17 @@ def test_parameters_of_the_published_sizes(
 
 def test_parameters_of_the_second_version():
     """microsoft/deberta-v2-xlarge, with a convolution: 0.9 thousand million."""
-    hub = {"conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": 256, "share_att_key": True,
-           "norm_rel_ebd": "layer_norm", "relative_attention": True, "position_biased_input": False,
-           "pos_att_type": ["p2c", "c2p"], "max_relative_positions": -1}  # fmt: skip
+    hub = {
+        "conv_kernel_size": 3,
+        "conv_act": "gelu",
+        "position_buckets": 256,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "relative_attention": True,
+        "position_biased_input": False,
+        "pos_att_type": ["p2c", "c2p"],
+        "max_relative_positions": -1,
+    }
     with torch.device("meta"):
         theirs = transformers.DebertaV2Model(transformers.DebertaV2Config(**hub))
         ours = Transformer(FAMILIES["deberta-v2"].config(hub, "Model"))

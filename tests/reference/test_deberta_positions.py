@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.core.context import Context
 from polyformer.position import DebertaConfig, Shape
 from polyformer.position.deberta import log_buckets
+from polyformer.sequence.context import Context
 
 v2 = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
 

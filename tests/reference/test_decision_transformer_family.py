@@ -17,12 +17,17 @@ import polyformer  # noqa: E402
 from polyformer.checkpoints import FAMILIES  # noqa: E402
 from polyformer.checkpoints.save import exported  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
-from polyformer.trajectory import TrajectoryConfig, TrajectoryTransformer  # noqa: E402
+from polyformer.model.trajectory import TrajectoryConfig, TrajectoryTransformer  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "state_dim": 5, "act_dim": 3, "hidden_size": 12, "n_layer": 2, "n_head": 3, "max_ep_len": 30,
+    "state_dim": 5,
+    "act_dim": 3,
+    "hidden_size": 12,
+    "n_layer": 2,
+    "n_head": 3,
+    "max_ep_len": 30,
     "n_positions": 7,
-}  # fmt: skip
+}
 CONFIGS: list[dict[str, Any]] = [
     {},
     {"action_tanh": False, "n_inner": 20, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-3},
@@ -85,9 +90,11 @@ def compare_gradients(ours: Any, mine: Any, theirs: Any, other: Any, real: Tenso
     ):
         torch.stack([part[real].square().sum() for part in one]).sum().backward()
     found = exported(
-        FAMILIES["decision_transformer"], ours.config, "Model",
+        FAMILIES["decision_transformer"],
+        ours.config,
+        "Model",
         {name: one.grad for name, one in ours.named_parameters()},
-    )  # fmt: skip
+    )
     expected = {name: one.grad for name, one in theirs.named_parameters() if one.grad is not None}
     assert expected.keys() == found.keys()
     for name, one in expected.items():

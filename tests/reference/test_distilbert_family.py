@@ -14,14 +14,27 @@ from polyformer.checkpoints import FAMILIES  # noqa: E402
 from polyformer.heads import ClassifyConfig, SpanConfig, TagConfig  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 20, "max_position_embeddings": 13,
-}  # fmt: skip
+    "vocab_size": 23,
+    "dim": 12,
+    "n_layers": 2,
+    "n_heads": 3,
+    "hidden_dim": 20,
+    "max_position_embeddings": 13,
+}
 CONFIGS: list[dict[str, Any]] = [
     {},
     {"activation": "relu", "tie_word_embeddings": False, "pad_token_id": 2, "sinusoidal_pos_embds": True},
-    {"activation": "gelu_new", "n_heads": 2, "dim": 10, "n_layers": 3, "dropout": 0.2,
-     "attention_dropout": 0.3, "qa_dropout": 0.4, "seq_classif_dropout": 0.5},
-]  # fmt: skip
+    {
+        "activation": "gelu_new",
+        "n_heads": 2,
+        "dim": 10,
+        "n_layers": 3,
+        "dropout": 0.2,
+        "attention_dropout": 0.3,
+        "qa_dropout": 0.4,
+        "seq_classif_dropout": 0.5,
+    },
+]
 CASES = [
     *((head, config, "right", "one") for head in HEADS for config in range(3)),
     *((head, 0, "left", "one") for head in HEADS[1:3]),
@@ -31,9 +44,7 @@ CASES = [
 
 @pytest.mark.parametrize(("head", "config", "side", "problem"), CASES)
 def test_distilbert(head: str, config: int, side: str, problem: str, tmp_path):
-    verify_encoder(
-        f"DistilBert{head}", {**SIZES, **CONFIGS[config]}, tmp_path, side=side, problem=problem
-    )  # fmt: skip
+    verify_encoder(f"DistilBert{head}", {**SIZES, **CONFIGS[config]}, tmp_path, side=side, problem=problem)
 
 
 def test_each_head_has_its_dropout():

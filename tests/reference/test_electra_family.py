@@ -17,15 +17,27 @@ from polyformer.checkpoints import FAMILIES  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "embedding_size": 5, "hidden_size": 12, "num_hidden_layers": 2,
-    "num_attention_heads": 3, "intermediate_size": 20, "max_position_embeddings": 19,
-}  # fmt: skip
+    "vocab_size": 23,
+    "embedding_size": 5,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 19,
+}
 CONFIGS: list[dict[str, Any]] = [
     {},
     {"hidden_act": "relu", "layer_norm_eps": 1e-6, "type_vocab_size": 3, "tie_word_embeddings": False},
-    {"hidden_act": "gelu_new", "num_attention_heads": 2, "hidden_size": 10, "embedding_size": 10,
-     "pad_token_id": 2, "num_hidden_layers": 3, "classifier_dropout": 0.4},
-]  # fmt: skip
+    {
+        "hidden_act": "gelu_new",
+        "num_attention_heads": 2,
+        "hidden_size": 10,
+        "embedding_size": 10,
+        "pad_token_id": 2,
+        "num_hidden_layers": 3,
+        "classifier_dropout": 0.4,
+    },
+]
 CASES = [
     *((head, config, "right", "one") for head in HEADS for config in range(3)),
     *((head, 0, "left", "one") for head in HEADS[1:3]),
@@ -54,10 +66,13 @@ def test_detection(config: int, side: str, tmp_path):
     inputs = texts(23, pad=chosen.pad_token_id, side=side)
     replaced = torch.randint(2, inputs["input_ids"].shape)
     verify(
-        transformers.ElectraForPreTraining(chosen), inputs, tmp_path,
-        labels={"labels": replaced}, their_labels={"labels": replaced.as_subclass(Labels)},
+        transformers.ElectraForPreTraining(chosen),
+        inputs,
+        tmp_path,
+        labels={"labels": replaced},
+        their_labels={"labels": replaced.as_subclass(Labels)},
         only_theirs={"position_ids": counted(inputs["attention_mask"])},
-    )  # fmt: skip
+    )
 
 
 def test_a_discriminator_becomes_a_classifier_with_a_fresh_head(tmp_path):

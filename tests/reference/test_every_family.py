@@ -11,14 +11,25 @@ transformers = pytest.importorskip("transformers")
 
 from polyformer.checkpoints import FAMILIES  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
-from polyformer.model import Transformer  # noqa: E402
+from polyformer.model.transformer import Transformer  # noqa: E402
 from polyformer.presets import model_config  # noqa: E402
 
 EVERYWHERE = {
-    "transformers_version", "architectures", "model_type", "dtype", "_name_or_path", "use_cache",
-    "return_dict", "output_hidden_states", "output_attentions", "chunk_size_feed_forward",
-    "is_encoder_decoder", "id2label", "label2id", "problem_type",
-}  # fmt: skip
+    "transformers_version",
+    "architectures",
+    "model_type",
+    "dtype",
+    "_name_or_path",
+    "use_cache",
+    "return_dict",
+    "output_hidden_states",
+    "output_attentions",
+    "chunk_size_feed_forward",
+    "is_encoder_decoder",
+    "id2label",
+    "label2id",
+    "problem_type",
+}
 """Options of all configurations that change no number, or are read by the heads."""
 
 

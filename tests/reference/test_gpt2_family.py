@@ -19,9 +19,15 @@ from polyformer.core.errors import InputError  # noqa: E402
 from polyformer.heads import TagConfig  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 19, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 23,
+    "n_embd": 12,
+    "n_layer": 2,
+    "n_head": 3,
+    "n_positions": 19,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 CONFIGS: list[dict[str, Any]] = [
     {},
     {"n_inner": 20, "activation_function": "relu", "layer_norm_epsilon": 1e-3, "scale_attn_weights": False},
@@ -74,8 +80,9 @@ def test_a_file_of_the_trunk_alone_gives_a_language_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(described))
     tensors = {name.removeprefix("transformer."): one.clone() for name, one in theirs.state_dict().items()}
     tensors |= {f"h.{i}.attn.bias": torch.ones(1, 1, 19, 19) for i in range(2)}
-    save_file({name: one for name, one in tensors.items() if "lm_head" not in name},
-              tmp_path / "model.safetensors")  # fmt: skip
+    save_file(
+        {name: one for name, one in tensors.items() if "lm_head" not in name}, tmp_path / "model.safetensors"
+    )
     ids = torch.randint(23, (2, 9))
     torch.testing.assert_close(
         polyformer.from_pretrained(tmp_path)(ids).logits, theirs(ids).logits, rtol=1e-10, atol=1e-10

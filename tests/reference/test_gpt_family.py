@@ -19,9 +19,14 @@ from decoders import (  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 19, "pad_token_id": 0,
+    "vocab_size": 23,
+    "n_embd": 12,
+    "n_layer": 2,
+    "n_head": 3,
+    "n_positions": 19,
+    "pad_token_id": 0,
     "eos_token_id": 2,
-}  # fmt: skip
+}
 CONFIGS: list[dict[str, Any]] = [
     {},
     {"afn": "relu", "layer_norm_epsilon": 1e-3, "n_layer": 3, "n_head": 2, "tie_word_embeddings": False},

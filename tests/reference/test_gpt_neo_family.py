@@ -21,30 +21,44 @@ from transformers.models.gpt_neo import modeling_gpt_neo  # noqa: E402
 
 import polyformer  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
-from polyformer.model import Transformer  # noqa: E402
+from polyformer.model.transformer import Transformer  # noqa: E402
 from polyformer.presets import MODELS  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "hidden_size": 12, "num_layers": 2, "num_heads": 3, "max_position_embeddings": 19,
-    "window_size": 4, "attention_types": [[["global", "local"], 1]], "pad_token_id": 0, "bos_token_id": 1,
+    "vocab_size": 23,
+    "hidden_size": 12,
+    "num_layers": 2,
+    "num_heads": 3,
+    "max_position_embeddings": 19,
+    "window_size": 4,
+    "attention_types": [[["global", "local"], 1]],
+    "pad_token_id": 0,
+    "bos_token_id": 1,
     "eos_token_id": 2,
-}  # fmt: skip
+}
 CONFIGS: list[dict[str, Any]] = [
     {},
-    {"num_layers": 3, "attention_types": [[["local"], 2], [["global"], 1]], "intermediate_size": 20,
-     "activation_function": "relu", "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False},
+    {
+        "num_layers": 3,
+        "attention_types": [[["local"], 2], [["global"], 1]],
+        "intermediate_size": 20,
+        "activation_function": "relu",
+        "layer_norm_epsilon": 1e-3,
+        "tie_word_embeddings": False,
+    },
     {"attention_types": [[["global"], 2]], "window_size": 2, "resid_dropout": 0.2, "attention_dropout": 0.3},
     {"attention_types": [[["local"], 2]], "window_size": 2, "embed_dropout": 0.1},
-]  # fmt: skip
+]
 HEADS: dict[str, Any] = {
     "GPTNeoForCausalLM": ({}, {}),
     "GPTNeoModel": ({}, {}),
     "GPTNeoForSequenceClassification": ({"num_labels": 3}, {"labels": {"labels": torch.tensor([2, 0, 1])}}),
     "GPTNeoForTokenClassification": (
-        {"num_labels": 4, "classifier_dropout": 0.3}, {"labels": {"labels": torch.arange(33).view(3, 11) % 4}}
+        {"num_labels": 4, "classifier_dropout": 0.3},
+        {"labels": {"labels": torch.arange(33).view(3, 11) % 4}},
     ),
     "GPTNeoForQuestionAnswering": ({}, {}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
@@ -114,8 +128,11 @@ def test_what_is_not_computed_is_named(options: dict[str, Any], message: str):
 def test_sizes(name: str, sizes: tuple[int, int, int], parameters: int):
     layers, width, heads = sizes
     theirs = transformers.GPTNeoConfig(
-        num_layers=layers, hidden_size=width, num_heads=heads, max_position_embeddings=2048,
+        num_layers=layers,
+        hidden_size=width,
+        num_heads=heads,
+        max_position_embeddings=2048,
         attention_types=[[["global", "local"], layers // 2]],
-    )  # fmt: skip
+    )
     assert counts(name, theirs) == (parameters, parameters)
     assert MODELS[name]().decoder == read_config(theirs).decoder

@@ -23,15 +23,28 @@ from polyformer.core.errors import InputError  # noqa: E402
 from polyformer.presets import MODELS  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 19, "rotary_dim": 4,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 23,
+    "n_embd": 24,
+    "n_layer": 2,
+    "n_head": 3,
+    "n_positions": 19,
+    "rotary_dim": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 CONFIGS: list[dict[str, Any]] = [
     {},
-    {"n_embd": 98, "n_head": 2, "rotary_dim": 6, "n_inner": 20, "activation_function": "relu",
-     "layer_norm_epsilon": 1e-3},
+    {
+        "n_embd": 98,
+        "n_head": 2,
+        "rotary_dim": 6,
+        "n_inner": 20,
+        "activation_function": "relu",
+        "layer_norm_epsilon": 1e-3,
+    },
     {"n_layer": 3, "rotary_dim": 8, "tie_word_embeddings": True, "resid_pdrop": 0.2, "attn_pdrop": 0.3},
-]  # fmt: skip
+]
 HEADS: dict[str, Any] = {
     "GPTJForCausalLM": ({}, {}),
     "GPTJModel": ({}, {}),

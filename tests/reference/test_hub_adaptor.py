@@ -12,16 +12,20 @@ transformers = pytest.importorskip("transformers")
 
 import polyformer  # noqa: E402
 from polyformer import hub  # noqa: E402
-from polyformer.attention import Global, Window  # noqa: E402
 from polyformer.data import Tokenizer, TokenizerConfig  # noqa: E402
 from polyformer.generation import GenerationConfig  # noqa: E402
-from polyformer.model import Transformer  # noqa: E402
+from polyformer.model.transformer import Transformer  # noqa: E402
+from polyformer.patterns import Global, Window  # noqa: E402
 from polyformer.presets import create_model  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24,
-    "vocab_size": 60, "max_position_embeddings": 40,
-}  # fmt: skip
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 60,
+    "max_position_embeddings": 40,
+}
 PATTERN = Window(3) | Global(1)
 TEXTS = [f"line {i} of a small text" for i in range(60)]
 
@@ -102,9 +106,15 @@ def test_trainer_learns_saves_and_goes_on(tmp_path: Path):
     wrapped = hub.wrap(model(head={"kind": "classify", "num_labels": 2}))
     rows = [{"input_ids": [5 + i % 2] * 6, "attention_mask": [1] * 6, "labels": i % 2} for i in range(64)]
     settings: dict[str, Any] = {
-        "output_dir": str(tmp_path), "per_device_train_batch_size": 16, "learning_rate": 1e-2,
-        "save_steps": 8, "report_to": [], "use_cpu": True, "logging_steps": 4, "disable_tqdm": True,
-    }  # fmt: skip
+        "output_dir": str(tmp_path),
+        "per_device_train_batch_size": 16,
+        "learning_rate": 1e-2,
+        "save_steps": 8,
+        "report_to": [],
+        "use_cpu": True,
+        "logging_steps": 4,
+        "disable_tqdm": True,
+    }
     arguments = transformers.TrainingArguments(**settings, max_steps=16)
     trainer = transformers.Trainer(model=wrapped, args=arguments, train_dataset=rows)
     trainer.train()

@@ -10,7 +10,7 @@ from torch import nn
 
 import polyformer
 from polyformer.checkpoints import FAMILIES, convert, from_transformers
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 
 CASES = [
     (name, architecture, options)
@@ -45,9 +45,13 @@ def test_no_tensor_is_lost(name: str, architecture: str, options: dict[str, Any]
 
 @pytest.mark.parametrize(
     ("name", "architecture"),
-    [("big_bird", "BigBirdForMaskedLM"), ("bart", "BartForCausalLM"), ("reformer", "ReformerModelWithLMHead"),
-     ("decision_transformer", "DecisionTransformerModel")],
-)  # fmt: skip
+    [
+        ("big_bird", "BigBirdForMaskedLM"),
+        ("bart", "BartForCausalLM"),
+        ("reformer", "ReformerModelWithLMHead"),
+        ("decision_transformer", "DecisionTransformerModel"),
+    ],
+)
 def test_what_nothing_reads_outlives_our_format(name: str, architecture: str, tmp_path: Path):
     theirs = tiny(name, architecture)
     ours = from_transformers(theirs)

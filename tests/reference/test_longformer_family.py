@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import polyformer
-from polyformer.attention import Marked, Window
 from polyformer.checkpoints import FAMILIES
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.patterns import Marked, Window
 from polyformer.presets import create_model
 
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -26,9 +26,14 @@ from families import Inputs, same, shaken, texts, verify  # noqa: E402
 
 LENGTH, PAD = 13, 1
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
-    "intermediate_size": 20, "max_position_embeddings": 22, "attention_window": [4, 8],
-}  # fmt: skip
+    "vocab_size": 23,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 22,
+    "attention_window": [4, 8],
+}
 CONFIGS: list[dict[str, Any]] = [
     {},
     {"attention_window": 8, "type_vocab_size": 1, "tie_word_embeddings": False, "hidden_act": "gelu_new"},

@@ -19,7 +19,7 @@ from transformers.models.m2m_100 import modeling_m2m_100  # noqa: E402
 import polyformer  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
 from polyformer.generation.hub import from_hub  # noqa: E402
-from polyformer.model import Transformer  # noqa: E402
+from polyformer.model.transformer import Transformer  # noqa: E402
 from polyformer.position import Shape, SinusoidalConfig  # noqa: E402
 from polyformer.presets import model_config  # noqa: E402
 
@@ -27,16 +27,28 @@ Positions = modeling_m2m_100.M2M100SinusoidalPositionalEmbedding
 THEIR_TABLE = Positions.get_embedding
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 29, "d_model": 12, "encoder_layers": 3, "decoder_layers": 2, "encoder_ffn_dim": 20,
-    "decoder_ffn_dim": 14, "encoder_attention_heads": 3, "decoder_attention_heads": 2,
+    "vocab_size": 29,
+    "d_model": 12,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 20,
+    "decoder_ffn_dim": 14,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 2,
     "max_position_embeddings": 9,
-}  # fmt: skip
+}
 CONFIGS: list[dict[str, Any]] = [
     {"attention_dropout": 0.2},
     {"tie_word_embeddings": False, "scale_embedding": False, "activation_function": "gelu"},
-    {"pad_token_id": 0, "eos_token_id": 5, "decoder_start_token_id": 7, "encoder_layers": 2, "d_model": 6,
-     "encoder_layerdrop": 0.0},
-]  # fmt: skip
+    {
+        "pad_token_id": 0,
+        "eos_token_id": 5,
+        "decoder_start_token_id": 7,
+        "encoder_layers": 2,
+        "d_model": 6,
+        "encoder_layerdrop": 0.0,
+    },
+]
 WRITTEN = torch.tensor([[4, 7, 12, 5, 28, 9], [3, 3, 21, 8, 5, 6], [28, 7, 19, 4, 9, 6]])
 GOALS = torch.tensor([[5, 7, -100, 28, 9, 1], [22, 3, 8, 8, -100, 4], [0, 17, 3, 3, 5, 5]])
 

@@ -15,7 +15,7 @@ import polyformer
 from polyformer.attention import LSHConfig
 from polyformer.checkpoints import FAMILIES
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.presets import model_config
 
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -26,19 +26,34 @@ from decoders import exact_loss  # noqa: E402
 from families import Inputs, compare_gradients, same, shaken, texts, verify  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "hidden_size": 12, "num_attention_heads": 2, "attention_head_size": 5,
-    "feed_forward_size": 20, "is_decoder": True, "axial_pos_shape": [4, 6], "axial_pos_embds_dim": [4, 8],
-    "max_position_embeddings": 24, "attn_layers": ["local", "lsh"], "num_buckets": 4, "use_cache": False,
-    "local_attn_chunk_length": 12, "lsh_attn_chunk_length": 12,
-}  # fmt: skip
+    "vocab_size": 23,
+    "hidden_size": 12,
+    "num_attention_heads": 2,
+    "attention_head_size": 5,
+    "feed_forward_size": 20,
+    "is_decoder": True,
+    "axial_pos_shape": [4, 6],
+    "axial_pos_embds_dim": [4, 8],
+    "max_position_embeddings": 24,
+    "attn_layers": ["local", "lsh"],
+    "num_buckets": 4,
+    "use_cache": False,
+    "local_attn_chunk_length": 12,
+    "lsh_attn_chunk_length": 12,
+}
 CONFIGS: list[dict[str, Any]] = [
     {},
     {"attn_layers": ["local", "local", "local"], "local_attn_chunk_length": 4, "hidden_act": "gelu"},
     {"attn_layers": ["local", "local"], "local_attn_chunk_length": 2, "local_num_chunks_before": 2},
     {"attn_layers": ["lsh", "lsh"], "axial_pos_embds": False, "lsh_num_chunks_before": 2, "num_hashes": 3},
-    {"attn_layers": ["lsh", "local", "lsh"], "axial_pos_embds_dim": [3, 9], "num_buckets": [2, 4],
-     "chunk_size_feed_forward": 1, "layer_norm_eps": 1e-5},
-]  # fmt: skip
+    {
+        "attn_layers": ["lsh", "local", "lsh"],
+        "axial_pos_embds_dim": [3, 9],
+        "num_buckets": [2, 4],
+        "chunk_size_feed_forward": 1,
+        "layer_norm_eps": 1e-5,
+    },
+]
 BIAS = ("lm_head.bias",)
 """Theirs reads it nowhere."""
 
@@ -76,8 +91,12 @@ def test_the_language_model(config: int, tmp_path: Path):
 @pytest.mark.parametrize("config", range(len(CONFIGS)))
 def test_loss_and_gradients(config: int, tmp_path: Path):
     """Theirs has them in training alone, for texts as long as the grid of positions."""
-    shape = {"axial_pos_shape": [3, 4], "max_position_embeddings": 12, "hidden_dropout_prob": 0.0,
-             "local_attention_probs_dropout_prob": 0.0}  # fmt: skip
+    shape = {
+        "axial_pos_shape": [3, 4],
+        "max_position_embeddings": 12,
+        "hidden_dropout_prob": 0.0,
+        "local_attention_probs_dropout_prob": 0.0,
+    }
     theirs: Any = shaken(transformers.ReformerModelWithLMHead(config_of(**{**CONFIGS[config], **shape})))
     theirs.save_pretrained(tmp_path)
     ours = polyformer.from_pretrained(tmp_path)
@@ -110,8 +129,11 @@ def test_steps_are_one_pass(tmp_path: Path):
 
 def test_long_texts_are_hashed(tmp_path: Path):
     """Beyond one chunk a token sees the first chunk and its buckets; loading hashes alike each time."""
-    theirs: Any = shaken(transformers.ReformerModelWithLMHead(config_of(
-        attn_layers=["lsh"], lsh_attn_chunk_length=4, lsh_num_chunks_before=1, num_buckets=2)))  # fmt: skip
+    theirs: Any = shaken(
+        transformers.ReformerModelWithLMHead(
+            config_of(attn_layers=["lsh"], lsh_attn_chunk_length=4, lsh_num_chunks_before=1, num_buckets=2)
+        )
+    )
     theirs.save_pretrained(tmp_path)
     ours, again = polyformer.from_pretrained(tmp_path), polyformer.from_pretrained(tmp_path)
     ids = texts(23, (24, 24))["input_ids"]
@@ -153,11 +175,16 @@ def test_buckets_are_kept_as_they_were_given():
 PUBLISHED: dict[str, dict[str, Any]] = {
     "reformer-small": {"axial_pos_shape": [512, 1024], "num_attention_heads": 2},
     "reformer-enwik8": {
-        "axial_pos_shape": [128, 512], "axial_pos_embds_dim": [256, 768], "hidden_size": 1024,
-        "vocab_size": 258, "num_attention_heads": 8, "attention_head_size": 128, "feed_forward_size": 4096,
+        "axial_pos_shape": [128, 512],
+        "axial_pos_embds_dim": [256, 768],
+        "hidden_size": 1024,
+        "vocab_size": 258,
+        "num_attention_heads": 8,
+        "attention_head_size": 128,
+        "feed_forward_size": 4096,
         "attn_layers": ["local", "local", "lsh", "local"] * 3,
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("name", "millions"), [("reformer-small", 3), ("reformer-enwik8", 149)])

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention import SoftmaxConfig
-from polyformer.core.attend import attend
-from polyformer.core.context import Context
+from polyformer.dot_product.attend import attend
 from polyformer.position import (
     AlibiConfig,
     Shape,
@@ -20,6 +19,7 @@ from polyformer.position import (
 )
 from polyformer.position.alibi import slopes
 from polyformer.position.t5 import buckets
+from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig
 
 transformers = pytest.importorskip("transformers")
@@ -64,9 +64,15 @@ def test_t5_attention(causal: bool):
     """T5 has no 1 / sqrt(D): `scale` is 1. Heads wider than E / H, and distances in far buckets."""
     torch.manual_seed(0)
     config = transformers.T5Config(
-        d_model=WIDTH, d_kv=5, num_heads=HEADS, dropout_rate=0.0, is_decoder=causal,
-        relative_attention_num_buckets=8, relative_attention_max_distance=16, attn_implementation="eager",
-    )  # fmt: skip
+        d_model=WIDTH,
+        d_kv=5,
+        num_heads=HEADS,
+        dropout_rate=0.0,
+        is_decoder=causal,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=16,
+        attn_implementation="eager",
+    )
     theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).double()
     mechanism = SoftmaxConfig(scale=1.0)
     ours = (
@@ -75,8 +81,13 @@ def test_t5_attention(causal: bool):
         .double()
     )
     position = T5BiasConfig(num_buckets=8, max_distance=16).build(SHAPE).double()
-    pairs = [(ours.query, theirs.q), (ours.key, theirs.k), (ours.value, theirs.v), (ours.output, theirs.o),
-             (position.table, theirs.relative_attention_bias)]  # fmt: skip
+    pairs = [
+        (ours.query, theirs.q),
+        (ours.key, theirs.k),
+        (ours.value, theirs.v),
+        (ours.output, theirs.o),
+        (position.table, theirs.relative_attention_bias),
+    ]
     copied(pairs)
     x = torch.randn(2, 21, WIDTH, dtype=torch.float64)
     mask = torch.full((21, 21), -torch.inf, dtype=torch.float64).triu(1).expand(2, 1, 21, 21)
@@ -165,15 +176,24 @@ def test_shaws_keys_in_wav2vec2_bert():
     """Theirs has relative keys alone."""
     torch.manual_seed(0)
     config = transformers.Wav2Vec2BertConfig(
-        hidden_size=WIDTH, num_attention_heads=HEADS, attention_dropout=0.0,
-        position_embeddings_type="relative_key", left_max_position_embeddings=3,
-        right_max_position_embeddings=3, attn_implementation="eager",
-    )  # fmt: skip
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        attention_dropout=0.0,
+        position_embeddings_type="relative_key",
+        left_max_position_embeddings=3,
+        right_max_position_embeddings=3,
+        attn_implementation="eager",
+    )
     theirs = wav2vec2.Wav2Vec2BertSelfAttention(config).double()
     ours = AttentionConfig(num_attention_heads=HEADS).build(WIDTH).double()
     position = ShawConfig(clip=3, values=False).build(SHAPE).double()
-    pairs = [(ours.query, theirs.linear_q), (ours.key, theirs.linear_k), (ours.value, theirs.linear_v),
-             (ours.output, theirs.linear_out), (position.keys[0], theirs.distance_embedding)]  # fmt: skip
+    pairs = [
+        (ours.query, theirs.linear_q),
+        (ours.key, theirs.linear_k),
+        (ours.value, theirs.linear_v),
+        (ours.output, theirs.linear_out),
+        (position.keys[0], theirs.distance_embedding),
+    ]
     copied(pairs)
     x = torch.randn(2, 9, WIDTH, dtype=torch.float64)
     actual, _ = ours(x, Context(9, 9), position)

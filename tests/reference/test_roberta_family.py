@@ -14,15 +14,26 @@ from polyformer.checkpoints import FAMILIES  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
-    "intermediate_size": 20, "max_position_embeddings": 16,
-}  # fmt: skip
+    "vocab_size": 23,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 16,
+}
 CONFIGS: list[dict[str, Any]] = [
     {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
     {"hidden_act": "gelu_new", "tie_word_embeddings": False, "pad_token_id": 3},
-    {"hidden_act": "relu", "num_attention_heads": 2, "hidden_size": 10, "num_hidden_layers": 3,
-     "pad_token_id": 0, "max_position_embeddings": 12, "classifier_dropout": 0.3},
-]  # fmt: skip
+    {
+        "hidden_act": "relu",
+        "num_attention_heads": 2,
+        "hidden_size": 10,
+        "num_hidden_layers": 3,
+        "pad_token_id": 0,
+        "max_position_embeddings": 12,
+        "classifier_dropout": 0.3,
+    },
+]
 CASES = [
     *(("Roberta", head, config, "right", "one") for head in HEADS for config in range(3)),
     *(("Roberta", head, 1, "left", "one") for head in ("ForMaskedLM", "ForTokenClassification")),
@@ -36,9 +47,15 @@ CASES = [
 def test_roberta(family: str, head: str, config: int, side: str, problem: str, tmp_path):
     options = {**SIZES, **CONFIGS[config]}
     verify_encoder(
-        family + head, options, tmp_path, side=side, problem=problem, positions=False,
-        types=options.get("type_vocab_size", 2), dead=("lm_head.bias",) if config == 1 else (),
-    )  # fmt: skip
+        family + head,
+        options,
+        tmp_path,
+        side=side,
+        problem=problem,
+        positions=False,
+        types=options.get("type_vocab_size", 2),
+        dead=("lm_head.bias",) if config == 1 else (),
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.core.context import Context
-from polyformer.core.rotary import InterpolationConfig, NtkConfig, RopeExtensionConfig, YarnConfig
 from polyformer.position import RopeConfig, Shape, Site
-from polyformer.position.rope import frequencies
+from polyformer.position.rope.context_extension import (
+    InterpolationConfig,
+    NtkConfig,
+    RopeExtensionConfig,
+    YarnConfig,
+)
+from polyformer.position.rope.rope import frequencies
+from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig, MultiHeadAttention
 
 transformers = pytest.importorskip("transformers")
@@ -26,10 +31,14 @@ def llama_config(
     rope: dict[str, object], head: int = HEAD, positions: int = 64
 ) -> "transformers.LlamaConfig":
     return transformers.LlamaConfig(
-        hidden_size=WIDTH, num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS, head_dim=head,
-        max_position_embeddings=positions, rope_parameters=rope,
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KEY_HEADS,
+        head_dim=head,
+        max_position_embeddings=positions,
+        rope_parameters=rope,
         attn_implementation="sdpa",  # the eager form has a softmax in float32
-    )  # fmt: skip
+    )
 
 
 def waves(config: RopeConfig, width: int, pos: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,9 +106,11 @@ def test_gpt_j_turns_pairs():
     for x, actual in zip((q, k), rotated(config, 12, q, k)):
         coarse, exact = [
             gptj.apply_rotary_pos_emb(x[..., :8].transpose(1, 2), sin, cos).transpose(1, 2)
-            for sin, cos in (table.double().chunk(2, -1), [one.expand(2, -1, -1) for one in
-                             reversed(waves(config, 8, torch.arange(3, 8)))])
-        ]  # fmt: skip
+            for sin, cos in (
+                table.double().chunk(2, -1),
+                [one.expand(2, -1, -1) for one in reversed(waves(config, 8, torch.arange(3, 8)))],
+            )
+        ]
         torch.testing.assert_close(actual[..., :8], coarse, rtol=0, atol=1e-5)
         torch.testing.assert_close(actual[..., :8], exact, rtol=1e-12, atol=1e-12)
         assert torch.equal(actual[..., 8:], x[..., 8:])
@@ -115,10 +126,15 @@ def test_frequencies_of_every_extension(head: int, base: float):
         ("linear", {"factor": 4.0}, InterpolationConfig(factor=4.0), None),
         ("dynamic", {"factor": 4.0}, NtkConfig(factor=dynamic), 10_000),
         ("yarn", yarn, YarnConfig(factor=16.0, original_max_positions=4096), None),
-        ("yarn", {**yarn, "beta_fast": 8, "beta_slow": 2, "attention_factor": 1.2},
-         YarnConfig(factor=16.0, original_max_positions=4096, beta_fast=8, beta_slow=2,
-                    attention_factor=1.2), None),
-    ]  # fmt: skip
+        (
+            "yarn",
+            {**yarn, "beta_fast": 8, "beta_slow": 2, "attention_factor": 1.2},
+            YarnConfig(
+                factor=16.0, original_max_positions=4096, beta_fast=8, beta_slow=2, attention_factor=1.2
+            ),
+            None,
+        ),
+    ]
     for kind, options, extension, length in cases:
         given = llama_config({"rope_type": kind, "rope_theta": base, **options}, head, 4096)
         theta, size = ROPE_INIT_FUNCTIONS[kind](given, torch.device("cpu"), seq_len=length)

@@ -19,14 +19,19 @@ from polyformer.heads import (
     PretrainingConfig,
     TagConfig,
 )
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.presets import create_model, model_config
 from polyformer.recipes.recipe import ModelChoice
 
 SIZES: dict[str, Any] = {
-    "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24,
-    "vocab_size": 60, "max_position_embeddings": 24, "dropout": 0.0,
-}  # fmt: skip
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 60,
+    "max_position_embeddings": 24,
+    "dropout": 0.0,
+}
 POOLER, OUTPUT = {"head.dense.weight", "head.dense.bias"}, {"head.output.weight", "head.output.bias"}
 TRUNK_HEAD = EmbedConfig(pooling="first", hidden=True, normalize=False)
 
@@ -52,11 +57,15 @@ def begun(model: Transformer) -> dict[str, torch.Tensor]:
         (TRUNK_HEAD, ClassifyConfig(num_labels=3), OUTPUT, set()),
         (TRUNK_HEAD, TagConfig(), OUTPUT, POOLER),
         (TRUNK_HEAD, EmbedConfig(), set(), POOLER),
-        (MaskedConfig(), EnhancedMaskedConfig(max_position_embeddings=24),
-         {"head.position.tables.0.weight"}, set()),
+        (
+            MaskedConfig(),
+            EnhancedMaskedConfig(max_position_embeddings=24),
+            {"head.position.tables.0.weight"},
+            set(),
+        ),
     ],
     ids=["classify", "tag", "embed", "enhanced"],
-)  # fmt: skip
+)
 def test_what_a_head_takes_over(
     tmp_path: Path, old: HeadConfig, new: HeadConfig, fresh: set[str], left: set[str], format: str
 ):

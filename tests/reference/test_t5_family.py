@@ -20,13 +20,18 @@ import polyformer  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
 from polyformer.core.files import write_tensors  # noqa: E402
 from polyformer.generation.hub import from_hub  # noqa: E402
-from polyformer.model import Transformer  # noqa: E402
+from polyformer.model.transformer import Transformer  # noqa: E402
 from polyformer.presets import model_config  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 29, "d_model": 12, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_heads": 3,
+    "vocab_size": 29,
+    "d_model": 12,
+    "d_kv": 5,
+    "d_ff": 20,
+    "num_layers": 2,
+    "num_heads": 3,
     "decoder_start_token_id": 0,
-}  # fmt: skip
+}
 CONFIGS: list[dict[str, Any]] = [
     {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 9, "num_decoder_layers": 3},
     {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "layer_norm_epsilon": 1e-5},
@@ -220,8 +225,12 @@ def test_dropout_stands_in_all_places(tmp_path: Path):
     for stack in (ours.config.encoder, ours.config.decoder):
         assert stack is not None
         data = stack.to_dict()
-        found = (data["dropout"], data["final_dropout"], data["feedforward"]["inner_dropout"],
-                 data["attention"]["mechanism"]["dropout"])  # fmt: skip
+        found = (
+            data["dropout"],
+            data["final_dropout"],
+            data["feedforward"]["inner_dropout"],
+            data["attention"]["mechanism"]["dropout"],
+        )
         assert found == (0.25,) * 4
 
 

@@ -47,9 +47,12 @@ def learn(path: Path, model_type: str = "unigram", texts: list[str] = LEARNT, **
     """A SentencePiece model at `path`."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=model, model_type=model_type, minloglevel=2,
+        sentence_iterator=iter(texts),
+        model_writer=model,
+        model_type=model_type,
+        minloglevel=2,
         **{"vocab_size": 230, "character_coverage": 1.0, "hard_vocab_limit": False, **options},
-    )  # fmt: skip
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(model.getvalue())
     return path
@@ -86,10 +89,23 @@ ALBERT = {
     "eos_id": -1,
     "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
 }
-BIG_BIRD = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3,
-            "user_defined_symbols": ["[CLS]", "[SEP]", "[MASK]"]}  # fmt: skip
-DEBERTA = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]",
-           "eos_piece": "[SEP]", "unk_piece": "[UNK]"}  # fmt: skip
+BIG_BIRD = {
+    "pad_id": 0,
+    "eos_id": 1,
+    "bos_id": 2,
+    "unk_id": 3,
+    "user_defined_symbols": ["[CLS]", "[SEP]", "[MASK]"],
+}
+DEBERTA = {
+    "pad_id": 0,
+    "bos_id": 1,
+    "eos_id": 2,
+    "unk_id": 3,
+    "pad_piece": "[PAD]",
+    "bos_piece": "[CLS]",
+    "eos_piece": "[SEP]",
+    "unk_piece": "[UNK]",
+}
 IN_BYTES = {"byte_fallback": True, "vocab_size": 500, "character_coverage": 0.99}
 MERGES = 3000
 SPECIAL = TEXTS[10]
@@ -164,10 +180,17 @@ def test_m2m_100(tmp_path, model_type):
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(path))
     names = sorted(pieces.id_to_piece(number) for number in range(3, len(pieces)))
     vocab = {name: number for number, name in enumerate(["<s>", "<pad>", "</s>", "<unk>", *names])}
-    languages = [f"__{code}__" for code in transformers.M2M100Tokenizer.__init__.__globals__[
-        "FAIRSEQ_LANGUAGE_CODES"]["m2m100"]]  # fmt: skip
-    write(tmp_path, vocab=vocab, config={"model_type": "m2m_100"}, tokenizer_config={"src_lang": "vi"},
-          special_tokens_map={"eos_token": "</s>", "additional_special_tokens": languages})  # fmt: skip
+    languages = [
+        f"__{code}__"
+        for code in transformers.M2M100Tokenizer.__init__.__globals__["FAIRSEQ_LANGUAGE_CODES"]["m2m100"]
+    ]
+    write(
+        tmp_path,
+        vocab=vocab,
+        config={"model_type": "m2m_100"},
+        tokenizer_config={"src_lang": "vi"},
+        special_tokens_map={"eos_token": "</s>", "additional_special_tokens": languages},
+    )
     ours, theirs = both(tmp_path, "M2M100Tokenizer")
     same(ours, theirs, types=False)
     saves(ours, tmp_path, "m2m_100")
@@ -237,11 +260,15 @@ def bytelevel(shared_data, folder: Path, special: list[str], **files: object) ->
         ("GPT2Tokenizer", "gptj", [], {"pad_token": "<|pad|>", "additional_special_tokens": ["<|x|>"]}),
         ("RobertaTokenizer", "roberta", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"], {}),
         ("BartTokenizer", "bart", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"], {"add_prefix_space": True}),
-        ("RobertaTokenizer", "longformer", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
-         {"mask_token": {"content": "<mask>", "lstrip": True}}),
+        (
+            "RobertaTokenizer",
+            "longformer",
+            ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+            {"mask_token": {"content": "<mask>", "lstrip": True}},
+        ),
         ("DebertaTokenizer", "deberta", ["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"], {}),
     ],
-)  # fmt: skip
+)
 def test_bytelevel_families(shared_data, tmp_path, name, model_type, special, config):
     given = {key: value for key, value in config.items() if not isinstance(value, dict)}
     roles = {key: value for key, value in config.items() if isinstance(value, dict)}

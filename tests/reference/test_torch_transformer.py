@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.presets import model_config
 
 WIDTH, HEADS, INNER, VOCAB, LAYERS = 12, 3, 20, 23, 2
@@ -39,13 +39,20 @@ def pair(block: str) -> tuple[Transformer, nn.ModuleDict]:
     torch.manual_seed(0)
     options = {"dim_feedforward": INNER, "dropout": 0.0, "batch_first": True, "norm_first": block == "pre"}
     norms = [nn.LayerNorm(WIDTH) if block == "pre" else None for _ in range(2)]
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, **options), LAYERS, norms[0],
-                                    enable_nested_tensor=False)  # fmt: skip
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(WIDTH, HEADS, **options), LAYERS, norms[0], enable_nested_tensor=False
+    )
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, HEADS, **options), LAYERS, norms[1])
     theirs = nn.ModuleDict({"encoder": encoder, "decoder": decoder}).double()
-    sizes = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": LAYERS,
-             "num_attention_heads": HEADS, "intermediate_size": INNER, "dropout": 0.0,
-             "block": block}  # fmt: skip
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": INNER,
+        "dropout": 0.0,
+        "block": block,
+    }
     ours = Transformer(model_config("transformer-base", sizes)).double()
     with torch.no_grad():
         for parameter in theirs.parameters():

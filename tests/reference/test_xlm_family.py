@@ -18,19 +18,35 @@ from polyformer.checkpoints import FAMILIES  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "emb_dim": 12, "n_layers": 2, "n_heads": 3, "max_position_embeddings": 19,
-}  # fmt: skip
+    "vocab_size": 23,
+    "emb_dim": 12,
+    "n_layers": 2,
+    "n_heads": 3,
+    "max_position_embeddings": 19,
+}
 CONFIGS: list[dict[str, Any]] = [
     {"n_langs": 4},
     {"causal": True, "n_langs": 2, "gelu_activation": False, "tie_word_embeddings": False},
-    {"n_langs": 3, "use_lang_emb": False, "sinusoidal_embeddings": True, "layer_norm_eps": 1e-5,
-     "pad_token_id": 0, "n_heads": 2, "emb_dim": 10, "n_layers": 3, "summary_first_dropout": 0.4},
+    {
+        "n_langs": 3,
+        "use_lang_emb": False,
+        "sinusoidal_embeddings": True,
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": 0,
+        "n_heads": 2,
+        "emb_dim": 10,
+        "n_layers": 3,
+        "summary_first_dropout": 0.4,
+    },
     {"causal": True},
-]  # fmt: skip
+]
 HEADS = (
-    "WithLMHeadModel", "Model", "ForSequenceClassification", "ForTokenClassification",
+    "WithLMHeadModel",
+    "Model",
+    "ForSequenceClassification",
+    "ForTokenClassification",
     "ForQuestionAnsweringSimple",
-)  # fmt: skip
+)
 CASES = [
     *((head, config, "right", "one") for head in HEADS for config in range(3)),
     ("WithLMHeadModel", 3, "right", "one"),
@@ -71,9 +87,13 @@ def test_xlm(head: str, config: int, side: str, problem: str, tmp_path):
         following = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)[:, 1:]
         theirs = {"labels": torch.nn.functional.pad(following, (0, 1), value=-100)}
     verify(
-        getattr(transformers, f"XLM{head}")(chosen), inputs, tmp_path, labels=mine, their_labels=theirs,
+        getattr(transformers, f"XLM{head}")(chosen),
+        inputs,
+        tmp_path,
+        labels=mine,
+        their_labels=theirs,
         only_theirs={"position_ids": counted(inputs["attention_mask"])},
-    )  # fmt: skip
+    )
 
 
 def test_without_languages_none_is_added(tmp_path):

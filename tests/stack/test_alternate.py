@@ -2,9 +2,10 @@
 
 import pytest
 
-from polyformer.attention import AlternateConfig, SoftmaxConfig, Window
+from polyformer.attention import AlternateConfig, SoftmaxConfig
+from polyformer.attention.base import MechanismConfig
 from polyformer.core.errors import InputError
-from polyformer.core.mechanism import MechanismConfig
+from polyformer.patterns import Window
 from polyformer.presets import create_model
 
 NEAR, WHOLE = SoftmaxConfig(pattern=Window(2, 0)), SoftmaxConfig()
@@ -25,7 +26,7 @@ def test_a_file_brings_them_back() -> None:
 
 
 def test_what_one_cannot_the_stack_cannot() -> None:
-    from polyformer.attention import GlobalEnd
+    from polyformer.patterns import GlobalEnd
 
     mixed = AlternateConfig(mechanisms=(NEAR, SoftmaxConfig(pattern=GlobalEnd(1))))
     assert mixed.packs

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.norms import LayerNormConfig
+from polyformer.ops.norms import LayerNormConfig
+from polyformer.sequence.context import Context
 from polyformer.stack.convolution import Convolution, ConvolutionConfig
 
 

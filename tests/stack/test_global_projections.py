@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention import Global, Marked, Pattern, PerHead, PerLayer, SoftmaxConfig, Window
-from polyformer.core.context import Context
+from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.outputs import ModelOutput
+from polyformer.patterns import Global, Marked, Pattern, PerHead, PerLayer, Window
 from polyformer.position import NoPositionConfig, Shape
 from polyformer.presets import create_model
+from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig, MultiHeadAttention, copy_local_projections, global_projections
 
 NO_POSITION = NoPositionConfig().build(Shape(hidden_size=6))
@@ -39,16 +40,28 @@ def positions() -> Tensor:
 
 def contexts() -> list[Context]:
     marked: dict[str, Any] = {"q_marked": MARKS, "kv_marked": MARKS}
-    placed = {"q_pos": positions(), "kv_pos": positions(), "kv_valid": VALID, "q_doc": DOCUMENTS,
-              "kv_doc": DOCUMENTS}  # fmt: skip
-    return [Context(LENGTH, LENGTH, causal=causal, **marked, **more)
-            for causal in (False, True) for more in ({}, placed)]  # fmt: skip
+    placed = {
+        "q_pos": positions(),
+        "kv_pos": positions(),
+        "kv_valid": VALID,
+        "q_doc": DOCUMENTS,
+        "kv_doc": DOCUMENTS,
+    }
+    return [
+        Context(LENGTH, LENGTH, causal=causal, **marked, **more)
+        for causal in (False, True)
+        for more in ({}, placed)
+    ]
 
 
 def made(pattern: Pattern, heads: int = 2, groups: int | None = None) -> MultiHeadAttention:
     torch.manual_seed(0)
-    config = AttentionConfig(num_attention_heads=heads, num_key_value_heads=groups, global_projections=True,
-                             mechanism=SoftmaxConfig(pattern=pattern))  # fmt: skip
+    config = AttentionConfig(
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        global_projections=True,
+        mechanism=SoftmaxConfig(pattern=pattern),
+    )
     return config.build(6).double().eval()
 
 
@@ -57,8 +70,14 @@ def is_global(context: Context, row: int, slot: int, first: int, marked: bool) -
     return position < first or (marked and bool(MARKS[row, slot]))
 
 
-def equation(module: MultiHeadAttention, x: Tensor, context: Context, first: int, marked: bool,
-             windows: list[tuple[int, int]]) -> Tensor:  # fmt: skip
+def equation(
+    module: MultiHeadAttention,
+    x: Tensor,
+    context: Context,
+    first: int,
+    marked: bool,
+    windows: list[tuple[int, int]],
+) -> Tensor:
     """One query and head after the other; a window is (keys on both sides, dilation)."""
     width, heads = module.head_size, module.config.num_attention_heads
     group = heads // module.config.kv_heads
@@ -95,14 +114,22 @@ CASES = [
     pytest.param(Window(1) | Global(2), 2, False, [(1, 1)], 2, None, id="first"),
     pytest.param(Window(2) | Marked(), 0, True, [(2, 1)], 3, 1, id="marked-grouped"),
     pytest.param(Marked() | Window(1) | Global(1), 1, True, [(1, 1)], 2, None, id="both"),
-    pytest.param(PerHead((Window(1) | Global(1), Window(2, dilation=2) | Global(1))), 1, False,
-                 [(1, 1), (2, 2)], 3, None, id="dilated-heads"),
-]  # fmt: skip
+    pytest.param(
+        PerHead((Window(1) | Global(1), Window(2, dilation=2) | Global(1))),
+        1,
+        False,
+        [(1, 1), (2, 2)],
+        3,
+        None,
+        id="dilated-heads",
+    ),
+]
 
 
 @pytest.mark.parametrize(("pattern", "first", "marked", "windows", "heads", "groups"), CASES)
-def test_the_equation(pattern: Pattern, first: int, marked: bool, windows: list[tuple[int, int]], heads: int,
-                      groups: int | None):  # fmt: skip
+def test_the_equation(
+    pattern: Pattern, first: int, marked: bool, windows: list[tuple[int, int]], heads: int, groups: int | None
+):
     """With padding in the middle and at both ends, packed documents, and causal: outputs and gradients."""
     module = made(pattern, heads, groups)
     torch.manual_seed(1)
@@ -167,9 +194,12 @@ def batch(rows: int = ROWS) -> dict[str, Tensor]:
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {}, {"position": "alibi"}, {"position": "t5"}, {"num_key_value_heads": 1},
+    {},
+    {"position": "alibi"},
+    {"position": "t5"},
+    {"num_key_value_heads": 1},
     {"num_hidden_layers": 2, "pattern": PerLayer((Window(1) | Global(1) | Marked(), Window(3) | Marked()))},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

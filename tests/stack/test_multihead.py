@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention import SoftmaxConfig, Window
-from polyformer.core.context import Context
+from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
+from polyformer.patterns import Window
 from polyformer.position import NoPositionConfig, Shape
+from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig, MultiHeadAttention
 
 NO_POSITION = NoPositionConfig().build(Shape(hidden_size=6))
@@ -78,14 +79,20 @@ def test_another_sequence_is_read_without_a_pattern():
     ("options", "message"),
     [
         ({"num_attention_heads": 0}, "num_attention_heads: expected 1 or more, got 0"),
-        ({"num_attention_heads": 4, "num_key_value_heads": 3},
-         "num_key_value_heads: expected a divisor of the 4 query heads, got 3"),
-        ({"num_attention_heads": 4, "num_key_value_heads": 0},
-         "num_key_value_heads: expected a divisor of the 4 query heads, got 0"),
-        ({"num_attention_heads": 4},
-         "num_attention_heads: expected a divisor of hidden_size 6, got 4; or give head_size"),
+        (
+            {"num_attention_heads": 4, "num_key_value_heads": 3},
+            "num_key_value_heads: expected a divisor of the 4 query heads, got 3",
+        ),
+        (
+            {"num_attention_heads": 4, "num_key_value_heads": 0},
+            "num_key_value_heads: expected a divisor of the 4 query heads, got 0",
+        ),
+        (
+            {"num_attention_heads": 4},
+            "num_attention_heads: expected a divisor of hidden_size 6, got 4; or give head_size",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(options: dict[str, int], message: str):
     with pytest.raises(InputError) as caught:
         AttentionConfig(**options).build(6)

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from polyformer.attention import AdaptiveSpanConfig
 from polyformer.block import ReversibleConfig
-from polyformer.core.context import Context
+from polyformer.core.auxiliary_losses import penalties
 from polyformer.core.errors import InputError
-from polyformer.core.norms import LayerNormConfig
-from polyformer.core.penalty import penalties
 from polyformer.feedforward import DenseConfig, ExpertsConfig
 from polyformer.heads import EnhancedMaskedConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.ops.norms import LayerNormConfig
 from polyformer.position import LearnedPerLayerConfig, NoPositionConfig, T5BiasConfig
 from polyformer.presets import model_config
+from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig, Source, Stack, StackConfig
 
 WIDTH = 8
@@ -28,9 +28,15 @@ EXPERTS = ExpertsConfig(expert=DenseConfig(intermediate_size=6), experts=3, capa
 
 def made(dtype: torch.dtype = torch.float64, cross: bool = False, **options: Any) -> Stack:
     torch.manual_seed(0)
-    parts = {"num_hidden_layers": 4, "attention": AttentionConfig(num_attention_heads=2), "dropout": 0.3,
-             "feedforward": DenseConfig(intermediate_size=12), "block": ReversibleConfig(),
-             "position": LearnedPerLayerConfig(), **options}  # fmt: skip
+    parts = {
+        "num_hidden_layers": 4,
+        "attention": AttentionConfig(num_attention_heads=2),
+        "dropout": 0.3,
+        "feedforward": DenseConfig(intermediate_size=12),
+        "block": ReversibleConfig(),
+        "position": LearnedPerLayerConfig(),
+        **options,
+    }
     stack = Stack(StackConfig(**parts), WIDTH, 20, cross).to(dtype).train()
     with torch.no_grad():
         for parameter in stack.parameters():

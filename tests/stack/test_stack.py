@@ -10,19 +10,23 @@ import torch
 from torch import Tensor
 
 from polyformer.block import ParallelConfig, PostNormConfig, PreNormConfig, ReversibleConfig
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.norms import LayerNormConfig
-from polyformer.core.tokens import Given
 from polyformer.feedforward import DenseConfig
+from polyformer.ops.norms import LayerNormConfig
 from polyformer.position import LearnedConfig, LearnedPerLayerConfig, NoPositionConfig, Shape
+from polyformer.sequence.context import Context
+from polyformer.sequence.tokens import Given
 from polyformer.stack import AttentionConfig, Embedding, EmbeddingConfig, Stack, StackConfig
 
 
 def made(cross: bool = False, **options: Any) -> Stack:
     torch.manual_seed(0)
-    parts = {"num_hidden_layers": 3, "attention": AttentionConfig(num_attention_heads=2),
-             "feedforward": DenseConfig(intermediate_size=8), **options}  # fmt: skip
+    parts = {
+        "num_hidden_layers": 3,
+        "attention": AttentionConfig(num_attention_heads=2),
+        "feedforward": DenseConfig(intermediate_size=8),
+        **options,
+    }
     return Stack(StackConfig(**parts), 6, 20, cross).double()
 
 

@@ -15,9 +15,9 @@ from polyformer.cli import main
 from polyformer.core.files import read_tensors
 from polyformer.data.episodes import Episodes
 from polyformer.data.windows import Windows
+from polyformer.model.trajectory import TrajectoryTransformer
 from polyformer.recipes import ModelChoice, Recipe, Run, fit
 from polyformer.tasks import ActingConfig
-from polyformer.trajectory import TrajectoryTransformer
 
 Row = dict[str, Any]
 

@@ -7,7 +7,7 @@ from fitted import learned
 
 from polyformer import InputError
 from polyformer.data import Splits, Tokenizer, TokenizerConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.presets import model_config
 from polyformer.tasks import (
     Classification,
@@ -127,10 +127,13 @@ def test_two_texts_stand_in_one_row_with_types(tokenizer: Tokenizer):
     assert row["token_type_ids"] == [0] * (len(text) + 2) + [1] * (len(pair) + 1)
 
 
-@pytest.mark.parametrize(("template", "between", "typed"), [
-    ("[CLS] $A [SEP] $B:1 [SEP]:1", 1, True),
-    ("[CLS] $A [SEP] [SEP] $B [SEP]", 2, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("template", "between", "typed"),
+    [
+        ("[CLS] $A [SEP] $B:1 [SEP]:1", 1, True),
+        ("[CLS] $A [SEP] [SEP] $B [SEP]", 2, False),
+    ],
+)
 def test_a_checkpoints_tokenizer_says_how_two_are_joined(
     tokenizer: Tokenizer, template: str, between: int, typed: bool
 ):

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from polyformer.attention import ETC, SoftmaxConfig
+from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
 from polyformer.data import Splits, Tokenizer, TokenizerConfig, default_documents
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.patterns import ETC
 from polyformer.position import EtcLabelsConfig
 from polyformer.presets import model_config
 from polyformer.tasks import ContrastiveModelling, ContrastiveModellingConfig, Fitting

@@ -11,7 +11,7 @@ import polyformer
 from polyformer.cli import main
 from polyformer.core.errors import InputError
 from polyformer.data import Splits, Tokenizer, TokenizerConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.presets import model_config
 from polyformer.tasks import Electra, ElectraConfig, Fitting
 from polyformer.tasks.electra import Detected, GeneratorAndModel, generator_config
@@ -99,8 +99,13 @@ def test_both_share_their_embeddings_and_nothing_else(task: Electra):
     shared = {name for name, _ in pair.model.named_parameters()} - {
         name.removeprefix("model.") for name, _ in pair.named_parameters() if name.startswith("model.")
     }
-    expected = {"tokens.weight", "encoder_embedding.types.weight", "encoder_embedding.norm.weight",
-                "encoder_embedding.norm.bias", "encoder.position.tables.0.weight"}  # fmt: skip
+    expected = {
+        "tokens.weight",
+        "encoder_embedding.types.weight",
+        "encoder_embedding.norm.weight",
+        "encoder_embedding.norm.bias",
+        "encoder.position.tables.0.weight",
+    }
     assert shared == expected, "named under the generator, which comes first"
     before = pair.model.tokens.weight.detach().clone()
     pair(**first(task)).guessing.backward()

@@ -12,14 +12,17 @@ from fitted import learned
 from polyformer import InputError
 from polyformer.cli import main
 from polyformer.data import Splits, TokenizerConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.presets import model_config
 from polyformer.recipes.sheet import image_baselines, write_sheet
 from polyformer.tasks import ImageConfig, ImageModelling
 
 SHAPE = 4, 3
-SMALL = {"hidden_size": 16, "position": {"kind": "grid", "shape": [4, 3]},
-         "pattern": "Local2D(shape=[4, 3], query=[2, 2], memory=[1, 1, 1])"}  # fmt: skip
+SMALL = {
+    "hidden_size": 16,
+    "position": {"kind": "grid", "shape": [4, 3]},
+    "pattern": "Local2D(shape=[4, 3], query=[2, 2], memory=[1, 1, 1])",
+}
 
 
 def images(number: int, seed: int = 0) -> list[dict[str, object]]:
@@ -97,11 +100,14 @@ def test_a_sheet_is_drawn(tmp_path: Path):
     assert (tmp_path / "images.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("part", [
-    {"position": {"kind": "grid", "shape": [3, 4]}},
-    {"pattern": "Window(1) | Local2D(shape=[3, 4], query=[2, 2], memory=[1, 1, 1])"},
-    {"pattern": "PerHead([Window(1), Local2D(shape=[3, 4], query=[2, 2], memory=[1, 1, 1])])"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"position": {"kind": "grid", "shape": [3, 4]}},
+        {"pattern": "Window(1) | Local2D(shape=[3, 4], query=[2, 2], memory=[1, 1, 1])"},
+        {"pattern": "PerHead([Window(1), Local2D(shape=[3, 4], query=[2, 2], memory=[1, 1, 1])])"},
+    ],
+)
 def test_a_model_for_another_shape_is_refused(part: dict[str, object]):
     task, _ = made()
     with pytest.raises(InputError, match="model: it is made for images of 3x4, and the data's are 4x3"):
@@ -122,8 +128,12 @@ def test_colours_are_three_tokens_a_pixel_and_are_learned():
     config = ImageConfig(levels=2, batch_tokens=19 * 64).resolve(rows)
     assert config.channels == 3
     task = config.build(config.tokenizer(TokenizerConfig(), rows))
-    part = {"hidden_size": 32, "num_hidden_layers": 2, "position": {"kind": "grid", "shape": [2, 3, 3]},
-            "pattern": "Local2D(shape=[2, 3, 3], query=[1, 3], memory=[1, 2, 2])"}  # fmt: skip
+    part = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "position": {"kind": "grid", "shape": [2, 3, 3]},
+        "pattern": "Local2D(shape=[2, 3, 3], query=[1, 3], memory=[1, 2, 2])",
+    }
     with pytest.raises(InputError, match="made for images of 2x3, and the data's are 2x3x3"):
         task.adapt(model_config("decoder-tiny", {**part, "position": {"kind": "grid", "shape": [2, 3]}}))
     before, after = learned(task, model_config("decoder-tiny", part), rows, steps=150, lr=5e-3)

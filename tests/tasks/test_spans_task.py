@@ -30,8 +30,14 @@ def task(tokenizer: Tokenizer) -> SpanCorruption:
 
 def test_a_tokenizer_gets_sentinels(tokenizer: Tokenizer):
     assert len(tokenizer) == 260 + 100
-    assert len(SpanCorruptionConfig(row_length=4096, batch_tokens=8192).tokenizer(
-        TokenizerConfig(algorithm="bytes"), [])) > 360  # fmt: skip
+    assert (
+        len(
+            SpanCorruptionConfig(row_length=4096, batch_tokens=8192).tokenizer(
+                TokenizerConfig(algorithm="bytes"), []
+            )
+        )
+        > 360
+    )
 
 
 def test_documents_are_laid_end_to_end(task: SpanCorruption):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention import Causal, Documents, Full, Global, Pattern, PerHead, PerLayer, Window
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
+from polyformer.patterns import Causal, Documents, Full, Global, Pattern, PerHead, PerLayer, Window
+from polyformer.sequence.context import Context
 from polyformer.visual.characters import (
     ASCII,
     Characters,

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from polyformer import documentation
-from polyformer.attention import Full, Global, Pattern, PerHead, Window
-from polyformer.core.context import Context
+from polyformer.patterns import Full, Global, Pattern, PerHead, Window
 from polyformer.position import AlibiConfig, PositionConfig, SinusoidalConfig
+from polyformer.sequence.context import Context
 from polyformer.visual import pages as module
 from polyformer.visual.pages import pages
 from polyformer.visual.pattern import MASKED, SKIPPED, pictures

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from polyformer.attention import LinformerConfig, MemoryCompressedConfig
+from polyformer.attention.base import MechanismConfig
 from polyformer.core.errors import InputError
-from polyformer.core.mechanism import MechanismConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.presets import create_model
 from polyformer.visual.spectrum import Spectrum, matrices, shares, spectra, spectrum
 from polyformer.visual.spectrum_figure import draw_spectra, spectrum_csv, spectrum_table
@@ -43,8 +43,12 @@ def test_the_identity_is_a_straight_line():
 
 
 def test_known_values_in_any_order():
-    assert torch.allclose(shares(torch.diag(torch.tensor([1.0, 4, 0, 3]))),
-                          torch.tensor([4, 7, 8, 8]).double() / 8, rtol=0, atol=1e-14)  # fmt: skip
+    assert torch.allclose(
+        shares(torch.diag(torch.tensor([1.0, 4, 0, 3]))),
+        torch.tensor([4, 7, 8, 8]).double() / 8,
+        rtol=0,
+        atol=1e-14,
+    )
 
 
 def test_zeros_are_no_nan():

@@ -18,16 +18,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.attend import attend
-from polyformer.core.context import Context
+from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.core.auxiliary_losses import penalize
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
-from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
-from polyformer.core.pattern import Pattern
-from polyformer.core.penalty import penalize
-from polyformer.core.reach import Reach, fading, rounded
-from polyformer.core.relative import Relative
 from polyformer.core.state import State
+from polyformer.dot_product.attend import attend
+from polyformer.dot_product.relative import Relative
+from polyformer.patterns.base import Pattern
+from polyformer.patterns.spans import Reach, fading, rounded
+from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,21 +84,30 @@ class AdaptiveSpan(Mechanism):
     def new_state(self, reserve: int) -> KeyValueCache:
         return KeyValueCache(reserve=reserve)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
-                position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, State | None]:
         k, v, state = appended(state, k, v)
         penalize("span", self._penalty())
         relative = self._sight(self._clamped(), context)
         others = None if position is None else position.relative(q, k, context)
         y = attend(
-            q, k, v,
+            q,
+            k,
+            v,
             pattern=None if self.config.backend == "definition" else self._pattern(),
             score_mod=None if position is None else position.score_mod(q, k, context),
             relative=(relative if others is None else relative.plus(others)),
             context=context,
             dropout=self.config.dropout if self.training else 0.0,
             backend=self.config.backend,
-        )  # fmt: skip
+        )
         return y, state
 
     def _clamped(self) -> Tensor:
@@ -130,5 +139,8 @@ class AdaptiveSpan(Mechanism):
 
 def spans(model: nn.Module) -> dict[str, list[float]]:
     """The learned spans of each layer of a model, in tokens, one a head."""
-    return {name: module.spans().tolist() for name, module in model.named_modules()
-            if isinstance(module, AdaptiveSpan)}  # fmt: skip
+    return {
+        name: module.spans().tolist()
+        for name, module in model.named_modules()
+        if isinstance(module, AdaptiveSpan)
+    }

@@ -7,8 +7,8 @@ two mechanisms side by side in one stack. What one of them cannot do, the stack 
 import dataclasses
 from typing import ClassVar
 
+from polyformer.attention.base import ABILITIES, Mechanism, MechanismConfig
 from polyformer.core.errors import InputError
-from polyformer.core.mechanism import ABILITIES, Mechanism, MechanismConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,17 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.core.attend import attend
-from polyformer.core.context import Context
+from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.core.auxiliary_losses import penalize
 from polyformer.core.errors import InputError
-from polyformer.core.guard import guarded
 from polyformer.core.kv_cache import KeyValueCache, appended
-from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
-from polyformer.core.mods import broadcasts
-from polyformer.core.pattern import Pattern, ScoreMod
-from polyformer.core.penalty import penalize
-from polyformer.core.reach import GRAIN, Reach, fading
 from polyformer.core.state import State
+from polyformer.dot_product.attend import attend
+from polyformer.dot_product.guard import guarded
+from polyformer.patterns.base import Pattern, ScoreMod
+from polyformer.patterns.mods import broadcasts
+from polyformer.patterns.spans import GRAIN, Reach, fading
+from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,21 +88,30 @@ class DynamicSpan(Mechanism):
         return KeyValueCache(reserve=reserve)
 
     @guarded
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
-                position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, State | None]:
         k, v, state = appended(state, k, v)
         spans = self.spans(q)
         penalize("span", self.config.penalty * _mean(spans, context))
         other = None if position is None else position.score_mod(q, k, context)
         y = attend(
-            q, k, v,
+            q,
+            k,
+            v,
             pattern=None if self.config.backend == "definition" else self._pattern(spans),
             score_mod=self._sight(spans, context, other),
             relative=None if position is None else position.relative(q, k, context),
             context=context,
             dropout=self.config.dropout if self.training else 0.0,
             backend=self.config.backend,
-        )  # fmt: skip
+        )
         return y, state
 
     def _sight(self, spans: Tensor, context: Context, other: ScoreMod | None) -> ScoreMod:

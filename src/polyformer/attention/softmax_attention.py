@@ -9,13 +9,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polyformer.core.attend import attend
+from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.config import Config
-from polyformer.core.context import Context
 from polyformer.core.kv_cache import KeyValueCache, appended
-from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
-from polyformer.core.pattern import Pattern
 from polyformer.core.state import State
+from polyformer.dot_product.attend import attend
+from polyformer.patterns.base import Pattern
+from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,13 +66,22 @@ class SoftmaxAttention(Mechanism):
     def new_state(self, reserve: int) -> KeyValueCache:
         return KeyValueCache(reserve=reserve)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
-                position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, State | None]:
         k, v, state = appended(state, k, v)
         pattern = self.config.pattern
         context = context.reaching(None if pattern is None else pattern.reach())
         y = attend(
-            q, k, v,
+            q,
+            k,
+            v,
             pattern=pattern,
             score_mod=None if position is None else position.score_mod(q, k, context),
             relative=None if position is None else position.relative(q, k, context),
@@ -80,5 +89,5 @@ class SoftmaxAttention(Mechanism):
             scale=self.config.scale,
             dropout=self.config.dropout if self.training else 0.0,
             backend=self.config.backend,
-        )  # fmt: skip
+        )
         return y, state

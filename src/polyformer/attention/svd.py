@@ -17,13 +17,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.core.context import Context
-from polyformer.core.dropout import dropout
+from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.errors import InputError
-from polyformer.core.guard import guarded
-from polyformer.core.mechanism import Mechanism, MechanismConfig, ScoreTerms
-from polyformer.core.softmax import softmax
 from polyformer.core.state import State
+from polyformer.dot_product.guard import guarded
+from polyformer.ops.dropout import dropout
+from polyformer.ops.softmax import softmax
+from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,8 +65,15 @@ class SVDAttention(Mechanism):
         self.config = config
 
     @guarded
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None,
-                position: ScoreTerms | None) -> tuple[Tensor, State | None]:  # fmt: skip
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, State | None]:
         exact = torch.promote_types(q.dtype, torch.float32)
         given, groups = q.dtype, q.shape[1] // k.shape[1]
         q, k, v = q.to(exact), *(x.to(exact).repeat_interleave(groups, dim=1) for x in (k, v))

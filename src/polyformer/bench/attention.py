@@ -123,8 +123,15 @@ def _at(config: AttentionBench, length: int, tell: Callable[[str], object]) -> l
 
 def _contests(config: AttentionBench, length: int) -> Iterator[Contest]:
     """Who runs at a length: each member and then its peers; a dense peer once."""
-    shape = (config.batch, config.heads, config.width, config.backward, config.device, config.dtype,
-             config.causal)  # fmt: skip
+    shape = (
+        config.batch,
+        config.heads,
+        config.width,
+        config.backward,
+        config.device,
+        config.dtype,
+        config.causal,
+    )
     dense = [name for name in config.against if name in DENSE and length <= config.dense_up_to]
     for index, member in enumerate(config.members):
         peers = [name for name in config.against if name not in DENSE] + (dense if index == 0 else [])

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from polyformer.attention import Causal
 from polyformer.bench import peers
 from polyformer.bench.contest import AbsentError, Attention, Contest
 from polyformer.bench.linformer_peer import linformer
 from polyformer.bench.member import Alone
 from polyformer.bench.reformer_peer import reformer_pytorch
 from polyformer.bench.routing_peer import routing_transformer
-from polyformer.core.context import Context
+from polyformer.patterns import Causal
+from polyformer.sequence.context import Context
 
 
 def call(contest: Contest) -> Callable[[], object]:

@@ -70,8 +70,10 @@ def run(config: FamiliesBench) -> dict[str, float]:
             if ours.encoder is not None and ours.decoder is not None:
                 one["decoder_input_ids"] = one["input_ids"][:, : max(1, config.length // 4)]
         real = torch.cat([one["attention_mask"].flatten() for one in batches]).float().mean().item()
-        print(f"{preset}: {real:.0%} of the tokens are real, "
-              f"outputs differ by {difference(ours, theirs, batches[0]):.1e} at most")  # fmt: skip
+        print(
+            f"{preset}: {real:.0%} of the tokens are real, "
+            f"outputs differ by {difference(ours, theirs, batches[0]):.1e} at most"
+        )
         passes = {"forward": forward} | ({"training step": step} if config.backward else {})
         for name, call in passes.items():
             models = {"transformers": theirs, "polyformer": ours}

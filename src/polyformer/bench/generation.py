@@ -17,11 +17,16 @@ from polyformer.checkpoints import FAMILIES, from_transformers
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
 from polyformer.generation import BeamConfig, GenerationConfig, SpecialIds
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.presets import model_config
 
-SMALL_GPTJ = {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8,
-              "intermediate_size": 2048, "fraction": 0.5}  # fmt: skip
+SMALL_GPTJ = {
+    "num_hidden_layers": 6,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "intermediate_size": 2048,
+    "fraction": 0.5,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
     "gpt-j-small": ("gptj", SMALL_GPTJ),
@@ -91,8 +96,10 @@ def run(config: GenerationBench) -> list[Measured]:
         torch.set_num_threads(config.threads)
     found = []
     for name in config.models:
-        libraries = {key: one.to(config.device, getattr(torch, config.dtype)).eval()
-                     for key, one in contenders(name, config).items()}  # fmt: skip
+        libraries = {
+            key: one.to(config.device, getattr(torch, config.dtype)).eval()
+            for key, one in contenders(name, config).items()
+        }
         for batch, beams in (*((one, 1) for one in config.batches), *((1, one) for one in config.beams)):
             found += _measure(name, libraries, batch, beams, config)
     return found
@@ -118,8 +125,9 @@ def _shape(name: str, config: GenerationBench) -> ModelConfig:
     return shape if config.layers is None else shape.override("num_hidden_layers", config.layers)
 
 
-def _measure(name: str, libraries: dict[str, nn.Module], batch: int, beams: int,
-             config: GenerationBench) -> list[Measured]:  # fmt: skip
+def _measure(
+    name: str, libraries: dict[str, nn.Module], batch: int, beams: int, config: GenerationBench
+) -> list[Measured]:
     """All libraries on the same prompts."""
     ids = torch.randint(5, 1000, (batch, config.prompt), device=config.device)
     runs = {key: _writing(model, ids, config.new_tokens, beams) for key, model in libraries.items()}
@@ -151,6 +159,13 @@ def _writing(model: nn.Module, ids: Tensor, count: int, beams: int) -> Callable[
     mask = torch.ones_like(ids)
     settings: Any = model.generation_config
     settings.eos_token_id = settings.forced_eos_token_id = None
-    return lambda: model.generate(  # type: ignore[operator]
-        ids, attention_mask=mask, do_sample=False, max_new_tokens=count, num_beams=beams, pad_token_id=0,
-    )[:, -count:]  # fmt: skip
+    return (
+        lambda: model.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=count,
+            num_beams=beams,
+            pad_token_id=0,
+        )[:, -count:]
+    )

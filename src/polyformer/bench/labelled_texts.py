@@ -46,8 +46,9 @@ def prepare(name: str, source: str, words: int, texts: int, tests: int, vocabula
     A text of so many words has at least as many tokens, so that no model reads more than a bag of words does.
     """
     if not Path(source).is_dir():
-        raise InputError(f"{name}: expected a directory with train.tsv and test.tsv, gzipped or not, "
-                         f"got {source}")  # fmt: skip
+        raise InputError(
+            f"{name}: expected a directory with train.tsv and test.tsv, gzipped or not, got {source}"
+        )
     header = SETS[name].header
     paths = with_data({"path": "train.tsv", "test": "test.tsv"}, source)
     data = DataConfig(format="tsv", header=header)

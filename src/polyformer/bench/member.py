@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention import SoftmaxConfig
-from polyformer.core.context import Context
+from polyformer.attention.base import MechanismConfig
 from polyformer.core.errors import InputError, quote
-from polyformer.core.mechanism import MechanismConfig
-from polyformer.core.pattern import Pattern
+from polyformer.patterns.base import Pattern
 from polyformer.position import Position, PositionConfig, Shape, Site, Terms, changes_scores
+from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 
 from polyformer.bench.contest import AbsentError
 from polyformer.core.errors import InputError
-from polyformer.core.imports import NAMED, import_all
+from polyformer.plugins import NAMED, import_all
 
 MIB = 1 << 20
 Given = TypeVar("Given")

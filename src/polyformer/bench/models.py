@@ -8,20 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.attention import (
-    BlockWindow,
-    Global,
-    GlobalEnd,
-    Links,
-    Pattern,
-    PerHead,
-    PerLayer,
-)
 from polyformer.bench.timing import in_turn, median
 from polyformer.checkpoints import convert, from_transformers
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
 from polyformer.heads import EmbedConfig
+from polyformer.patterns import BlockWindow, Global, GlobalEnd, Links, Pattern, PerHead, PerLayer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,9 +57,11 @@ def run(config: ModelsBench) -> dict[str, float]:
     """Median seconds by "kind pass model"; prints them, their ratios and how well the outputs agree."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    print(f"{config.layers} layers of {config.hidden_size}, {config.batch} x {config.length} tokens, "
-          f"{config.dtype}, {config.device}, {torch.get_num_threads()} threads, "
-          f"torch {torch.__version__}")  # fmt: skip
+    print(
+        f"{config.layers} layers of {config.hidden_size}, {config.batch} x {config.length} tokens, "
+        f"{config.dtype}, {config.device}, {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}"
+    )
     found: dict[str, float] = {}
     for kind in config.models:
         try:
@@ -124,10 +118,18 @@ def longformer(config: ModelsBench) -> tuple[nn.Module, nn.Module, dict[str, Ten
     from transformers import LongformerConfig, LongformerModel
 
     torch.manual_seed(0)
-    theirs = LongformerModel(LongformerConfig(
-        **_sizes(config), attention_window=config.window, max_position_embeddings=config.length + 2,
-        type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5, attention_probs_dropout_prob=0.0,
-    ), add_pooling_layer=False)  # fmt: skip
+    theirs = LongformerModel(
+        LongformerConfig(
+            **_sizes(config),
+            attention_window=config.window,
+            max_position_embeddings=config.length + 2,
+            type_vocab_size=1,
+            pad_token_id=1,
+            layer_norm_eps=1e-5,
+            attention_probs_dropout_prob=0.0,
+        ),
+        add_pooling_layer=False,
+    )
     ours = _ours(config, theirs)
     ids = torch.randint(2, config.vocab_size, (config.batch, config.length), device=config.device)
     marks = torch.zeros_like(ids)
@@ -140,11 +142,18 @@ def bigbird(config: ModelsBench) -> tuple[nn.Module, nn.Module, dict[str, Tensor
     from transformers import BigBirdConfig, BigBirdModel
 
     torch.manual_seed(0)
-    theirs = BigBirdModel(BigBirdConfig(
-        **_sizes(config), attention_type="block_sparse", block_size=config.block,
-        num_random_blocks=config.random, max_position_embeddings=config.length, hidden_act="gelu",
-        attention_probs_dropout_prob=0.0,
-    ), add_pooling_layer=False)  # fmt: skip
+    theirs = BigBirdModel(
+        BigBirdConfig(
+            **_sizes(config),
+            attention_type="block_sparse",
+            block_size=config.block,
+            num_random_blocks=config.random,
+            max_position_embeddings=config.length,
+            hidden_act="gelu",
+            attention_probs_dropout_prob=0.0,
+        ),
+        add_pooling_layer=False,
+    )
     ids = torch.randint(2, config.vocab_size, (config.batch, config.length), device=config.device)
     placed = _placed(theirs, config)
     fixed = BlockWindow(config.block) | Global(config.block) | GlobalEnd(config.block)
@@ -177,10 +186,15 @@ def drawn(model: nn.Module, ids: Tensor) -> list[Tensor]:
 
 def _sizes(config: ModelsBench) -> dict[str, Any]:
     """Weights so large that attention tells keys apart: else any two models agree."""
-    return {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size,
-            "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
-            "intermediate_size": 4 * config.hidden_size, "hidden_dropout_prob": 0.0,
-            "initializer_range": 1.4 / math.sqrt(config.hidden_size)}  # fmt: skip
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "intermediate_size": 4 * config.hidden_size,
+        "hidden_dropout_prob": 0.0,
+        "initializer_range": 1.4 / math.sqrt(config.hidden_size),
+    }
 
 
 def _placed(model: nn.Module, config: ModelsBench) -> nn.Module:

@@ -10,18 +10,9 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from polyformer.attention import (
-    BlockWindow,
-    Causal,
-    Full,
-    Global,
-    GlobalEnd,
-    PerformerConfig,
-    Random,
-    Window,
-)
+from polyformer.attention import PerformerConfig
 from polyformer.bench.contest import AbsentError, Attention, Contest
-from polyformer.core.pattern import Or, Pattern
+from polyformer.patterns import BlockWindow, Causal, Full, Global, GlobalEnd, Or, Pattern, Random, Window
 from polyformer.position import AlibiConfig
 
 MISSING = AbsentError("not installed (pip install 'polyformer[peers]')")
@@ -60,9 +51,14 @@ def local_attention(contest: Contest) -> Attention:
     except ImportError:
         raise MISSING from None
     return LocalAttention(
-        dim=contest.width, window_size=size, causal=causal, look_backward=1, look_forward=int(not causal),
-        autopad=True, use_rotary_pos_emb=False,
-    )  # fmt: skip
+        dim=contest.width,
+        window_size=size,
+        causal=causal,
+        look_backward=1,
+        look_forward=int(not causal),
+        autopad=True,
+        use_rotary_pos_emb=False,
+    )
 
 
 def x_transformers(contest: Contest) -> Attention:
@@ -140,11 +136,13 @@ def longformer(contest: Contest) -> Attention:
     shape = contest.batch, contest.length
     layer = LongformerSelfAttention(
         LongformerConfig(
-            hidden_size=contest.heads * contest.width, num_attention_heads=contest.heads,
-            attention_window=[2 * window.before], attention_probs_dropout_prob=0.0,
+            hidden_size=contest.heads * contest.width,
+            num_attention_heads=contest.heads,
+            attention_window=[2 * window.before],
+            attention_probs_dropout_prob=0.0,
         ),
         layer_id=0,
-    )  # fmt: skip
+    )
     names = [f"{name}{end}" for end in ("", "_global") for name in ("query", "key", "value")]
     for name in names:
         setattr(layer, name, Given())
@@ -157,10 +155,17 @@ def longformer(contest: Contest) -> Attention:
         # The layer divides its queries in place.
         for name, x in zip(names, (query.clone(), key, value, query[:tokens].clone(), key, value)):
             getattr(layer, name).value = x
-        return layer(
-            query.detach().transpose(0, 1), attention_mask=marked.to(q.dtype) * 1e4, is_index_masked=masked,
-            is_index_global_attn=marked, is_global_attn=tokens > 0,
-        )[0].unflatten(-1, (contest.heads, -1)).transpose(1, 2)  # fmt: skip
+        return (
+            layer(
+                query.detach().transpose(0, 1),
+                attention_mask=marked.to(q.dtype) * 1e4,
+                is_index_masked=masked,
+                is_index_global_attn=marked,
+                is_global_attn=tokens > 0,
+            )[0]
+            .unflatten(-1, (contest.heads, -1))
+            .transpose(1, 2)
+        )
 
     return attention
 
@@ -203,9 +208,12 @@ class BigBird(nn.Module):
         except ImportError:
             raise MISSING from None
         config = BigBirdConfig(
-            hidden_size=contest.heads * contest.width, num_attention_heads=contest.heads, block_size=size,
-            num_random_blocks=blocks, max_position_embeddings=contest.length,
-        )  # fmt: skip
+            hidden_size=contest.heads * contest.width,
+            num_attention_heads=contest.heads,
+            block_size=size,
+            num_random_blocks=blocks,
+            max_position_embeddings=contest.length,
+        )
         self.core = BigBirdBlockSparseAttention(config, seed=0).train(contest.backward)
         self.contest, self.size, self.blocks = contest, size, blocks
         seen = torch.ones(
@@ -217,7 +225,23 @@ class BigBird(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         contest = self.contest
         return self.core.bigbird_block_sparse_attention(
-            q.contiguous(), k.contiguous(), v.contiguous(), self.band, self.rows, self.columns, self.blocked,
-            self.blocked, contest.heads, self.blocks, contest.width, self.size, self.size, contest.batch,
-            contest.length, contest.length, seed=0, plan_from_length=None, plan_num_rand_blocks=None,
-        )[0].transpose(1, 2)  # fmt: skip
+            q.contiguous(),
+            k.contiguous(),
+            v.contiguous(),
+            self.band,
+            self.rows,
+            self.columns,
+            self.blocked,
+            self.blocked,
+            contest.heads,
+            self.blocks,
+            contest.width,
+            self.size,
+            self.size,
+            contest.batch,
+            contest.length,
+            contest.length,
+            seed=0,
+            plan_from_length=None,
+            plan_num_rand_blocks=None,
+        )[0].transpose(1, 2)

@@ -21,9 +21,14 @@ def routing_transformer(contest: Contest) -> Attention:
         raise AbsentError("not installed (pip install routing-transformer)") from None
     window = config.window if contest.causal else 2 * config.window
     attention = KmeansAttention(
-        config.clusters, window, contest.heads, contest.width, causal=contest.causal,
-        ema_decay=config.decay, shared_qk=config.share_queries,
-    )  # fmt: skip
+        config.clusters,
+        window,
+        contest.heads,
+        contest.width,
+        causal=contest.causal,
+        ema_decay=config.decay,
+        shared_qk=config.share_queries,
+    )
     attention = attention.to(contest.device, getattr(torch, contest.dtype)).train(contest.backward)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.core.dropout import Dropout
-from polyformer.core.norms import NormConfig
+from polyformer.ops.dropout import Dropout
+from polyformer.ops.norms import NormConfig
 
 SubLayer = Callable[[Tensor], Tensor]
 

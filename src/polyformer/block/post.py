@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyformer.block.base import Block, BlockConfig, SubLayer
-from polyformer.core.norms import NormConfig
+from polyformer.ops.norms import NormConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

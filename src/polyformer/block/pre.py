@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyformer.block.base import Block, BlockConfig, SubLayer
-from polyformer.core.norms import NormConfig
+from polyformer.ops.norms import NormConfig
 
 LARGEST = torch.finfo(torch.float16).max
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from polyformer.block.base import Block, BlockConfig, SubLayer
 from polyformer.core.errors import unknown
-from polyformer.core.norms import NormConfig
+from polyformer.ops.norms import NormConfig
 
 JOINS = ("mean", "concat")
 

@@ -14,18 +14,23 @@ import torch
 from torch import nn
 
 from polyformer.architecture import ModelConfig
-from polyformer.attention import AlternateConfig, Pattern, SoftmaxConfig
-from polyformer.attention.marked import reads_marks
+from polyformer.attention import AlternateConfig, SoftmaxConfig
+from polyformer.attention.base import MechanismConfig
 from polyformer.checkpoints.transfer import Report, transfer
 from polyformer.core.errors import InputError, quote
-from polyformer.core.mechanism import MechanismConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.patterns import Pattern
+from polyformer.patterns.marked import reads_marks
 from polyformer.stack import MultiHeadAttention, Stack, StackConfig, copy_local_projections
 
 
-def convert(model: Transformer, attention: Pattern | MechanismConfig | str | dict[str, Any] | None = None, *,
-            max_positions: int | None = None, global_projections: bool = False,
-            ) -> tuple[Transformer, Report]:  # fmt: skip
+def convert(
+    model: Transformer,
+    attention: Pattern | MechanismConfig | str | dict[str, Any] | None = None,
+    *,
+    max_positions: int | None = None,
+    global_projections: bool = False,
+) -> tuple[Transformer, Report]:
     """A new model, in evaluation mode, and what became of the weights of `model`, which stays as it is.
 
     Args:
@@ -54,9 +59,10 @@ def convert(model: Transformer, attention: Pattern | MechanismConfig | str | dic
         copy_local_projections(made)
         same = tuple(name for name in report.fresh if ".global_attention." in name)
         report = dataclasses.replace(
-            report, copied=tuple(sorted((*report.copied, *same))),
+            report,
+            copied=tuple(sorted((*report.copied, *same))),
             fresh=tuple(name for name in report.fresh if name not in same),
-        )  # fmt: skip
+        )
     return made.eval(), report
 
 
@@ -68,8 +74,12 @@ def read_attention(given: object) -> Pattern | MechanismConfig | None:
     return Pattern.meant(given) or MechanismConfig.from_dict(given, "attention")
 
 
-def converted(config: ModelConfig, attention: Pattern | MechanismConfig | None, max_positions: int | None,
-              global_projections: bool) -> ModelConfig:  # fmt: skip
+def converted(
+    config: ModelConfig,
+    attention: Pattern | MechanismConfig | None,
+    max_positions: int | None,
+    global_projections: bool,
+) -> ModelConfig:
     """The configuration of the new model. With another attention it is no longer of the family that it came
     from."""
     side = side_of(config)
@@ -80,10 +90,11 @@ def converted(config: ModelConfig, attention: Pattern | MechanismConfig | None, 
     elif attention is not None:
         mechanism = scaled(attention, mechanism)
     inner = dataclasses.replace(
-        stack.attention, mechanism=mechanism,
+        stack.attention,
+        mechanism=mechanism,
         global_projections=global_projections
         or (stack.attention.global_projections and reads_marks(mechanism)),
-    )  # fmt: skip
+    )
     changes: dict[str, Any] = {side: dataclasses.replace(stack, attention=inner)}
     if changes[side] != stack:
         changes["origin"] = None
@@ -162,9 +173,10 @@ def keep_scores(old: Transformer, new: Transformer, report: Report) -> Report:
         if getattr(old.config, side) is not None and getattr(new.config, side) is not None:
             names += _scale_queries(side, old.get_submodule(side), new.get_submodule(side), report)
     return dataclasses.replace(
-        report, scaled=tuple(sorted(names)),
+        report,
+        scaled=tuple(sorted(names)),
         copied=tuple(name for name in report.copied if name not in names),
-    )  # fmt: skip
+    )
 
 
 def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) -> list[str]:

@@ -26,7 +26,7 @@ from polyformer.checkpoints.values import check_values
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.registry import Registry
 from polyformer.heads import HeadConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 
 PROBLEM = choice(
     "problem_type",
@@ -179,10 +179,16 @@ class Family:
         tree = config.to_dict()
         origin = config.origin
         kept = origin.fields if origin is not None and origin.model_type == self.model_type else {}
-        hub = {**kept, **self.fixed, **write_fields(self.fields, tree), **self.describe(tree),
-               **write_fields(self.tasks[task].fields, tree["head"]),
-               **self._write_labels(self.tasks[task], tree["head"], kept),
-               "model_type": self.model_type, "architectures": [self.classes + task]}  # fmt: skip
+        hub = {
+            **kept,
+            **self.fixed,
+            **write_fields(self.fields, tree),
+            **self.describe(tree),
+            **write_fields(self.tasks[task].fields, tree["head"]),
+            **self._write_labels(self.tasks[task], tree["head"], kept),
+            "model_type": self.model_type,
+            "architectures": [self.classes + task],
+        }
         again, wanted = self.config(hub, task).to_dict(), dict(tree)
         del again["origin"], wanted["origin"]
         found = differences(wanted, again)
@@ -213,8 +219,11 @@ class Family:
 
     def task_of(self, config: ModelConfig) -> str:
         """The task whose head the model has."""
-        able = [name for name, one in self.tasks.items()
-                if one.head.kind == config.head.kind and self._has_stacks(one, config)]  # fmt: skip
+        able = [
+            name
+            for name, one in self.tasks.items()
+            if one.head.kind == config.head.kind and self._has_stacks(one, config)
+        ]
         origin = config.origin
         if origin is not None and origin.model_type == self.model_type:
             named = origin.architecture.removeprefix(self.classes)

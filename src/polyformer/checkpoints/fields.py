@@ -56,9 +56,16 @@ def choice(theirs: str, default: Any, names: Mapping[Any, Any], *ours: str) -> F
 
 
 ACTIVATIONS = {
-    "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh", "silu": "silu", "swish": "silu", "tanh": "tanh", "sigmoid": "sigmoid",
-}  # fmt: skip
+    "gelu": "gelu",
+    "relu": "relu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+}
 """Their names of activations, and ours."""
 
 

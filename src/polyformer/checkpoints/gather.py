@@ -27,8 +27,9 @@ class Gathered:
     left: tuple[str, ...]
 
 
-def gather(family: Family, task: str, config: ModelConfig, given: Given, model: nn.Module,
-           fresh_head: bool) -> Gathered:  # fmt: skip
+def gather(
+    family: Family, task: str, config: ModelConfig, given: Given, model: nn.Module, fresh_head: bool
+) -> Gathered:
     """Our tensors of theirs. `fresh_head`: those of the head that are missing start fresh.
 
     Raises `InputError` for tensors that are missing, misshapen or of another family.
@@ -68,8 +69,10 @@ def gather(family: Family, task: str, config: ModelConfig, given: Given, model: 
     without = [name for name in own if name not in weights and not _shared(own, name, weights)]
     fresh = tuple(name for name in without if fresh_head and name.startswith("head."))
     if len(fresh) < len(without):
-        raise InputError(f"the checkpoint lacks {', '.join(missing[:4]) or 'tensors'} "
-                         f"({len(without) - len(fresh)} of the model's tensors in all)")  # fmt: skip
+        raise InputError(
+            f"the checkpoint lacks {', '.join(missing[:4]) or 'tensors'} "
+            f"({len(without) - len(fresh)} of the model's tensors in all)"
+        )
     if fresh:
         made = _fresh_head(config, next(iter(weights.values())).dtype)
         weights |= {name: made[name] for name in fresh}

@@ -20,20 +20,25 @@ from polyformer.checkpoints.transfer import Report, transfer
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_json
 from polyformer.core.hub_names import check_no_revision, fetched
-from polyformer.core.unread import read_unread
+from polyformer.core.unused_tensors import read_unread
 from polyformer.core.weights import check_layers, load_weights
 from polyformer.heads import HeadConfig
-from polyformer.model import CONFIG, Transformer, read_generation
-from polyformer.models import TRAJECTORY, decode_config
-from polyformer.trajectory import TrajectoryTransformer
+from polyformer.model.kinds import TRAJECTORY, decode_config
+from polyformer.model.trajectory import TrajectoryTransformer
+from polyformer.model.transformer import CONFIG, Transformer, read_generation
 
 WRAPPED = "polyformer"
 """The model_type of our models inside transformers."""
 
 
-def from_pretrained(source: str | Path, head: str | dict[str, Any] | HeadConfig | None = None, *,
-                    dtype: torch.dtype | None = None, allow_pickle: bool = False,
-                    revision: str | None = None) -> Transformer:  # fmt: skip
+def from_pretrained(
+    source: str | Path,
+    head: str | dict[str, Any] | HeadConfig | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    allow_pickle: bool = False,
+    revision: str | None = None,
+) -> Transformer:
     """A model and its weights, in evaluation mode.
 
     Args:
@@ -65,8 +70,13 @@ def from_pretrained(source: str | Path, head: str | dict[str, Any] | HeadConfig 
     return model
 
 
-def _theirs(folder: Path, described: Tree, head: str | dict[str, Any] | HeadConfig | None,
-            dtype: torch.dtype | None, pickle: bool) -> tuple[Transformer, Gathered]:  # fmt: skip
+def _theirs(
+    folder: Path,
+    described: Tree,
+    head: str | dict[str, Any] | HeadConfig | None,
+    dtype: torch.dtype | None,
+    pickle: bool,
+) -> tuple[Transformer, Gathered]:
     """The model of a public checkpoint's folder, and what became of its tensors."""
     family_of(described)
     head = named_head(head)
@@ -111,8 +121,10 @@ def family_of(described: Tree) -> Family:
     if not isinstance(name, str) or name not in list(FAMILIES):
         near = difflib.get_close_matches(str(name)[:50], list(FAMILIES), n=2)
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-        raise InputError(f"config.json: model_type {quote(name)} is not supported; {hint}"
-                         f"supported are {', '.join(FAMILIES)}")  # fmt: skip
+        raise InputError(
+            f"config.json: model_type {quote(name)} is not supported; {hint}"
+            f"supported are {', '.join(FAMILIES)}"
+        )
     return FAMILIES[name]
 
 
@@ -156,8 +168,12 @@ def from_transformers(model: nn.Module, head: str | dict[str, Any] | HeadConfig 
     return adopted
 
 
-def adopt(described: Tree, given: "Tensors | dict[str, Tensor]", head: str | HeadConfig | None = None,
-          dtype: torch.dtype | None = None) -> tuple[Transformer, Gathered]:  # fmt: skip
+def adopt(
+    described: Tree,
+    given: "Tensors | dict[str, Tensor]",
+    head: str | HeadConfig | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Transformer, Gathered]:
     """The model of a public configuration and its tensors, and what became of them."""
     family = family_of(described)
     task = family.task(described, head)
@@ -181,8 +197,9 @@ def named_head(head: str | dict[str, Any] | HeadConfig | None) -> str | HeadConf
     return HeadConfig.from_dict(head, "head")
 
 
-def untied(family: Family, task: str, config: ModelConfig,
-           given: "Tensors | dict[str, Tensor]") -> ModelConfig:  # fmt: skip
+def untied(
+    family: Family, task: str, config: ModelConfig, given: "Tensors | dict[str, Tensor]"
+) -> ModelConfig:
     """The configuration, with an output layer of its own where the files have one beside another token table.
 
     What transformers saves of T5 1.1 says that both are tied, and they are not; it believes the files too.

@@ -11,7 +11,7 @@ from polyformer.checkpoints.fields import differences
 from polyformer.checkpoints.tensors import INDEX, SINGLE
 from polyformer.core.errors import InputError
 from polyformer.core.files import tied_names, write_json, write_tensors
-from polyformer.model import CONFIG, Transformer, write_generation
+from polyformer.model.transformer import CONFIG, Transformer, write_generation
 
 SHARD = 5 * 1000**3
 """Bytes of weights from which on they are written as several files."""
@@ -61,8 +61,10 @@ def described(config: ModelConfig) -> tuple[Family, dict[str, object], str]:
 
 def exported(family: Family, config: ModelConfig, task: str, ours: dict[str, Tensor]) -> dict[str, Tensor]:
     """Their tensors of ours: weights, or their gradients."""
-    return {link.theirs: link.part.join([ours[name] for name in link.part.ours])
-            for link in family.links(config, task, ours)}  # fmt: skip
+    return {
+        link.theirs: link.part.join([ours[name] for name in link.part.ours])
+        for link in family.links(config, task, ours)
+    }
 
 
 def like(tensors: dict[str, Tensor], dtypes: set[torch.dtype]) -> dict[str, Tensor]:

@@ -12,10 +12,15 @@ from polyformer.heads import EmbedConfig
 
 MODULES = "modules.json"
 POOLINGS = {
-    "cls": "first", "mean": "mean", "max": "max", "lasttoken": "last",
-    "pooling_mode_cls_token": "first", "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max", "pooling_mode_lasttoken": "last",
-}  # fmt: skip
+    "cls": "first",
+    "mean": "mean",
+    "max": "max",
+    "lasttoken": "last",
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "last",
+}
 """Their names, those of newer and of older folders, and ours."""
 
 
@@ -48,8 +53,10 @@ def _pooling(path: Path) -> str:
     named = described.get("pooling_mode")
     modes += [named] if isinstance(named, str) else list(named or ())
     if len(modes) != 1:
-        raise InputError(f"{path}: expected one pooling, got {', '.join(map(str, modes))[:200] or 'none'}; "
-                         f"poolings side by side are not supported")  # fmt: skip
+        raise InputError(
+            f"{path}: expected one pooling, got {', '.join(map(str, modes))[:200] or 'none'}; "
+            f"poolings side by side are not supported"
+        )
     if modes[0] not in POOLINGS:
         raise unknown(f"pooling in {path}:", modes[0], POOLINGS)
     return POOLINGS[modes[0]]

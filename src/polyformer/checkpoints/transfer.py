@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polyformer.heads import HeadConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.position import Position
 
 
@@ -59,8 +59,9 @@ def transfer(old: Transformer, new: Transformer, fresh: Collection[str] = ()) ->
         fates[fate].append(name)
     used = {sources[name] for fate in ("copied", "extended", "cut") for name in fates[fate]}
     left = [*(name for name in given if name not in used), *old.unread]
-    return Report(scaled=(), left=tuple(sorted(left)),
-                  **{fate: tuple(sorted(names)) for fate, names in fates.items()})  # fmt: skip
+    return Report(
+        scaled=(), left=tuple(sorted(left)), **{fate: tuple(sorted(names)) for fate, names in fates.items()}
+    )
 
 
 def place(name: str, old: HeadConfig, new: HeadConfig) -> str | None:

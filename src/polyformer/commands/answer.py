@@ -24,8 +24,8 @@ class Options:
 
 def run(options: Options) -> None:
     from polyformer.commands.texts import given
-    from polyformer.core.workers import suited
     from polyformer.data.opening import opened
+    from polyformer.ops.workers import suited
     from polyformer.recipes.run import reader
     from polyformer.tasks import Answering
 

@@ -69,7 +69,7 @@ def imported(argv: list[str]) -> tuple[list[str], tuple[str, ...]]:
         else:
             names.append(value if equals else left.pop(0))
     if names:
-        from polyformer.core.imports import import_named
+        from polyformer.plugins import import_named
 
         for name in names:
             import_named(name)

@@ -29,7 +29,7 @@ class Options:
 
 def run(options: Options) -> None:
     from polyformer.commands.texts import given, split_at_tabs
-    from polyformer.core.workers import suited
+    from polyformer.ops.workers import suited
     from polyformer.recipes.reader import Reader
     from polyformer.recipes.run import reader
     from polyformer.tasks import Classification, PairClassification

@@ -108,12 +108,15 @@ def compared(fitted: "Fitted", folder: str) -> str:
     counts = {name: sum(one.numel() for one in model.parameters()) for name, model in models.items()}
     faster = medians["teacher"] / medians["student"]
     fitted.run.record(teacher={"scores": scores, "seconds": medians, "speed": faster})
-    return "\n".join([
-        table([*scores.items()]), *_kept(fitted, scores),
-        f"parameters: {counts['teacher']:,} and {counts['student']:,}",
-        f"{medians['teacher'] * 1e3:.1f} and {medians['student'] * 1e3:.1f} ms for the same batches "
-        f"(median of {REPEATS}, in turn): the student is {faster:.2f} times as fast",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            table([*scores.items()]),
+            *_kept(fitted, scores),
+            f"parameters: {counts['teacher']:,} and {counts['student']:,}",
+            f"{medians['teacher'] * 1e3:.1f} and {medians['student'] * 1e3:.1f} ms for the same batches "
+            f"(median of {REPEATS}, in turn): the student is {faster:.2f} times as fast",
+        ]
+    )
 
 
 def _kept(fitted: "Fitted", scores: dict[str, dict[str, float]]) -> list[str]:

@@ -24,8 +24,8 @@ class Options:
 
 
 def run(options: Options) -> None:
-    from polyformer.core.workers import suited
     from polyformer.data import DataConfig, load, read
+    from polyformer.ops.workers import suited
     from polyformer.recipes.find import with_data
     from polyformer.recipes.report import table
     from polyformer.recipes.run import Run

@@ -9,7 +9,7 @@ from polyformer.commands.base import argument, option
 
 if TYPE_CHECKING:
     from polyformer.generation import GenerationConfig
-    from polyformer.model import Transformer
+    from polyformer.model.transformer import Transformer
     from polyformer.recipes.writer import Writer
 
 EXAMPLES = """examples:
@@ -47,7 +47,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    from polyformer.core.workers import suited
+    from polyformer.ops.workers import suited
     from polyformer.recipes.run import writer
     from polyformer.recipes.writer import Writer
     from polyformer.tasks import LanguageModelling

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from polyformer.core.errors import InputError, quote, unknown
 
 if TYPE_CHECKING:
-    from polyformer.core.pattern import Pattern
+    from polyformer.patterns.base import Pattern
 from polyformer.core.parsing import parse_yaml
 
 LENGTH, BLOCK, HEADS = 64, 16, 4
@@ -19,13 +19,19 @@ FORMATS = ".png", ".svg"
 
 
 def show_pattern(
-    expression: str | None, *, length: int | None = None, heads: int = HEADS, causal: bool = False,
-    block: int = BLOCK, layer: int = 0, out: str | None = None,
-) -> None:  # fmt: skip
+    expression: str | None,
+    *,
+    length: int | None = None,
+    heads: int = HEADS,
+    causal: bool = False,
+    block: int = BLOCK,
+    layer: int = 0,
+    out: str | None = None,
+) -> None:
     """The mask, the layout and the counts of keys of a pattern."""
     import polyformer.attention  # noqa: F401, the patterns must be known
-    from polyformer.core.context import Context
-    from polyformer.core.pattern import Pattern
+    from polyformer.patterns.base import Pattern
+    from polyformer.sequence.context import Context
     from polyformer.visual.characters import characters, pattern_text
     from polyformer.visual.pattern import pictures
     from polyformer.visual.pattern_figure import draw_pattern
@@ -48,7 +54,7 @@ def show_pattern(
 
 def fitting(pattern: "Pattern", causal: bool, layer: int) -> int:
     """A length at which the picture of a pattern is no full square; 64 where it is one at any."""
-    from polyformer.core.context import Context
+    from polyformer.sequence.context import Context
     from polyformer.visual.pattern import pictures
 
     length = LENGTH
@@ -62,9 +68,15 @@ def fitting(pattern: "Pattern", causal: bool, layer: int) -> int:
 
 
 def show_position(
-    scheme: str | None, *, length: int = LENGTH, heads: int = HEADS, causal: bool = False,
-    block: int | None = None, layer: int | None = None, out: str | None = None,
-) -> None:  # fmt: skip
+    scheme: str | None,
+    *,
+    length: int = LENGTH,
+    heads: int = HEADS,
+    causal: bool = False,
+    block: int | None = None,
+    layer: int | None = None,
+    out: str | None = None,
+) -> None:
     """What a position scheme, its kind or its configuration in YAML, does to the scores or the input."""
     from polyformer.position import PositionConfig
     from polyformer.visual.characters import characters

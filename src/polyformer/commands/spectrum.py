@@ -14,7 +14,7 @@ from polyformer.commands.subject import inputs, subject
 from polyformer.core.errors import InputError, quote, unknown
 
 if TYPE_CHECKING:
-    from polyformer.model import Transformer
+    from polyformer.model.transformer import Transformer
     from polyformer.visual.spectrum import Spectrum
 
 EXAMPLES = """examples:
@@ -58,8 +58,10 @@ def run(options: Options) -> None:
     results = spectra(found.model, inputs(found, length, options.texts))
     for side, one in results.items():
         number = "1 text" if one.texts == 1 else f"{one.texts} texts"
-        print(f"\n{side}, {number} of {length} tokens: "
-              f"the share of the greatest {one.quarter} singular values in the sum of all\n")  # fmt: skip
+        print(
+            f"\n{side}, {number} of {length} tokens: "
+            f"the share of the greatest {one.quarter} singular values in the sum of all\n"
+        )
         print(spectrum_table(one))
     if path:
         write(path, results, options.model)

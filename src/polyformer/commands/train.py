@@ -136,7 +136,7 @@ def described(options: Options) -> dict[str, Any]:
 def with_imports(recipe: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """`recipe` with everything imported that it names, and with `names`, which are imported already."""
     from polyformer.core.config import decode
-    from polyformer.core.imports import absolute, import_named
+    from polyformer.plugins import absolute, import_named
 
     own = decode(tuple[str, ...], recipe.get("imports") or (), "imports")
     for name in own:

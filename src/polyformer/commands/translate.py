@@ -29,8 +29,8 @@ class Options:
 
 def run(options: Options) -> None:
     from polyformer.commands.texts import given
-    from polyformer.core.workers import suited
     from polyformer.generation import BeamConfig
+    from polyformer.ops.workers import suited
     from polyformer.recipes.run import writer
     from polyformer.recipes.writer import Writer
     from polyformer.tasks import Translation
@@ -40,8 +40,9 @@ def run(options: Options) -> None:
     if isinstance(task, Writer):
         task.between(*languages)
     elif any(languages):
-        raise InputError(f"{options.run}: a run knows no languages; leave --source-language and "
-                         "--target-language out")  # fmt: skip
+        raise InputError(
+            f"{options.run}: a run knows no languages; leave --source-language and --target-language out"
+        )
     beam = None if options.num_beams is None else BeamConfig(num_beams=options.num_beams)
     with suited(model):
         for batch in given(options.text):

@@ -4,7 +4,7 @@
     value      = number | 'text' | true | false | null | [value, ...] | {'text': value, ...} | expression
 
 Configurations take names with named values alone, and read a value that is an expression when they decode it;
-patterns (`core/pattern.py`) take all of it.
+patterns (`patterns/base.py`) take all of it.
 """
 
 import ast

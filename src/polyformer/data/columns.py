@@ -20,10 +20,33 @@ KINDS: dict[str, tuple[str, ...]] = {
 """The tasks that are guessed, and the roles that each needs; the first whose roles are there."""
 
 _NAMES: dict[str, tuple[str, ...]] = {
-    "text": ("text", "sentence", "content", "review", "document", "article", "body", "comment", "message",
-             "tweet", "utterance", "query"),
-    "label": ("label", "labels", "class", "category", "sentiment", "topic", "intent", "is_duplicate",
-              "gold_label", "rating", "stars"),
+    "text": (
+        "text",
+        "sentence",
+        "content",
+        "review",
+        "document",
+        "article",
+        "body",
+        "comment",
+        "message",
+        "tweet",
+        "utterance",
+        "query",
+    ),
+    "label": (
+        "label",
+        "labels",
+        "class",
+        "category",
+        "sentiment",
+        "topic",
+        "intent",
+        "is_duplicate",
+        "gold_label",
+        "rating",
+        "stars",
+    ),
     "source": ("source", "src"),
     "target": ("target", "tgt", "translation"),
     "tokens": ("tokens", "words"),
@@ -33,21 +56,85 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "answers": ("answers",),
     "image": ("image", "img", "picture"),
     "observations": ("observations", "states"),
-}  # fmt: skip
+}
 
-_PAIRS = (("text", "pair"), ("text", "text2"), ("text1", "text2"), ("text_a", "text_b"),
-          ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence"),
-          ("premise", "hypothesis"), ("query", "passage"))  # fmt: skip
+_PAIRS = (
+    ("text", "pair"),
+    ("text", "text2"),
+    ("text1", "text2"),
+    ("text_a", "text_b"),
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("premise", "hypothesis"),
+    ("query", "passage"),
+)
 """The usual names of two texts with one label: QQP, QNLI, MNLI, MRPC, ..."""
 
-_LANGUAGES = frozenset((
-    *("ar", "bg", "bn", "ca", "cs", "da", "de", "el", "en", "es", "et", "fa", "fi", "fr", "gl", "he", "hi"),
-    *("hr", "hu", "id", "is", "it", "ja", "ka", "kk", "km", "ko", "lt", "lv", "mk", "mn", "ms", "my", "ne"),
-    *("nl", "no", "pl", "ps", "pt", "ro", "ru", "si", "sk", "sl", "sq", "sr", "sv", "sw", "ta", "th", "tl"),
-    *("tr", "uk", "ur", "uz", "vi", "xh", "yi", "zh", "zu"),
-    *("ara", "ces", "deu", "eng", "fin", "fra", "heb", "hin", "ind", "ita", "jpn", "kor", "nld", "pol"),
-    *("por", "ron", "rus", "spa", "swe", "tha", "tur", "ukr", "vie", "zho"),
-))  # fmt: skip
+_LANGUAGES = frozenset(
+    (
+        *(
+            "ar",
+            "bg",
+            "bn",
+            "ca",
+            "cs",
+            "da",
+            "de",
+            "el",
+            "en",
+            "es",
+            "et",
+            "fa",
+            "fi",
+            "fr",
+            "gl",
+            "he",
+            "hi",
+        ),
+        *(
+            "hr",
+            "hu",
+            "id",
+            "is",
+            "it",
+            "ja",
+            "ka",
+            "kk",
+            "km",
+            "ko",
+            "lt",
+            "lv",
+            "mk",
+            "mn",
+            "ms",
+            "my",
+            "ne",
+        ),
+        *(
+            "nl",
+            "no",
+            "pl",
+            "ps",
+            "pt",
+            "ro",
+            "ru",
+            "si",
+            "sk",
+            "sl",
+            "sq",
+            "sr",
+            "sv",
+            "sw",
+            "ta",
+            "th",
+            "tl",
+        ),
+        *("tr", "uk", "ur", "uz", "vi", "xh", "yi", "zh", "zu"),
+        *("ara", "ces", "deu", "eng", "fin", "fra", "heb", "hin", "ind", "ita", "jpn", "kor", "nld", "pol"),
+        *("por", "ron", "rus", "spa", "swe", "tha", "tur", "ukr", "vie", "zho"),
+    )
+)
 
 _CREDIT = re.compile(r"attribution|CC[- ]BY", re.IGNORECASE)  # beside the sentences of Tatoeba
 _ID = re.compile(r"[\w.:-]{0,39}\d[\w.:-]{0,40}")  # a number, or a short word with one

@@ -136,8 +136,15 @@ def _deberta_v2(files: HubFiles) -> tokenizers.Tokenizer:
 
 
 _BRACKETS = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-_ANGLES = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>",
-           "mask": "<mask>"}  # fmt: skip
+_ANGLES = {
+    "bos": "<s>",
+    "eos": "</s>",
+    "unk": "<unk>",
+    "sep": "</s>",
+    "pad": "<pad>",
+    "cls": "<s>",
+    "mask": "<mask>",
+}
 _LANGUAGES = {role: token for role, token in _ANGLES.items() if role not in ("cls", "mask")}
 _TYPED = Template("{cls} $A {sep}", "{cls} $A {sep} $B:1 {sep}:1")
 _DOUBLE = Template("{cls} $A {sep}", "{cls} $A {sep} {sep} $B {sep}")
@@ -152,15 +159,17 @@ FAMILIES = {
     "roberta": Family(build=_bytelevel, roles=_ANGLES, template=_DOUBLE),
     "deberta": Family(build=_bytelevel, roles={**_BOTH, **_BRACKETS}, template=_TYPED),
     "openai-gpt": Family(build=_gpt, roles={"unk": "<unk>"}),
-    "t5": Family(build=_t5, roles={"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}, extra=_sentinels,
-                 template=_ENDS),
+    "t5": Family(
+        build=_t5, roles={"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}, extra=_sentinels, template=_ENDS
+    ),
     "xlm-roberta": Family(build=_xlm_roberta, roles=_ANGLES, template=_DOUBLE),
-    "albert": Family(build=_albert, roles={**_BOTH, **_BRACKETS, "unk": "<unk>", "pad": "<pad>"},
-                     template=_TYPED),
-    "m2m_100": Family(build=_m2m, roles=_LANGUAGES, extra=language_tokens,
-                      template=_SPOKEN),
-    "big_bird": Family(build=_pieces, roles={**_ANGLES, "sep": "[SEP]", "cls": "[CLS]", "mask": "[MASK]"},
-                       template=_TYPED),
+    "albert": Family(
+        build=_albert, roles={**_BOTH, **_BRACKETS, "unk": "<unk>", "pad": "<pad>"}, template=_TYPED
+    ),
+    "m2m_100": Family(build=_m2m, roles=_LANGUAGES, extra=language_tokens, template=_SPOKEN),
+    "big_bird": Family(
+        build=_pieces, roles={**_ANGLES, "sep": "[SEP]", "cls": "[CLS]", "mask": "[MASK]"}, template=_TYPED
+    ),
     "deberta-v2": Family(build=_deberta_v2, roles={**_BOTH, **_BRACKETS}, template=_TYPED),
     "reformer": Family(build=_pieces, roles={"eos": "</s>", "unk": "<unk>"}),
-}  # fmt: skip
+}

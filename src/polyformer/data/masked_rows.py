@@ -62,8 +62,14 @@ class Masking:
             generator = np.random.default_rng([copy, zlib.crc32(ids.astype(np.int64).tobytes())])
         config = self.config
         corrupted, labels = mask_tokens(
-            ids, generator, mask_id=self.mask_id, ordinary_ids=self.ordinary_ids, share=config.share,
-            random_share=config.random_share, kept_share=config.kept_share,
-            starts=self.starts, longest=config.longest,
-        )  # fmt: skip
+            ids,
+            generator,
+            mask_id=self.mask_id,
+            ordinary_ids=self.ordinary_ids,
+            share=config.share,
+            random_share=config.random_share,
+            kept_share=config.kept_share,
+            starts=self.starts,
+            longest=config.longest,
+        )
         return {**rest, "input_ids": corrupted, "labels": labels}

@@ -27,16 +27,39 @@ _TEXT, _LIST = "text", "a list of texts"
 _IMAGE = "an image (bytes)"
 _NUMBERS = "a list of numbers, or of lists of numbers"
 _ANSWERS = "answers {text: [...], answer_start: [...]}"
-_HOLDS = {IMAGE: _IMAGE, "text": _TEXT, "pair": _TEXT, "source": _TEXT, "target": _TEXT,
-          "tokens": _LIST, "tags": _LIST,
-          **dict.fromkeys(ROLES, _NUMBERS),
-          "question": _TEXT, "context": _TEXT, "answers": _ANSWERS}  # fmt: skip
+_HOLDS = {
+    IMAGE: _IMAGE,
+    "text": _TEXT,
+    "pair": _TEXT,
+    "source": _TEXT,
+    "target": _TEXT,
+    "tokens": _LIST,
+    "tags": _LIST,
+    **dict.fromkeys(ROLES, _NUMBERS),
+    "question": _TEXT,
+    "context": _TEXT,
+    "answers": _ANSWERS,
+}
 
 
 Format = Literal[
-    "text", "lines", "paragraphs", "articles", "jsonl", "csv", "tsv", "parquet", "conll", "conllu", "squad",
-    "npz", "idx", "image", "cifar10", "cifar100",
-]  # fmt: skip
+    "text",
+    "lines",
+    "paragraphs",
+    "articles",
+    "jsonl",
+    "csv",
+    "tsv",
+    "parquet",
+    "conll",
+    "conllu",
+    "squad",
+    "npz",
+    "idx",
+    "image",
+    "cifar10",
+    "cifar100",
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,9 +55,12 @@ def are_answers(value: object) -> bool:
         return False
     texts, starts = value["text"], value["answer_start"]
     return (
-        isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
-        and all(isinstance(text, str) for text in texts) and all(isinstance(start, int) for start in starts)
-    )  # fmt: skip
+        isinstance(texts, list)
+        and isinstance(starts, list)
+        and len(texts) == len(starts)
+        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(start, int) for start in starts)
+    )
 
 
 def normal_form(text: str) -> str:

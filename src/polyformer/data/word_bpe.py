@@ -61,12 +61,17 @@ WORD_FAMILIES = {
         read=lambda tokens: "".join(tokens).replace("</w>", " ").strip(),
         header=0,
         roles={
-            "bos": "<s>", "sep": "</s>", "cls": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<special1>"
+            "bos": "<s>",
+            "sep": "</s>",
+            "cls": "</s>",
+            "pad": "<pad>",
+            "unk": "<unk>",
+            "mask": "<special1>",
         },
         extra=tuple(f"<special{i}>" for i in range(10)),
         marked=True,
     ),
-}  # fmt: skip
+}
 
 
 def load_words(files: HubFiles, name: str) -> "WordBPE":
@@ -81,9 +86,11 @@ def load_words(files: HubFiles, name: str) -> "WordBPE":
     backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=roles["unk"]))
     extra = [*family.extra, *(token.content for token in files.extra)]
     backend.add_special_tokens(
-        [AddedToken(one, special=True, normalized=False)
-         for one in dict.fromkeys([*(roles[role] for role in ROLES if roles.get(role)), *extra])]
-    )  # fmt: skip
+        [
+            AddedToken(one, special=True, normalized=False)
+            for one in dict.fromkeys([*(roles[role] for role in ROLES if roles.get(role)), *extra])
+        ]
+    )
     lines = merges_file.read_text(encoding="utf-8").split("\n")[family.header :]
     pairs = [tuple(line.split()[:2]) for line in lines if line.strip()]
     lowered = files.settings.get("do_lowercase_and_remove_accent", True)

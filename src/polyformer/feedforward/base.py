@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from polyformer.core.activations import activation
 from polyformer.core.config import Config
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
+from polyformer.ops.activations import activation
+from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError, quote
 from polyformer.feedforward.base import FeedForward, FeedForwardConfig
+from polyformer.sequence.context import Context
 
 
 def dense() -> FeedForwardConfig:

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polyformer.core.activations import activation
-from polyformer.core.context import Context
-from polyformer.core.dropout import Dropout
-from polyformer.core.linear import Linear
 from polyformer.feedforward.base import FeedForward, SizedConfig
+from polyformer.ops.activations import activation
+from polyformer.ops.dropout import Dropout
+from polyformer.ops.linear import Linear
+from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.core.context import Context
+from polyformer.core.auxiliary_losses import penalize
 from polyformer.core.errors import InputError
-from polyformer.core.linear import Linear, linear
-from polyformer.core.penalty import penalize
 from polyformer.feedforward.base import FeedForward, FeedForwardConfig
+from polyformer.ops.linear import Linear, linear
+from polyformer.sequence.context import Context
 
 
 def dense() -> FeedForwardConfig:
@@ -57,8 +57,10 @@ class ExpertsConfig(FeedForwardConfig):
         if not 1 <= self.top_k <= self.experts:
             raise InputError(f"top_k: expected from 1 to the {self.experts} experts, got {self.top_k}")
         if self.top_k == 1 and self.gates == "chosen" and self.experts > 1:
-            raise InputError("gates: over 1 chosen expert they are always 1 and the router learns nothing; "
-                             "with top_k 1 use gates 'all'")  # fmt: skip
+            raise InputError(
+                "gates: over 1 chosen expert they are always 1 and the router learns nothing; "
+                "with top_k 1 use gates 'all'"
+            )
         if self.capacity is not None and self.capacity <= 0:
             raise InputError(f"capacity: expected more than 0, or null for no limit, got {self.capacity}")
         if self.balance < 0:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.linear import PackedWeights
 from polyformer.core.state import State
+from polyformer.ops.linear import PackedWeights
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.stack import Stack
 
@@ -24,7 +24,7 @@ segments the state knows how they go on."""
 
 
 class Writer(Protocol):
-    """What generation asks of a model: `polyformer.model.Transformer` has it."""
+    """What generation asks of a model: `polyformer.model.transformer.Transformer` has it."""
 
     encoder: Stack | None
     decoder: Stack | None
@@ -77,8 +77,13 @@ class Decoder:
         self.packed.copying = False
         self.steps = 0
 
-    def start(self, input_ids: Tensor, attention_mask: Tensor | None, first: int | None,
-              inputs: Mapping[str, Tensor]) -> Start:  # fmt: skip
+    def start(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        first: int | None,
+        inputs: Mapping[str, Tensor],
+    ) -> Start:
         """Read the prompt, or the source and the token `first` that every output starts from; `inputs` are
         what the model reads beside its ids, by argument."""
         if self.model.encoder is None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.evaluating import evaluating
+from polyformer.core.evaluation_mode import evaluating
 from polyformer.generation.beam import beam_search
 from polyformer.generation.config import GenerationConfig
 from polyformer.generation.decoder import Decoder, Writer, begun, check_inputs, check_shape
@@ -43,7 +43,7 @@ def generate(
     Args:
         model: a `Transformer` with a decoder and a language-model head; in evaluation mode meanwhile, also
             where several threads generate with it. Forward passes of a thread that trains it wait until the
-            call has ended, and the other way round (`polyformer.core.evaluating`); to do both at once,
+            call has ended, and the other way round (`polyformer.core.evaluation_mode`); to do both at once,
             generate with a copy.
         input_ids: [B, T], prompts padded on the left, or sources padded on either side; without any a decoder
             alone begins one text with its `special.bos`.
@@ -67,9 +67,15 @@ def generate(
             `max_length`, stop strings without `decode`, a streamer with beam search, ids outside the
             vocabulary, an unknown setting, a model that does not write, or that does not read what is given.
     """
-    given = {"position_ids": position_ids, "document_ids": document_ids, "token_type_ids": token_type_ids,
-             "langs": langs, "segment_ids": segment_ids, "global_attention_mask": global_attention_mask,
-             "relation_ids": relation_ids}  # fmt: skip
+    given = {
+        "position_ids": position_ids,
+        "document_ids": document_ids,
+        "token_type_ids": token_type_ids,
+        "langs": langs,
+        "segment_ids": segment_ids,
+        "global_attention_mask": global_attention_mask,
+        "relation_ids": relation_ids,
+    }
     inputs = {name: one for name, one in given.items() if one is not None}
     config = changed(config or GenerationConfig(), settings)
     chosen = _chosen(model, config)
@@ -84,9 +90,12 @@ def generate(
         decoder = Decoder(model, room)
         start = decoder.start(input_ids, attention_mask, chosen.start, inputs)
         rules = Rules(
-            room, chosen.fill, processors(config, chosen.eos, width, input_ids.device),
-            Stopping(chosen.eos, config.stop, decode), streamer,
-        )  # fmt: skip
+            room,
+            chosen.fill,
+            processors(config, chosen.eos, width, input_ids.device),
+            Stopping(chosen.eos, config.stop, decode),
+            streamer,
+        )
         if config.method == "beam":
             written = beam_search(decoder, start, rules, config.beam, config.num_return_sequences)
         else:
@@ -130,8 +139,9 @@ def _chosen(model: Writer, config: GenerationConfig) -> _Chosen:
     return _Chosen(own.bos if asked.start is None else asked.start, eos, fill)
 
 
-def _check_options(model: Writer, config: GenerationConfig, chosen: _Chosen, streamer: object,
-                   decode: Decode | None) -> None:  # fmt: skip
+def _check_options(
+    model: Writer, config: GenerationConfig, chosen: _Chosen, streamer: object, decode: Decode | None
+) -> None:
     if config.stop and decode is None:
         raise InputError("decode: stop strings are looked for in text; give the tokenizer's decode")
     if streamer is not None and config.method == "beam":

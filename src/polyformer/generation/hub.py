@@ -13,35 +13,88 @@ from polyformer.generation.config import BeamConfig, GenerationConfig
 
 LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
 SPECIAL = {"decoder_start_token_id": "start", "eos_token_id": "eos", "pad_token_id": "pad"}
-CONSTRAINTS = ("forced_bos_token_id", "forced_eos_token_id", "no_repeat_ngram_size", "bad_words_ids",
-               "suppress_tokens", "begin_suppress_tokens")  # fmt: skip
+CONSTRAINTS = (
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+)
 NO_LIMIT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 """Options of sampling, and the hub's way to say that there is none."""
 
 HONOURED = {
-    *LENGTHS, *SPECIAL, *CONSTRAINTS, *NO_LIMIT, "do_sample", "temperature", "num_beams", "early_stopping",
-    "length_penalty", "num_return_sequences", "repetition_penalty", "stop_strings",
-}  # fmt: skip
+    *LENGTHS,
+    *SPECIAL,
+    *CONSTRAINTS,
+    *NO_LIMIT,
+    "do_sample",
+    "temperature",
+    "num_beams",
+    "early_stopping",
+    "length_penalty",
+    "num_return_sequences",
+    "repetition_penalty",
+    "stop_strings",
+}
 
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "constraints": (), "diversity_penalty": (0,), "dola_layers": (), "encoder_no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
-    "exponential_decay_length_penalty": (), "force_words_ids": (), "guidance_scale": (1,), "max_time": (),
-    "num_beam_groups": (1,), "penalty_alpha": (0,), "prefill_chunk_size": (),
-    "remove_invalid_values": (False,), "renormalize_logits": (False,), "sequence_bias": (),
-    "token_healing": (False,), "top_h": (), "watermarking_config": (),
-}  # fmt: skip
+    "constraints": (),
+    "diversity_penalty": (0,),
+    "dola_layers": (),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "exponential_decay_length_penalty": (),
+    "force_words_ids": (),
+    "guidance_scale": (1,),
+    "max_time": (),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0,),
+    "prefill_chunk_size": (),
+    "remove_invalid_values": (False,),
+    "renormalize_logits": (False,),
+    "sequence_bias": (),
+    "token_healing": (False,),
+    "top_h": (),
+    "watermarking_config": (),
+}
 """Fields that would change what is written, with the values (beside null) that do not."""
 
 PASSED_OVER = {
-    "_commit_hash", "_from_model_config", "_original_object_hash", "assistant_confidence_threshold",
-    "assistant_early_exit", "assistant_ensemble_weight", "assistant_lookbehind", "bos_token_id",
-    "cache_config", "cache_implementation", "compile_config", "continuous_batching_config", "disable_compile",
-    "is_assistant", "low_memory", "max_cache_len", "max_matching_ngram_size", "num_assistant_tokens",
-    "num_assistant_tokens_schedule", "output_attentions", "output_hidden_states", "output_logits",
-    "output_scores", "prompt_lookup_num_tokens", "return_dict_in_generate", "speculation_type",
-    "target_lookbehind", "transformers_version", "use_cache", "use_mtp",
-}  # fmt: skip
+    "_commit_hash",
+    "_from_model_config",
+    "_original_object_hash",
+    "assistant_confidence_threshold",
+    "assistant_early_exit",
+    "assistant_ensemble_weight",
+    "assistant_lookbehind",
+    "bos_token_id",
+    "cache_config",
+    "cache_implementation",
+    "compile_config",
+    "continuous_batching_config",
+    "disable_compile",
+    "is_assistant",
+    "low_memory",
+    "max_cache_len",
+    "max_matching_ngram_size",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "output_attentions",
+    "output_hidden_states",
+    "output_logits",
+    "output_scores",
+    "prompt_lookup_num_tokens",
+    "return_dict_in_generate",
+    "speculation_type",
+    "target_lookbehind",
+    "transformers_version",
+    "use_cache",
+    "use_mtp",
+}
 
 
 def from_hub(data: Mapping[str, Any], task: str | None = None) -> GenerationConfig:
@@ -75,14 +128,16 @@ def from_hub(data: Mapping[str, Any], task: str | None = None) -> GenerationConf
                 our: _plural(their, given[their]) for their, our in SPECIAL.items() if their in given
             },
             "sampling": _sampling(given) if given.get("do_sample") else {},
-            "beam": {} if beams == 1 else {
+            "beam": {}
+            if beams == 1
+            else {
                 "num_beams": beams,
                 "normalization": "length",
                 "length_penalty": given.get("length_penalty", 1.0),
                 "early_stopping": given.get("early_stopping", False),
             },
         }
-    )  # fmt: skip
+    )
 
 
 def to_hub(config: GenerationConfig) -> dict[str, Any]:
@@ -98,14 +153,17 @@ def to_hub(config: GenerationConfig) -> dict[str, Any]:
     if sampling.seed is not None:
         raise InputError("seed: the hub keeps none; leave it out")
     found: dict[str, Any] = {
-        "max_new_tokens": config.max_new_tokens, "max_length": whole.max_length,
-        "min_new_tokens": config.min_new_tokens or None, "min_length": whole.min_length or None,
-        "num_return_sequences": config.num_return_sequences, "repetition_penalty": config.repetition_penalty,
+        "max_new_tokens": config.max_new_tokens,
+        "max_length": whole.max_length,
+        "min_new_tokens": config.min_new_tokens or None,
+        "min_length": whole.min_length or None,
+        "num_return_sequences": config.num_return_sequences,
+        "repetition_penalty": config.repetition_penalty,
         "stop_strings": list(config.stop) or None,
         **{their: getattr(config.special, our) for their, our in SPECIAL.items()},
         **{name: getattr(config.constraints, name) or None for name in CONSTRAINTS},
         "forced_bos_token_id": config.constraints.forced_bos_token_id,
-    }  # fmt: skip
+    }
     if sampling.do_sample:
         limits = {name: getattr(sampling, name) for name in NO_LIMIT}
         found |= {"do_sample": True, "temperature": sampling.temperature}

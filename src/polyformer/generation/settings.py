@@ -8,8 +8,12 @@ from polyformer.core.config import Config, encode
 from polyformer.core.errors import unknown
 from polyformer.generation.config import GenerationConfig
 
-HUB_NAMES = {"decoder_start_token_id": "start", "eos_token_id": "eos", "pad_token_id": "pad",
-             "stop_strings": "stop"}  # fmt: skip
+HUB_NAMES = {
+    "decoder_start_token_id": "start",
+    "eos_token_id": "eos",
+    "pad_token_id": "pad",
+    "stop_strings": "stop",
+}
 """What transformers calls differently."""
 
 

@@ -6,13 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.core.activations import activation
-from polyformer.core.dropout import Dropout
 from polyformer.core.errors import InputError
-from polyformer.core.linear import Linear
-from polyformer.core.pooling import check_pooling, pool
-from polyformer.core.problems import check_problem, label_loss, mean_cross_entropy
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.heads.problem_types import check_problem, label_loss, mean_cross_entropy
+from polyformer.ops.activations import activation
+from polyformer.ops.dropout import Dropout
+from polyformer.ops.linear import Linear
+from polyformer.ops.pooling import check_pooling, pool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class ClassifyConfig(HeadConfig):
     """`pooling`: the "first" token (BERT's), the "last", or the "mean"; `hidden` adds a tanh layer before.
 
     `problem`: what the labels are, "single_label", "multi_label" or "regression"; by default what they look
-    like, a single logit being a number (core/problems.py). `end_token`: pooled where the text has the last
+    like, a single logit being a number (problem_types.py). `end_token`: pooled where the text has the last
     token of this id, as BART does at its last </s>; `pooling` is then of no account.
     """
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.core.activations import activation
 from polyformer.core.labels import IGNORED, check_labels
-from polyformer.core.linear import Linear
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.ops.activations import activation
+from polyformer.ops.linear import Linear
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.core.activations import activation
 from polyformer.core.errors import InputError
-from polyformer.core.linear import Linear
-from polyformer.core.pooling import check_pooling, pool
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.ops.activations import activation
+from polyformer.ops.linear import Linear
+from polyformer.ops.pooling import check_pooling, pool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.activations import activation
-from polyformer.core.cross_entropy import linear_cross_entropy
 from polyformer.core.errors import InputError
-from polyformer.core.linear import Linear, linear
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.ops.activations import activation
+from polyformer.ops.cross_entropy import linear_cross_entropy
+from polyformer.ops.linear import Linear, linear
 from polyformer.position import Learned
 
 

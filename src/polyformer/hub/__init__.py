@@ -22,8 +22,16 @@ from polyformer.hub.trajectories import PolyformerDecisionTransformer
 from polyformer.hub.writers import PolyformerForCausalLM, PolyformerForSeq2SeqLM
 
 __all__ = [
-    "PolyformerCache", "PolyformerConfig", "PolyformerDecisionTransformer", "PolyformerForCausalLM",
-    "PolyformerForMaskedLM", "PolyformerForPreTraining", "PolyformerForQuestionAnswering",
-    "PolyformerForSeq2SeqLM", "PolyformerForSequenceClassification", "PolyformerForTokenClassification",
-    "PolyformerModel", "wrap",
-]  # fmt: skip
+    "PolyformerCache",
+    "PolyformerConfig",
+    "PolyformerDecisionTransformer",
+    "PolyformerForCausalLM",
+    "PolyformerForMaskedLM",
+    "PolyformerForPreTraining",
+    "PolyformerForQuestionAnswering",
+    "PolyformerForSeq2SeqLM",
+    "PolyformerForSequenceClassification",
+    "PolyformerForTokenClassification",
+    "PolyformerModel",
+    "wrap",
+]

@@ -10,14 +10,14 @@ from transformers import modeling_outputs as outputs
 from transformers.utils.generic import ModelOutput as TheirOutput
 
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.tokens import NO_TOKENS, Given
 from polyformer.hub.cache import PolyformerCache, adopted, caches
 from polyformer.hub.config import TRAJECTORY, PolyformerConfig
 from polyformer.hub.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Arguments, settle_text, taking
 from polyformer.hub.offload import loaded
 from polyformer.hub.resize import resize
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.outputs import ModelOutput, ModelState
+from polyformer.sequence.tokens import NO_TOKENS, Given
 
 SAVED_BY = {
     *inspect.signature(transformers.PreTrainedModel.save_pretrained).parameters,
@@ -90,8 +90,9 @@ class PolyformerModel(transformers.PreTrainedModel):
     def get_output_embeddings(self) -> None:
         """None: the head reads the token table, or has a matrix of its own that `resize` knows of."""
 
-    def _resize_token_embeddings(self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None,
-                                 mean_resizing: bool = True) -> nn.Module:  # fmt: skip
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
         table: Any = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         resize(self.model, len(table.weight))
         self.config.polyformer = self.model.config.to_dict()
@@ -244,16 +245,22 @@ class Encoder(nn.Module):
         model = self.owner[0].model
         settle_text(given, model, None)
         names = {
-            "input_ids": "ids", "attention_mask": "mask", "token_type_ids": "types",
+            "input_ids": "ids",
+            "attention_mask": "mask",
+            "token_type_ids": "types",
             "position_ids": "positions",
-            "inputs_embeds": "vectors", "global_attention_mask": "marks", "langs": "langs",
-            "segment_ids": "segments", "relation_ids": "relations",
-        }  # fmt: skip
+            "inputs_embeds": "vectors",
+            "global_attention_mask": "marks",
+            "langs": "langs",
+            "segment_ids": "segments",
+            "relation_ids": "relations",
+        }
         text = Given(**{ours: given[theirs] for theirs, ours in names.items() if theirs in given})
         with loaded(model):
             ran = model.read_source(
-                text.with_ids("inputs_embeds"), bool(given.get("output_attentions")),
+                text.with_ids("inputs_embeds"),
+                bool(given.get("output_attentions")),
                 bool(given.get("output_hidden_states")),
-            )  # fmt: skip
+            )
         result = outputs.BaseModelOutput(ran.hidden, ran.hidden_states, tuple(ran.attentions) or None)
         return result if given.get("return_dict", True) else result.to_tuple()

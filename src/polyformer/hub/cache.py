@@ -10,9 +10,9 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.state import State
-from polyformer.core.tokens import Tokens
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.outputs import ModelState
+from polyformer.sequence.tokens import Tokens
 from polyformer.stack import LayerState
 
 

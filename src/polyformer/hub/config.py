@@ -6,7 +6,7 @@ import transformers
 
 from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
-from polyformer.trajectory import TrajectoryConfig
+from polyformer.model.trajectory import TrajectoryConfig
 
 PROBLEMS = {
     "single_label": "single_label_classification",
@@ -30,8 +30,11 @@ class PolyformerConfig(transformers.PreTrainedConfig):
 
     model_type = "polyformer"
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
-        "past_key_values", "encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions",
-    ]  # fmt: skip
+        "past_key_values",
+        "encoder_last_hidden_state",
+        "encoder_hidden_states",
+        "encoder_attentions",
+    ]
     polyformer: dict[str, Any] | None = None
     use_cache: bool = True
     problem_type: (

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.attention.marked import reads_marks
 from polyformer.core.errors import InputError, quote
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
+from polyformer.patterns.marked import reads_marks
 
 Arguments = dict[str, Any]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from polyformer.core.linear import Linear
+from polyformer.ops.linear import Linear
 
 CALLED = (Linear, nn.LayerNorm, nn.Conv1d)
 """Modules whose weights nobody reads but they themselves, unless they are part of `READ`."""

@@ -10,7 +10,7 @@ from polyformer.hub.base import PolyformerModel
 from polyformer.hub.config import PolyformerConfig
 from polyformer.hub.inputs import ASKED, Arguments, taking
 from polyformer.hub.offload import loaded
-from polyformer.trajectory import TrajectoryConfig, TrajectoryTransformer
+from polyformer.model.trajectory import TrajectoryConfig, TrajectoryTransformer
 
 
 class PolyformerDecisionTransformer(PolyformerModel):
@@ -36,10 +36,13 @@ class PolyformerDecisionTransformer(PolyformerModel):
         with loaded(self.model):
             result = self.model(**given)
         found = DecisionTransformerOutput(
-            state_preds=result.states, action_preds=result.actions, return_preds=result.returns,
-            last_hidden_state=result.last_hidden_state, hidden_states=result.hidden_states,
+            state_preds=result.states,
+            action_preds=result.actions,
+            return_preds=result.returns,
+            last_hidden_state=result.last_hidden_state,
+            hidden_states=result.hidden_states,
             attentions=result.attentions,
-        )  # fmt: skip
+        )
         return found if shown is not False else found.to_tuple()
 
 

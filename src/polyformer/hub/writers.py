@@ -32,9 +32,14 @@ class Writer(PolyformerModel, GenerationMixin):
     def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
         return self._logits(given)
 
-    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any],
-                                      generation_mode: Any, batch_size: int,
-                                      max_cache_length: int) -> None:  # fmt: skip
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> None:
         """Our state in place of theirs, where attention keeps one."""
         if generation_config.cache_implementation not in (None, "dynamic"):
             raise InputError(
@@ -85,8 +90,9 @@ class PolyformerForCausalLM(Writer):
                 given[name] = given[name][:, -length:]
         return given
 
-    def _update_model_kwargs_for_generation(self, outputs: Any, model_kwargs: dict[str, Any],
-                                            *places: Any, **options: Any) -> dict[str, Any]:  # fmt: skip
+    def _update_model_kwargs_for_generation(
+        self, outputs: Any, model_kwargs: dict[str, Any], *places: Any, **options: Any
+    ) -> dict[str, Any]:
         more = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *places, **options)
         new = options.get("num_new_tokens", 1)
         for name in (*GROWING, "global_attention_mask"):

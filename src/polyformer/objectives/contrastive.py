@@ -28,8 +28,14 @@ from polyformer.core.errors import InputError
 from polyformer.data.structured import Row, structured
 
 
-def contrastive_loss(predicted: Tensor, encoded: Tensor, *, temperature: float = 1.0,
-                     symmetric: bool = False, stop_gradient: bool = False) -> Tensor:  # fmt: skip
+def contrastive_loss(
+    predicted: Tensor,
+    encoded: Tensor,
+    *,
+    temperature: float = 1.0,
+    symmetric: bool = False,
+    stop_gradient: bool = False,
+) -> Tensor:
     """The loss above for N pairs, predicted and encoded [N, E].
 
     Args:
@@ -76,8 +82,14 @@ def pairs_of(hidden: Tensor, pair_ids: Tensor) -> tuple[Tensor, Tensor]:
     return found[::2], found[1::2]
 
 
-def pair_loss(hidden: Tensor, pair_ids: Tensor, *, temperature: float = 1.0, symmetric: bool = False,
-              stop_gradient: bool = False) -> Tensor:  # fmt: skip
+def pair_loss(
+    hidden: Tensor,
+    pair_ids: Tensor,
+    *,
+    temperature: float = 1.0,
+    symmetric: bool = False,
+    stop_gradient: bool = False,
+) -> Tensor:
     """`contrastive_loss` of all pairs in a batch (see `pairs_of`); 0 where there are none."""
     predicted, encoded = pairs_of(hidden, pair_ids)
     if not len(predicted):
@@ -87,8 +99,15 @@ def pair_loss(hidden: Tensor, pair_ids: Tensor, *, temperature: float = 1.0, sym
     )
 
 
-def hide_sentences(sentences: Sequence[Sequence[int]], generator: np.random.Generator, *, mask_id: int,
-                   global_id: int, global_tokens: int, share: float = 0.15) -> Row:  # fmt: skip
+def hide_sentences(
+    sentences: Sequence[Sequence[int]],
+    generator: np.random.Generator,
+    *,
+    mask_id: int,
+    global_id: int,
+    global_tokens: int,
+    share: float = 0.15,
+) -> Row:
     """One row of a document with `share` of its sentences hidden, and of these sentences alone behind it.
 
     As `structured` makes it, and `document_ids` (the sentences alone are documents 1, 2, ...) and `pair_ids`

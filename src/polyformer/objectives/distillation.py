@@ -62,8 +62,12 @@ def hidden_loss(student: Tensor, teacher: Tensor) -> Tensor:
     return 1 - F.cosine_similarity(student.float(), teacher.detach().float(), dim=-1).mean()
 
 
-def distillation_loss(config: DistillationConfig, labels_loss: Tensor, logits: tuple[Tensor, Tensor],
-                      hidden: tuple[Tensor, Tensor]) -> Tensor:  # fmt: skip
+def distillation_loss(
+    config: DistillationConfig,
+    labels_loss: Tensor,
+    logits: tuple[Tensor, Tensor],
+    hidden: tuple[Tensor, Tensor],
+) -> Tensor:
     """The whole; `logits` and `hidden` are pairs of student and teacher. A weight of 0 costs nothing."""
     loss = config.hard * labels_loss
     if config.soft:

@@ -19,7 +19,7 @@ from polyformer.position.grid import GridConfig
 from polyformer.position.learned import Learned, LearnedConfig, LearnedPerLayerConfig
 from polyformer.position.none import NoPositionConfig
 from polyformer.position.relation_labels import RelationBiasConfig, RelationLabelsConfig
-from polyformer.position.rope import RopeConfig
+from polyformer.position.rope.rope import RopeConfig
 from polyformer.position.shaw import ShawConfig
 from polyformer.position.sinusoidal import Sinusoidal, SinusoidalConfig
 from polyformer.position.step_sinusoid import StepSinusoidConfig

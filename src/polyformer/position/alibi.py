@@ -15,9 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.core.context import Context
-from polyformer.core.relative import Relative
+from polyformer.dot_product.relative import Relative
 from polyformer.position.base import Position, PositionConfig, Shape, Site
+from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

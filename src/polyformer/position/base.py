@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.mods import Mod, is_own
-from polyformer.core.pattern import ScoreMod
-from polyformer.core.relative import Relative
+from polyformer.dot_product.relative import Relative
+from polyformer.patterns.base import ScoreMod
+from polyformer.patterns.mods import Mod, is_own
+from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

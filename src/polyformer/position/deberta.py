@@ -21,12 +21,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.context import Context
-from polyformer.core.dropout import Dropout
 from polyformer.core.errors import InputError
-from polyformer.core.linear import Linear
-from polyformer.core.relative import Relative
+from polyformer.dot_product.relative import Relative
+from polyformer.ops.dropout import Dropout
+from polyformer.ops.linear import Linear
 from polyformer.position.base import Position, PositionConfig, Shape, Site, check_positions
+from polyformer.sequence.context import Context
 
 TERMS = ("c2p", "p2c")
 """Content to position, position to content."""
@@ -86,8 +86,10 @@ class Deberta(Position):
         self.reach = config.max_relative_positions or shape.max_positions
         if config.buckets is not None and self.reach <= config.buckets // 2 + 1:
             least = config.buckets // 2 + 2
-            raise InputError(f"max_relative_positions: {config.buckets} buckets need {least} tokens or more, "
-                             f"got {self.reach}")  # fmt: skip
+            raise InputError(
+                f"max_relative_positions: {config.buckets} buckets need {least} tokens or more, "
+                f"got {self.reach}"
+            )
         self.rows = config.buckets or self.reach
         self.table = nn.Embedding(2 * self.rows, shape.hidden_size)
         self.norm = (

@@ -23,11 +23,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.mods import broadcasts
-from polyformer.core.pattern import ScoreMod
+from polyformer.patterns.base import ScoreMod
+from polyformer.patterns.mods import broadcasts
 from polyformer.position.base import Position, PositionConfig, Shape, Site
+from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.linear import Linear
-from polyformer.core.relative import Relative
+from polyformer.dot_product.relative import Relative
+from polyformer.ops.linear import Linear
 from polyformer.position.base import Position, PositionConfig, Shape, Site, sinusoids
+from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """ALBERT: BERT with narrow token vectors and one layer's weights for all layers. Lan et al. 2020."""
 
 from polyformer.architecture import ModelConfig, SpecialTokens
-from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import MaskedConfig
+from polyformer.ops.norms import LayerNormConfig
 from polyformer.position import LearnedConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig

@@ -5,8 +5,8 @@ from typing import Any
 
 from polyformer.architecture import ModelConfig
 from polyformer.core.registry import Registry
-from polyformer.model import Transformer
-from polyformer.models import AnyConfig, build_model
+from polyformer.model.kinds import AnyConfig, build_model
+from polyformer.model.transformer import Transformer
 
 MODELS: Registry[Callable[[], AnyConfig]] = Registry("model")
 """Preset name to the function that makes its configuration; the function's docstring cites the source."""
@@ -40,8 +40,12 @@ def overridden(config: ModelConfig, overrides: dict[str, Any]) -> ModelConfig:
 
 def sizes(layers: int, width: int, heads: int) -> dict[str, int]:
     """Overrides that make a preset as large as this, its feed-forward of four times the width."""
-    return {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads,
-            "intermediate_size": 4 * width}  # fmt: skip
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * width,
+    }
 
 
 def create_model(name: str, **overrides: Any) -> Transformer:

@@ -4,19 +4,11 @@ Seeds differ from layer to layer, so that layers join other blocks, and are the 
 """
 
 from polyformer.architecture import ModelConfig
-from polyformer.attention import (
-    BlockWindow,
-    Global,
-    GlobalEnd,
-    Pattern,
-    PerLayer,
-    Random,
-    SoftmaxConfig,
-    Whole,
-)
-from polyformer.core.norms import LayerNormConfig
+from polyformer.attention import SoftmaxConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import MaskedConfig
+from polyformer.ops.norms import LayerNormConfig
+from polyformer.patterns import BlockWindow, Global, GlobalEnd, Pattern, PerLayer, Random, Whole
 from polyformer.position import EtcLabelsConfig, LearnedConfig, PositionConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig

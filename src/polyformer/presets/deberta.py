@@ -2,9 +2,9 @@
 
 from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
-from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import MaskedConfig
+from polyformer.ops.norms import LayerNormConfig
 from polyformer.position import DebertaConfig, PositionConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
@@ -47,9 +47,13 @@ def deberta_base() -> ModelConfig:
 def later(layers: int, width: int, heads: int) -> ModelConfig:
     """The second and third version: logarithmic buckets, and positions projected as contents are."""
     position = DebertaConfig(
-        max_relative_positions=512, buckets=256, share_projections=True, norm_embeddings=True,
-        eps=EPS, dropout=0.1,
-    )  # fmt: skip
+        max_relative_positions=512,
+        buckets=256,
+        share_projections=True,
+        norm_embeddings=True,
+        eps=EPS,
+        dropout=0.1,
+    )
     return deberta(layers, width, heads, 128100, position, bias=True)
 
 

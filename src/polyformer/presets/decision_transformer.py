@@ -5,8 +5,8 @@ State and action sizes are those of transformers' configuration until a task's d
 
 import dataclasses
 
+from polyformer.model.trajectory import TrajectoryConfig
 from polyformer.presets.base import register
-from polyformer.trajectory import TrajectoryConfig
 
 
 @register("dt-gym")

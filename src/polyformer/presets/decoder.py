@@ -3,10 +3,11 @@
 import dataclasses
 
 from polyformer.architecture import ModelConfig
-from polyformer.attention import Full, PerLayer, SoftmaxConfig, Window
+from polyformer.attention import SoftmaxConfig
 from polyformer.block import PreNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import LanguageModelConfig
+from polyformer.patterns import Full, PerLayer, Window
 from polyformer.position import LearnedConfig, RopeConfig, SinusoidalConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, StackConfig

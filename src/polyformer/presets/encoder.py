@@ -2,9 +2,9 @@
 
 from polyformer.architecture import ModelConfig
 from polyformer.block import PreNormConfig
-from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import ClassifyConfig, MaskedConfig
+from polyformer.ops.norms import LayerNormConfig
 from polyformer.position import LearnedConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig

@@ -4,10 +4,11 @@ Rows come from `polyformer.data.structured`, which needs the model's number of g
 """
 
 from polyformer.architecture import ModelConfig
-from polyformer.attention import ETC, SoftmaxConfig
-from polyformer.core.norms import LayerNormConfig
+from polyformer.attention import SoftmaxConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import MaskedConfig
+from polyformer.ops.norms import LayerNormConfig
+from polyformer.patterns import ETC
 from polyformer.position import EtcLabelsConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig

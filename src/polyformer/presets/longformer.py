@@ -1,11 +1,12 @@
 """Longformer: long texts by windows and global tokens. Beltagy et al. 2020."""
 
 from polyformer.architecture import ModelConfig, SpecialTokens
-from polyformer.attention import Global, Marked, Pattern, PerHead, PerLayer, SoftmaxConfig, Window
+from polyformer.attention import SoftmaxConfig
 from polyformer.block import PreNormConfig
-from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import MaskedConfig
+from polyformer.ops.norms import LayerNormConfig
+from polyformer.patterns import Global, Marked, Pattern, PerHead, PerLayer, Window
 from polyformer.position import LearnedConfig, SinusoidalConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig

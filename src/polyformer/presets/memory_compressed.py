@@ -1,8 +1,9 @@
 """T-DMCA: a decoder of long inputs, local and memory-compressed layers in turn. Liu et al. 2018."""
 
 from polyformer.architecture import ModelConfig
-from polyformer.attention import AlternateConfig, BlockWindow, MemoryCompressedConfig, SoftmaxConfig
+from polyformer.attention import AlternateConfig, MemoryCompressedConfig, SoftmaxConfig
 from polyformer.feedforward import AlternateFeedForwardConfig, DenseConfig, ExpertsConfig
+from polyformer.patterns import BlockWindow
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, StackConfig
 

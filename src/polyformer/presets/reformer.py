@@ -1,20 +1,26 @@
 """Reformer: reversible layers, local and LSH attention in turn, axial positions. Kitaev et al. 2020."""
 
 from polyformer.architecture import ModelConfig
-from polyformer.attention import AlternateConfig, BlockWindow, LSHConfig, SoftmaxConfig
+from polyformer.attention import AlternateConfig, LSHConfig, SoftmaxConfig
+from polyformer.attention.base import MechanismConfig
 from polyformer.block import ReversibleConfig
-from polyformer.core.mechanism import MechanismConfig
-from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
+from polyformer.ops.norms import LayerNormConfig
+from polyformer.patterns import BlockWindow
 from polyformer.position import AxialConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 
 def reformer(
-    mechanisms: tuple[MechanismConfig, ...], width: int, heads: int, head: int, inner: int, vocab: int,
+    mechanisms: tuple[MechanismConfig, ...],
+    width: int,
+    heads: int,
+    head: int,
+    inner: int,
+    vocab: int,
     grid: tuple[int, int],
-) -> ModelConfig:  # fmt: skip
+) -> ModelConfig:
     """A decoder; its head reads both streams side by side."""
     return ModelConfig(
         vocab_size=vocab,
@@ -24,7 +30,9 @@ def reformer(
         decoder=StackConfig(
             num_hidden_layers=len(mechanisms),
             attention=AttentionConfig(
-                num_attention_heads=heads, head_size=head, bias=False,
+                num_attention_heads=heads,
+                head_size=head,
+                bias=False,
                 mechanism=AlternateConfig(mechanisms=mechanisms),
             ),
             feedforward=DenseConfig(intermediate_size=inner, activation="relu", inner_dropout=0.05),
@@ -35,7 +43,7 @@ def reformer(
             final_dropout=0.05,
         ),
         initializer_range=0.02,
-    )  # fmt: skip
+    )
 
 
 def local(chunk: int, before: int = 1, dropout: float = 0.05) -> SoftmaxConfig:
@@ -45,8 +53,9 @@ def local(chunk: int, before: int = 1, dropout: float = 0.05) -> SoftmaxConfig:
 
 def hashed(chunk: int, before: int = 1, rounds: int = 1, buckets: int = 128) -> LSHConfig:
     """As many keys as the chunks would hold, and all in a text of one chunk."""
-    return LSHConfig(rounds=rounds, buckets=buckets, window=(1 + before) * chunk, whole=chunk,
-                     unscaled=True, key_eps=1e-6)  # fmt: skip
+    return LSHConfig(
+        rounds=rounds, buckets=buckets, window=(1 + before) * chunk, whole=chunk, unscaled=True, key_eps=1e-6
+    )
 
 
 @register("reformer-small")

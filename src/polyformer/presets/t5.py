@@ -8,9 +8,9 @@ small; T5 starts each matrix from its own width.
 from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.attention import SoftmaxConfig
 from polyformer.block import PreNormConfig
-from polyformer.core.norms import RMSNormConfig
 from polyformer.feedforward import DenseConfig, FeedForwardConfig, GatedConfig
 from polyformer.heads import LanguageModelConfig
+from polyformer.ops.norms import RMSNormConfig
 from polyformer.position import T5BiasConfig
 from polyformer.presets.base import register
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig

@@ -17,7 +17,7 @@ from polyformer.core.labels import IGNORED, next_labels
 from polyformer.data import Splits
 from polyformer.data.batching import Batch
 from polyformer.heads import ClassifyConfig, LanguageModelConfig, MaskedConfig, TagConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.objectives.distillation import DistillationConfig, distillation_loss
 from polyformer.outputs import ModelOutput
 from polyformer.recipes.recipe import ModelChoice, Recipe
@@ -44,8 +44,15 @@ def distilled(teacher: str | Path, layers: int | None = None) -> Recipe:
 class Distilling(Fitting):
     """A task and its data, whose loss is the triple one; `student` is the model that the loop trains."""
 
-    def __init__(self, task: TextTask, splits: Splits, seed: int, student: Transformer, teacher: Transformer,
-                 config: DistillationConfig):  # fmt: skip
+    def __init__(
+        self,
+        task: TextTask,
+        splits: Splits,
+        seed: int,
+        student: Transformer,
+        teacher: Transformer,
+        config: DistillationConfig,
+    ):
         check_distils(task, student.config)
         super().__init__(task, splits, seed)
         self.student, self.config = student, config

@@ -14,8 +14,8 @@ from polyformer.core.files import read_tensors
 from polyformer.core.weights import load_weights
 from polyformer.data import Splits, Tokenizer, load
 from polyformer.data.fingerprint import fingerprint
-from polyformer.model import WEIGHTS, Transformer, read_generation
-from polyformer.models import build_model
+from polyformer.model.kinds import build_model
+from polyformer.model.transformer import WEIGHTS, Transformer, read_generation
 from polyformer.recipes.distill import Distilling
 from polyformer.recipes.recipe import Recipe
 from polyformer.recipes.resume import DATA, check_data, check_same, folder_of
@@ -96,9 +96,16 @@ def _fit(
     if is_main():
         print("".join(f"{note}\n" for note in task.notes), end="")
     training = Training(
-        joined, fitting, recipe.training, recipe.optimizer, recipe.schedule, run.folder, recipe.seed, resume,
+        joined,
+        fitting,
+        recipe.training,
+        recipe.optimizer,
+        recipe.schedule,
+        run.folder,
+        recipe.seed,
+        resume,
         from_step,
-    )  # fmt: skip
+    )
     # Nothing is written before all that can be wrong with the input was found.
     if is_main():
         facts = {DATA: data} if start is None else {DATA: data, "start": str(Path(start).absolute())}
@@ -115,8 +122,9 @@ def _fit(
     return Fitted(run, task, splits, model, result, scores)
 
 
-def _tokenizer(run: Run, recipe: Recipe, splits: Splits, resume: bool,
-               start: str | Path | None) -> Tokenizer | None:  # fmt: skip
+def _tokenizer(
+    run: Run, recipe: Recipe, splits: Splits, resume: bool, start: str | Path | None
+) -> Tokenizer | None:
     """That of the run itself, of the run it starts from or of its teacher; else a new one. None for a task
     that reads no text."""
     if not recipe.task.tokenized:

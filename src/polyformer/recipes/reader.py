@@ -16,7 +16,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.data import Collate, Tokenizer
 from polyformer.data.answers import encode_marked, marked_windows
 from polyformer.heads import ClassifyConfig, TagConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.position import LearnedConfig, LearnedPerLayerConfig
 from polyformer.tasks.base import batched, required
 from polyformer.tasks.qa import AnsweringConfig, answers
@@ -143,10 +143,14 @@ def check_head(folder: Path, config: object, wanted: str) -> None:
         raise InputError(f"{folder}: not a model of texts")
     found = command_of(config)
     if found != wanted:
-        way = f"use polyformer {found}" if found else (
-            f"train one from it by polyformer train --pretrained {folder} "
-            f"--task.kind {KINDS.get(wanted, wanted)}"
-        )  # fmt: skip
+        way = (
+            f"use polyformer {found}"
+            if found
+            else (
+                f"train one from it by polyformer train --pretrained {folder} "
+                f"--task.kind {KINDS.get(wanted, wanted)}"
+            )
+        )
         raise InputError(
             f"{folder}: its head is {quote(config.head.kind)}, with which it cannot {wanted}; {way}"
         )
@@ -167,9 +171,10 @@ def mark(tokenizer: Tokenizer, single: str, pair: str) -> None:
     ids = {role: required(getattr(tokenizer, f"{role}_id"), f"<{role}>") for role in roles}
     names = {role: tokenizer.token(number) for role, number in ids.items()}
     tokenizer.backend.post_processor = processors.TemplateProcessing(
-        single=single.format(**names), pair=pair.format(**names),
+        single=single.format(**names),
+        pair=pair.format(**names),
         special_tokens=[(names[role], ids[role]) for role in roles],
-    )  # fmt: skip
+    )
 
 
 def word_places(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[int]:

@@ -8,11 +8,11 @@ from polyformer.checkpoints import config_of, same_reach
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.expression import first_name, with_options
-from polyformer.core.imports import telling
-from polyformer.core.pattern import Pattern
 from polyformer.data import DataConfig, TokenizerConfig
-from polyformer.models import decode_config
+from polyformer.model.kinds import decode_config
 from polyformer.objectives.distillation import DistillationConfig
+from polyformer.patterns.base import Pattern
+from polyformer.plugins import telling
 from polyformer.presets import model_config, overridden
 from polyformer.stack import AttentionConfig
 from polyformer.tasks import LanguageModellingConfig, TaskConfig
@@ -91,7 +91,7 @@ class Recipe(Config):
 
     @classmethod
     def from_dict(cls, data: object, where: str = "") -> Self:
-        """The recipe that `data` describes. It imports nothing: see `polyformer.core.imports`."""
+        """The recipe that `data` describes. It imports nothing: see `polyformer.plugins`."""
         names = data.get("imports") if isinstance(data, dict) else None
         with telling([one for one in names if isinstance(one, str)] if isinstance(names, list) else []):
             return super().from_dict(data, where)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyformer.core.figures import new_figure, save_figure
 from polyformer.data import Splits
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.tasks import ImageModelling
 from polyformer.tasks.base import Rows
 
@@ -34,8 +34,10 @@ def image_baselines(task: ImageModelling, splits: Splits) -> list[Row]:
         counts[place, image] += 1
     nats = -np.log(counts / counts.sum(1, keepdims=True))[place, held].sum()
     even = held.size * math.log(task.levels)
-    return [(name, task.metrics([float(sum_), held.size], {}))
-            for name, sum_ in (("uniform", even), ("each pixel by itself", nats))]  # fmt: skip
+    return [
+        (name, task.metrics([float(sum_), held.size], {}))
+        for name, sum_ in (("uniform", even), ("each pixel by itself", nats))
+    ]
 
 
 def write_sheet(path: Path, task: ImageModelling, model: Transformer, splits: Splits, seed: int) -> None:

@@ -11,10 +11,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from polyformer.attention import Window
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.pattern import Pattern
+from polyformer.patterns import Window
+from polyformer.patterns.base import Pattern
 from polyformer.recipes.fit import Fitted, fit
 from polyformer.recipes.recipe import ModelChoice, Recipe
 from polyformer.recipes.run import RECIPE, Run

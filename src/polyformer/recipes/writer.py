@@ -10,7 +10,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError, unknown
 from polyformer.generation import BeamConfig, GenerationConfig
 from polyformer.generation.hub import from_hub
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.recipes.reader import Reader
 from polyformer.tasks.base import batched
 from polyformer.tasks.translate import ROOM
@@ -41,8 +41,13 @@ class Writer(Reader):
         limited = any(self.rules.get(name) is not None for name in LENGTHS)
         return from_hub(self.rules if limited else {**self.rules, "max_new_tokens": most})
 
-    def generate(self, model: Transformer, prompt: str, config: GenerationConfig,
-                 streamer: Callable[[Tensor], None] | None = None) -> list[str]:  # fmt: skip
+    def generate(
+        self,
+        model: Transformer,
+        prompt: str,
+        config: GenerationConfig,
+        streamer: Callable[[Tensor], None] | None = None,
+    ) -> list[str]:
         """What follows `prompt`."""
         (ids,), (marks, _) = self.encode([prompt]), self.tokenizer.encode_for_model("")
         if len(ids) > 1 and marks and marks[-1] in (self.tokenizer.eos_id, self.tokenizer.sep_id):
@@ -72,8 +77,10 @@ class Writer(Reader):
             if target is not None:
                 self.rules["forced_bos_token_id"] = known[target]
             elif self.rules.get("forced_bos_token_id") is None:
-                raise InputError("--target-language: this model writes many languages; expected one of them, "
-                                 "such as " + ", ".join(list(known)[:8]))  # fmt: skip
+                raise InputError(
+                    "--target-language: this model writes many languages; expected one of them, "
+                    "such as " + ", ".join(list(known)[:8])
+                )
             self.language = source
         elif task is not None:
             self.rules |= task
@@ -96,9 +103,13 @@ class Writer(Reader):
         for chosen, batch in batched(model, rows, self.collate, most):
             config = self.settings(batch["input_ids"].shape[1] + ROOM)
             made = model.generate(
-                batch["input_ids"], batch["attention_mask"], config, None, self.tokenizer.decode,
+                batch["input_ids"],
+                batch["attention_mask"],
+                config,
+                None,
+                self.tokenizer.decode,
                 generator=generator,
-            )  # fmt: skip
+            )
             several = made.texts(self.tokenizer.decode, config.stop)
             for i, text in zip(chosen, several[:: config.num_return_sequences]):
                 written[i] = text.strip()

@@ -13,12 +13,12 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.core.activations import activation
 from polyformer.core.config import Config
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.linear import Linear
-from polyformer.core.norms import NormConfig
+from polyformer.ops.activations import activation
+from polyformer.ops.linear import Linear
+from polyformer.ops.norms import NormConfig
+from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.core.dropout import Dropout
 from polyformer.core.errors import InputError
-from polyformer.core.linear import Linear
-from polyformer.core.norms import NormConfig
-from polyformer.core.tokens import Given
+from polyformer.ops.dropout import Dropout
+from polyformer.ops.linear import Linear
+from polyformer.ops.norms import NormConfig
 from polyformer.position import Position
+from polyformer.sequence.tokens import Given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,19 +16,20 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from polyformer.attention import PerHead, SoftmaxConfig
-from polyformer.core.attend import attend
-from polyformer.core.context import Context
+from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
-from polyformer.core.global_tokens import GlobalPattern, SeenByAll
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.layout import unite
-from polyformer.core.linear import Linear
-from polyformer.core.mods import broadcasts
-from polyformer.core.pattern import MaskMod, Or, Pattern, ScoreMod
-from polyformer.core.softmax import amend, recorded, recording
 from polyformer.core.state import State
+from polyformer.dot_product.attend import attend
+from polyformer.ops.linear import Linear
+from polyformer.ops.softmax import amend, recorded, recording
+from polyformer.patterns import Or, PerHead
+from polyformer.patterns.base import MaskMod, Pattern, ScoreMod
+from polyformer.patterns.global_base import GlobalPattern, SeenByAll
+from polyformer.patterns.layout import unite
+from polyformer.patterns.mods import broadcasts
 from polyformer.position import Position, Site
+from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,11 +103,15 @@ def choose(tokens: tuple[GlobalPattern, ...], context: Context, x: Tensor) -> Ch
     slots = flags.long().argsort(dim=1, descending=True, stable=True)[:, :most]
     places = slots + context.offset
     mine = Context(
-        most, context.kv_len, q_start=0,
-        q_pos=context.query_position(b, slots), kv_pos=context.kv_pos,
-        q_doc=None if context.q_doc is None else context.q_doc.gather(1, slots), kv_doc=context.kv_doc,
+        most,
+        context.kv_len,
+        q_start=0,
+        q_pos=context.query_position(b, slots),
+        kv_pos=context.kv_pos,
+        q_doc=None if context.q_doc is None else context.q_doc.gather(1, slots),
+        kv_doc=context.kv_doc,
         kv_valid=context.kv_valid,
-    )  # fmt: skip
+    )
     past = broadcasts(lambda b, h, q_idx, kv_idx: kv_idx <= places[b, q_idx]) if context.causal else None
     return Chosen(slots, flags.gather(1, slots), mine, past)
 
@@ -125,8 +130,16 @@ def _most(tokens: tuple[GlobalPattern, ...], context: Context, flags: Tensor) ->
 class GlobalAttention(nn.Module):
     """Replaces the output of global queries."""
 
-    def __init__(self, hidden_size: int, head_size: int, heads: int, kv_heads: int, bias: bool, layer: int,
-                 mechanism: SoftmaxConfig):  # fmt: skip
+    def __init__(
+        self,
+        hidden_size: int,
+        head_size: int,
+        heads: int,
+        kv_heads: int,
+        bias: bool,
+        layer: int,
+        mechanism: SoftmaxConfig,
+    ):
         super().__init__()
         self.head_size, self.groups, self.layer = head_size, heads // kv_heads, layer
         self.mechanism, self.tokens = mechanism, split(mechanism.pattern)[1]
@@ -134,8 +147,15 @@ class GlobalAttention(nn.Module):
         self.key = Linear(hidden_size, kv_heads * head_size, bias=bias)
         self.value = Linear(hidden_size, kv_heads * head_size, bias=bias)
 
-    def forward(self, y: Tensor, x: Tensor, read: Tensor, context: Context, position: Position,
-                cache: KeyValueCache | None) -> tuple[Tensor, KeyValueCache | None]:  # fmt: skip
+    def forward(
+        self,
+        y: Tensor,
+        x: Tensor,
+        read: Tensor,
+        context: Context,
+        position: Position,
+        cache: KeyValueCache | None,
+    ) -> tuple[Tensor, KeyValueCache | None]:
         """y [B, H, Tq, D] with the rows of global queries computed by their own projections.
 
         x and read [B, Tq, E]: what queries, and keys and values, are made of.
@@ -165,13 +185,20 @@ class GlobalAttention(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: ScoreMod | None, chosen: Chosen) -> Tensor:
         return attend(
-            q, k, v, mask_mod=chosen.mask_mod, score_mod=bias, context=chosen.context,
-            scale=self.mechanism.scale, backend=self.mechanism.backend,
+            q,
+            k,
+            v,
+            mask_mod=chosen.mask_mod,
+            score_mod=bias,
+            context=chosen.context,
+            scale=self.mechanism.scale,
+            backend=self.mechanism.backend,
             dropout=self.mechanism.dropout if self.training else 0.0,
-        )  # fmt: skip
+        )
 
-    def _bias(self, q: Tensor, k: Tensor, context: Context, position: Position, site: Site,
-              chosen: Chosen) -> ScoreMod | None:  # fmt: skip
+    def _bias(
+        self, q: Tensor, k: Tensor, context: Context, position: Position, site: Site, chosen: Chosen
+    ) -> ScoreMod | None:
         """What the position scheme adds to the scores; `InputError` unless it is a bias by distance."""
         relative = position.relative(q, k, context, site)
         if position.score_mod(q, k, context, site) is not None or (

@@ -5,11 +5,11 @@ import dataclasses
 from torch import Tensor, nn
 
 from polyformer.block import BlockConfig, SubLayer
-from polyformer.core.context import Context
-from polyformer.core.norms import NormConfig
 from polyformer.core.state import State
 from polyformer.feedforward import FeedForwardConfig
+from polyformer.ops.norms import NormConfig
 from polyformer.position import Position
+from polyformer.sequence.context import Context
 from polyformer.stack.multihead import AttentionConfig, MultiHeadAttention
 
 
@@ -37,8 +37,17 @@ class Source:
 class Layer(nn.Module):
     """x [B, T, E] -> [B, T, E]."""
 
-    def __init__(self, hidden_size: int, attention: AttentionConfig, feedforward: FeedForwardConfig,
-                 block: BlockConfig, norm: NormConfig, dropout: float, cross: bool, index: int):  # fmt: skip
+    def __init__(
+        self,
+        hidden_size: int,
+        attention: AttentionConfig,
+        feedforward: FeedForwardConfig,
+        block: BlockConfig,
+        norm: NormConfig,
+        dropout: float,
+        cross: bool,
+        index: int,
+    ):
         super().__init__()
         self.attention = attention.build(hidden_size, index)
         self.cross_attention: MultiHeadAttention | None = (
@@ -51,15 +60,27 @@ class Layer(nn.Module):
         """The state before the first token, with room for `reserve` tokens."""
         return LayerState(self.attention.new_state(reserve))
 
-    def forward(self, x: Tensor, context: Context, position: Position, source: Source | None = None,
-                state: LayerState | None = None) -> tuple[Tensor, LayerState | None]:  # fmt: skip
+    def forward(
+        self,
+        x: Tensor,
+        context: Context,
+        position: Position,
+        source: Source | None = None,
+        state: LayerState | None = None,
+    ) -> tuple[Tensor, LayerState | None]:
         """The layer's output, and its next state when it was given one."""
         new: dict[str, State | None] = {}
         x = self.block(x, self.sublayers(context, position, source, state, new))
         return x, LayerState(new["self"], new.get("cross")) if state else None
 
-    def sublayers(self, context: Context, position: Position, source: Source | None,
-                  state: LayerState | None, new: dict[str, State | None]) -> list[SubLayer]:  # fmt: skip
+    def sublayers(
+        self,
+        context: Context,
+        position: Position,
+        source: Source | None,
+        state: LayerState | None,
+        new: dict[str, State | None],
+    ) -> list[SubLayer]:
         """What the block is given, in order; their next states go into `new`."""
 
         def attend_self(x: Tensor) -> Tensor:

@@ -12,14 +12,14 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from polyformer.attention import SoftmaxConfig
+from polyformer.attention.base import MechanismConfig
 from polyformer.core.config import Config
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.linear import Linear, linears
-from polyformer.core.mechanism import MechanismConfig
 from polyformer.core.state import State
+from polyformer.ops.linear import Linear, linears
 from polyformer.position import Position, Site, Terms
+from polyformer.sequence.context import Context
 from polyformer.stack.global_projections import GlobalAttention, GlobalState, check_global, split
 
 PROJECTIONS = ("query", "key", "value", "output")
@@ -135,9 +135,14 @@ class MultiHeadAttention(nn.Module):
             check_global(mechanism)
             assert isinstance(mechanism, SoftmaxConfig)
             self.global_attention = GlobalAttention(
-                hidden_size, self.head_size, config.num_attention_heads, config.kv_heads,
-                config.biased("query"), layer, mechanism,
-            )  # fmt: skip
+                hidden_size,
+                self.head_size,
+                config.num_attention_heads,
+                config.kv_heads,
+                config.biased("query"),
+                layer,
+                mechanism,
+            )
             mechanism = dataclasses.replace(mechanism, pattern=split(mechanism.pattern)[0])
         self.mechanism = mechanism.build(config.num_attention_heads, self.head_size)
 
@@ -148,8 +153,14 @@ class MultiHeadAttention(nn.Module):
             return state
         return GlobalState(state, KeyValueCache(reserve=reserve))
 
-    def forward(self, x: Tensor, context: Context, position: Position, state: State | None = None,
-                read: Tensor | None = None) -> tuple[Tensor, State | None]:  # fmt: skip
+    def forward(
+        self,
+        x: Tensor,
+        context: Context,
+        position: Position,
+        state: State | None = None,
+        read: Tensor | None = None,
+    ) -> tuple[Tensor, State | None]:
         """Self-attention of x, after the tokens in `state`; also the state that includes x.
 
         read: what the same tokens show to one another, where that is not x itself.
@@ -175,8 +186,9 @@ class MultiHeadAttention(nn.Module):
         y, cache = self.global_attention(y, x, read, context, position, past.cache if past else None)
         return self._join(y), None if own is None or cache is None else GlobalState(own, cache)
 
-    def cross(self, x: Tensor, source: Tensor | None, context: Context,
-              state: State | None = None) -> tuple[Tensor, ProjectedSource]:  # fmt: skip
+    def cross(
+        self, x: Tensor, source: Tensor | None, context: Context, state: State | None = None
+    ) -> tuple[Tensor, ProjectedSource]:
         """Attention of x [B, T, E] to source [B, S, E]; its projection is returned and reused as `state`."""
         if not isinstance(state, ProjectedSource):
             assert source is not None

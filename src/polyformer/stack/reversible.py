@@ -7,8 +7,8 @@ Each step is computed twice from the same state of the random generators and of 
 so that dropout drops the same numbers. Memory: two tensors [B, T, E] for any number of layers, and the graph
 of one sub-layer; time: one more forward pass. Gradients are those of stored activations up to rounding:
 inputs come back with an error that is rounding's own in float32, and grows with depth in half precision.
-Gomez et al. 2017, algorithm 1. What sub-layers add to the loss (core/penalty.py) is handed on with its
-gradients.
+Gomez et al. 2017, algorithm 1. What sub-layers add to the loss (core/auxiliary_losses.py) is handed on with
+its gradients.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from polyformer.block import Reversible, SubLayer
-from polyformer.core.context import Context
-from polyformer.core.evaluating import training_pass
-from polyformer.core.penalty import Penalties, penalize, penalties
+from polyformer.core.auxiliary_losses import Penalties, penalize, penalties
+from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.state import State
 from polyformer.position import Position
+from polyformer.sequence.context import Context
 from polyformer.stack.layer import Layer, Source
 
 
@@ -46,8 +46,7 @@ class Change:
             added = self.function(b.detach().requires_grad_())
         return b, a + added.detach(), {name: term.detach() for name, term in found.items()}
 
-    def back(self, b: Tensor, c: Tensor, for_b: Tensor, for_c: Tensor,
-             for_terms: Sequence[Tensor]) -> "Back":  # fmt: skip
+    def back(self, b: Tensor, c: Tensor, for_b: Tensor, for_c: Tensor, for_terms: Sequence[Tensor]) -> "Back":
         """The input streams, their gradients, and those of `reads`."""
         with torch.enable_grad(), penalties() as found:
             leaf = b.detach().requires_grad_()
@@ -69,8 +68,7 @@ class Placing:
         p = self.function(torch.zeros_like(a)).detach()
         return a + p, b + p, {}
 
-    def back(self, a: Tensor, b: Tensor, for_a: Tensor, for_b: Tensor,
-             for_terms: Sequence[Tensor]) -> "Back":  # fmt: skip
+    def back(self, a: Tensor, b: Tensor, for_a: Tensor, for_b: Tensor, for_terms: Sequence[Tensor]) -> "Back":
         with torch.enable_grad():
             p = self.function(torch.zeros_like(a))
         slopes = _gradients([(p, for_a + for_b)], self.reads)
@@ -81,8 +79,14 @@ Step = Change | Placing
 Back = tuple[Tensor, Tensor, Tensor, Tensor, Sequence[Tensor | None]]
 
 
-def run_reversible(layers: Sequence[nn.Module], x: Tensor, pos: Tensor, context: Context, position: Position,
-                   source: Source | None) -> Tensor:  # fmt: skip
+def run_reversible(
+    layers: Sequence[nn.Module],
+    x: Tensor,
+    pos: Tensor,
+    context: Context,
+    position: Position,
+    source: Source | None,
+) -> Tensor:
     """Both streams x [2, B, T, E] through all layers, without states."""
     hidden = None if source is None else source.hidden
     shown: list[
@@ -106,8 +110,9 @@ def run_reversible(layers: Sequence[nn.Module], x: Tensor, pos: Tensor, context:
     return y
 
 
-def _changes(layer: Layer, reads: list[Tensor], context: Context, position: Position,
-             source: Source | None) -> Iterator[Change]:  # fmt: skip
+def _changes(
+    layer: Layer, reads: list[Tensor], context: Context, position: Position, source: Source | None
+) -> Iterator[Change]:
     block = layer.block
     assert isinstance(block, Reversible)
     new: dict[str, State | None] = {}

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from polyformer.block import BlockConfig, PostNormConfig, ReversibleConfig, joined, streams
 from polyformer.core.config import Config
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError, quote
-from polyformer.core.evaluating import training_pass
-from polyformer.core.norms import LayerNormConfig, NormConfig
+from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.sizes import LAYERS
 from polyformer.feedforward import DenseConfig, FeedForwardConfig
+from polyformer.ops.norms import LayerNormConfig, NormConfig
 from polyformer.position import PositionConfig, Shape, SinusoidalConfig, changes_scores
+from polyformer.sequence.context import Context
 from polyformer.stack.convolution import Convolution, ConvolutionConfig
 from polyformer.stack.layer import Layer, LayerState, Source
 from polyformer.stack.multihead import AttentionConfig
@@ -82,18 +82,29 @@ class Stack(nn.Module):
     stack needs no switch: wherever gradients are wanted it keeps nothing (stack/reversible.py).
     """
 
-    def __init__(self, config: StackConfig, hidden_size: int, max_positions: int, cross: bool,
-                 embedding_size: int | None = None):  # fmt: skip
+    def __init__(
+        self,
+        config: StackConfig,
+        hidden_size: int,
+        max_positions: int,
+        cross: bool,
+        embedding_size: int | None = None,
+    ):
         super().__init__()
         self.recompute = False
         self.reversible = config.block.reversible
         self.join = config.block.join if isinstance(config.block, ReversibleConfig) else "mean"
         self.mechanism = config.attention.mechanism
         self.position = config.position.build(
-            Shape(hidden_size=hidden_size, embedding_size=embedding_size, max_positions=max_positions,
-                  num_layers=config.num_hidden_layers, num_heads=config.attention.num_attention_heads,
-                  head_size=config.attention.width(hidden_size))
-        )  # fmt: skip
+            Shape(
+                hidden_size=hidden_size,
+                embedding_size=embedding_size,
+                max_positions=max_positions,
+                num_layers=config.num_hidden_layers,
+                num_heads=config.attention.num_attention_heads,
+                head_size=config.attention.width(hidden_size),
+            )
+        )
         if changes_scores(self.position):
             self.mechanism.require("relates")
         self.layers = nn.ModuleList(
@@ -127,10 +138,15 @@ class Stack(nn.Module):
         layers = [layer for layer in self.layers if isinstance(layer, Layer)]
         return [layers[group] for group in self.groups]
 
-    def forward(self, x: Tensor, pos: Tensor, context: Context, source: Source | None = None,
-                states: tuple[LayerState, ...] | None = None,
-                collect: list[Tensor] | None = None,
-                ) -> tuple[Tensor, tuple[LayerState, ...] | None]:  # fmt: skip
+    def forward(
+        self,
+        x: Tensor,
+        pos: Tensor,
+        context: Context,
+        source: Source | None = None,
+        states: tuple[LayerState, ...] | None = None,
+        collect: list[Tensor] | None = None,
+    ) -> tuple[Tensor, tuple[LayerState, ...] | None]:
         """The last layer's output (normalised), and the layers' next states when there are any.
 
         x: the embedding sum, positions of layer 0 included. pos: [T] or [B, T]. `collect` receives the

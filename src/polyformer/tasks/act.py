@@ -19,9 +19,9 @@ from polyformer.core.errors import InputError
 from polyformer.data.batching import Batch, Row
 from polyformer.data.episodes import ROLES, Episodes
 from polyformer.data.windows import Windows
+from polyformer.model.trajectory import TrajectoryConfig, squared_error
 from polyformer.tasks.base import HeldOut, Rows, TaskConfig, TextTask
 from polyformer.training.config import at_least
-from polyformer.trajectory import TrajectoryConfig, squared_error
 
 Numbers = tuple[float, ...]
 

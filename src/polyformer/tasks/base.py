@@ -34,7 +34,7 @@ from polyformer.data import (
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
 from polyformer.data.windows import Windows
 from polyformer.heads import HeadConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.outputs import ModelOutput
 from polyformer.training import share
 from polyformer.training.config import at_least
@@ -176,8 +176,9 @@ class TextTask(abc.ABC):
         special = SpecialTokens(pad=tokenizer.pad_id, bos=tokenizer.bos_id, eos=tokenizer.eos_id)
         head = self.fit_head(config.head)
         positions = self.positions or config.max_position_embeddings
-        return dataclasses.replace(config, vocab_size=len(tokenizer), special=special, head=head,
-                                   max_position_embeddings=positions)  # fmt: skip
+        return dataclasses.replace(
+            config, vocab_size=len(tokenizer), special=special, head=head, max_position_embeddings=positions
+        )
 
     def join(self, model: Transformer, run: Path | None = None) -> nn.Module:
         """What is trained and measured: `model`, or a module of it and a helper, new or as saved in `run`."""

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
-from polyformer.attention import ETC, SoftmaxConfig
+from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, mask_tokens
 from polyformer.data.batching import Batch, Corrupt, Row
 from polyformer.data.structured import documents_of, split_sentences, structured
 from polyformer.heads import HeadConfig, MaskedConfig
 from polyformer.objectives.contrastive import contrastive_loss, hide_sentences, pairs_of
+from polyformer.patterns import ETC
 from polyformer.position import EtcLabelsConfig
 from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, exp, required
 from polyformer.training.config import at_least
@@ -100,17 +101,24 @@ class ContrastiveModelling(TextTask):
         ids, numbers = row["input_ids"][is_long], row["segment_ids"][is_long]
         sentences = [ids[numbers == number] for number in range(numbers[-1] + 1)]
         hidden = hide_sentences(
-            sentences, generator, mask_id=self.mask, global_id=self.cls,
-            global_tokens=self.config.global_tokens, share=self.config.sentence_share,
-        )  # fmt: skip
+            sentences,
+            generator,
+            mask_id=self.mask,
+            global_id=self.cls,
+            global_tokens=self.config.global_tokens,
+            share=self.config.sentence_share,
+        )
         chosen = hidden["segment_ids"][(hidden["pair_ids"] > 0) & (hidden["document_ids"] == 0)]
         visible = (hidden["token_type_ids"] == 1) & (hidden["document_ids"] == 0)
         visible &= ~np.isin(hidden["segment_ids"], chosen)
         hidden["labels"] = np.full_like(hidden["input_ids"], -100)
         hidden["input_ids"][visible], hidden["labels"][visible] = mask_tokens(
-            hidden["input_ids"][visible], generator, mask_id=self.mask,
-            ordinary_ids=self.tokenizer.ordinary_ids, share=self.config.mask_share,
-        )  # fmt: skip
+            hidden["input_ids"][visible],
+            generator,
+            mask_id=self.mask,
+            ordinary_ids=self.tokenizer.ordinary_ids,
+            share=self.config.mask_share,
+        )
         return hidden
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
@@ -162,7 +170,9 @@ class ContrastiveModelling(TextTask):
         guessing, telling = nats / max(tokens, 1), contrast / max(pairs, 1)
         weight = self.config.contrastive_weight
         return {
-            "loss": (1 - weight) * guessing + weight * telling, "perplexity": exp(guessing),
-            "accuracy": right / max(tokens, 1), "contrastive_loss": telling,
+            "loss": (1 - weight) * guessing + weight * telling,
+            "perplexity": exp(guessing),
+            "accuracy": right / max(tokens, 1),
+            "contrastive_loss": telling,
             "contrastive_accuracy": found / max(pairs, 1),
-        }  # fmt: skip
+        }

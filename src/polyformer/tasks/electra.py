@@ -25,7 +25,7 @@ from polyformer.data import MaskingConfig, Tokenizer
 from polyformer.data.batching import Batch, Row
 from polyformer.feedforward.base import SizedConfig
 from polyformer.heads import DetectConfig, HeadConfig, MaskedConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.objectives.detection import draw, replaced
 from polyformer.position import Learned
 from polyformer.tasks.base import MaskingTask, Rows, TaskConfig, check_room, exp
@@ -86,9 +86,14 @@ class GeneratorAndModel(nn.Module):
         self.generator, self.model, self.detection_weight = generator, model, detection_weight
         share_embeddings(generator, model)
 
-    def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None,
-                document_ids: Tensor | None = None,
-                position_ids: Tensor | None = None) -> Detected:  # fmt: skip
+    def forward(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Detected:
         """`input_ids` with tokens hidden, `labels` these tokens. Held-out text is spoilt alike every time."""
         places = {
             "attention_mask": attention_mask,
@@ -162,10 +167,13 @@ class Electra(MaskingTask):
         perplexity, detection = guessing / max(hidden, 1), nats / max(tokens, 1)
         return {
             "loss": perplexity + self.config.detection_weight * detection,
-            "generator_perplexity": exp(perplexity), "generator_accuracy": guessed / max(hidden, 1),
-            "detection_loss": detection, "accuracy": right / max(tokens, 1),
-            "recall": found / max(true, 1), "precision": found / max(told, 1),
-        }  # fmt: skip
+            "generator_perplexity": exp(perplexity),
+            "generator_accuracy": guessed / max(hidden, 1),
+            "detection_loss": detection,
+            "accuracy": right / max(tokens, 1),
+            "recall": found / max(true, 1),
+            "precision": found / max(told, 1),
+        }
 
 
 def generator_config(model: ModelConfig, size: float) -> ModelConfig:

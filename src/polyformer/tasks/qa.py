@@ -102,10 +102,18 @@ class Answering(TextTask):
         contexts = encode_with_offsets(self.tokenizer, [row["context"] for row in rows])
         marks = {"cls_id": self.cls, "sep_id": self.sep}
         return [
-            (windows(question[: config.max_question], ids, length=config.max_length, stride=config.stride,
-                     **marks), offsets)
+            (
+                windows(
+                    question[: config.max_question],
+                    ids,
+                    length=config.max_length,
+                    stride=config.stride,
+                    **marks,
+                ),
+                offsets,
+            )
             for question, (ids, offsets) in zip(questions, contexts)
-        ]  # fmt: skip
+        ]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         prepared: list[Row] = []
@@ -150,8 +158,10 @@ class Answering(TextTask):
         answers = self.answer(model, kept)
         truths = [row["answers"]["text"] for row in kept]
         scores = {"exact_match": exact_match, "f1": f1}
-        return {name: 100 * float(np.mean([one(*pair) for pair in zip(answers, truths)]))
-                for name, one in scores.items()}  # fmt: skip
+        return {
+            name: 100 * float(np.mean([one(*pair) for pair in zip(answers, truths)]))
+            for name, one in scores.items()
+        }
 
     def answer(self, model: nn.Module, rows: Sequence[Row]) -> list[str]:
         """The answer to each row's question, a piece of its context; empty where there is none."""

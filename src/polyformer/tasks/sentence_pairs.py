@@ -136,6 +136,9 @@ class SentencePairs(MaskingTask):
         nats, right, tokens, telling, found, pairs = totals
         guessing, sentence = nats / max(tokens, 1), telling / max(pairs, 1)
         return {
-            "loss": guessing + sentence, "perplexity": exp(guessing), "accuracy": right / max(tokens, 1),
-            "sentence_loss": sentence, "sentence_accuracy": found / max(pairs, 1),
-        }  # fmt: skip
+            "loss": guessing + sentence,
+            "perplexity": exp(guessing),
+            "accuracy": right / max(tokens, 1),
+            "sentence_loss": sentence,
+            "sentence_accuracy": found / max(pairs, 1),
+        }

@@ -102,9 +102,13 @@ class SpanCorruption(GuessingTask):
     def corrupt(self) -> Corrupt:
         def take(row: Row, generator: np.random.Generator) -> Row:
             ids, labels = corrupt_spans(
-                row["input_ids"], generator, sentinel_ids=self.sentinels, eos_id=self.eos,
-                density=self.config.density, mean_span=self.config.mean_span,
-            )  # fmt: skip
+                row["input_ids"],
+                generator,
+                sentinel_ids=self.sentinels,
+                eos_id=self.eos,
+                density=self.config.density,
+                mean_span=self.config.mean_span,
+            )
             return {**row, "input_ids": ids, "labels": labels}
 
         return take

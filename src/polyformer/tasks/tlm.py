@@ -71,8 +71,9 @@ class TranslationModelling(GuessingTask, MaskingTask):
         return with_tables(super().adapt(config), num_languages=max(self.config.languages) + 1)
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
-        sources, targets = (self.tokenizer.encode_batch([row[side] for row in rows])
-                            for side in self.config.needs)  # fmt: skip
+        sources, targets = (
+            self.tokenizer.encode_batch([row[side] for row in rows]) for side in self.config.needs
+        )
         marks = {"begin_id": self.cls, "end_id": self.sep}
         options = {"languages": self.config.languages, "length": self.config.max_length}
         return [translation_row(*pair, **marks, **options) for pair in zip(sources, targets)]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.workers import usual_threads
+from polyformer.ops.workers import usual_threads
 from polyformer.training.config import EngineConfig
 from polyformer.training.environment import THREADS, differences, machine, versions
 from polyformer.training.signals import Asked

@@ -11,7 +11,7 @@ from torch import nn
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import remove_partials
-from polyformer.core.workers import threads
+from polyformer.ops.workers import threads
 from polyformer.training.averaging import average_weights
 from polyformer.training.checkpoint import (
     Checkpoints,

@@ -4,7 +4,7 @@ import inspect
 import sys
 
 from polyformer.core.errors import InputError
-from polyformer.core.pattern import Pattern
+from polyformer.patterns.base import Pattern
 from polyformer.position import PositionConfig
 from polyformer.visual.pattern import pictures
 from polyformer.visual.position import position_picture

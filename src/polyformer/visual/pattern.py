@@ -5,11 +5,11 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.layout import Layout, count
-from polyformer.core.pattern import Pattern
-from polyformer.core.patterns import implied
+from polyformer.patterns.base import Pattern
+from polyformer.patterns.implied import implied
+from polyformer.patterns.layout import Layout, count
+from polyformer.sequence.context import Context
 
 LIMIT = 4096
 """Tokens at most: a picture is dense."""

@@ -11,8 +11,11 @@ from torch import Tensor
 from polyformer.core.figures import new_figure, save_figure
 from polyformer.visual.pattern import FULL, MASKED, SKIPPED, PatternPicture, labels
 
-COLOURS = {SKIPPED: ("skipped", (1.0, 1.0, 1.0)), MASKED: ("computed with a mask", (0.97, 0.78, 0.47)),
-           FULL: ("computed in full", (0.30, 0.55, 0.75))}  # fmt: skip
+COLOURS = {
+    SKIPPED: ("skipped", (1.0, 1.0, 1.0)),
+    MASKED: ("computed with a mask", (0.97, 0.78, 0.47)),
+    FULL: ("computed in full", (0.30, 0.55, 0.75)),
+}
 MOST = 320
 """Points a side, fewer than a panel has pixels; those of longer pictures are means of what they stand for."""
 

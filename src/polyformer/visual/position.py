@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError, quote
 from polyformer.position import Position, PositionConfig, Shape, Site
+from polyformer.sequence.context import Context
 from polyformer.visual.pattern import check
 
 LIMIT = 1024

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from polyformer.attention.base import MechanismConfig
 from polyformer.core.errors import InputError, quote
-from polyformer.core.mechanism import MechanismConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 
 LEAST = 4
 """Tokens of the shortest text: a quarter of it is one singular value."""

@@ -47,14 +47,24 @@ def draw_spectra(spectra: Mapping[str, Spectrum], title: str, path: Path) -> Non
         for layer, curve in enumerate(found.curves.mean(1).tolist()):
             curves.plot(index, curve, color=colours[layer], label=f"layer {layer}")
         curves.axvline(found.quarter, color="0.7", linewidth=1, linestyle=":")
-        curves.set(title=f"{side}: means over heads", xlabel="singular values", ylabel="share of their sum",
-                   xlim=(0, found.length), ylim=(0, 1.02))  # fmt: skip
+        curves.set(
+            title=f"{side}: means over heads",
+            xlabel="singular values",
+            ylabel="share of their sum",
+            xlim=(0, found.length),
+            ylim=(0, 1.02),
+        )
         curves.legend(fontsize=7, frameon=False, loc="lower right", ncol=1 + (layers - 1) // 8)
         least = math.floor(20 * found.at_quarter.min().item()) / 20  # colours from a round number up to 1
         shown = heat.imshow(found.at_quarter.numpy(), aspect="auto", vmin=least, vmax=1)
         figure.colorbar(shown, ax=heat)
-        heat.set(title=f"{side}: share of the greatest {found.quarter}", xlabel="head", ylabel="layer",
-                 xticks=range(heads), yticks=range(layers))  # fmt: skip
+        heat.set(
+            title=f"{side}: share of the greatest {found.quarter}",
+            xlabel="head",
+            ylabel="layer",
+            xticks=range(heads),
+            yticks=range(layers),
+        )
     figure.suptitle(title, fontsize=10)
     save_figure(figure, path)
 

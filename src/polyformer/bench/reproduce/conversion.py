@@ -64,8 +64,11 @@ def run(config: ConversionClaim) -> dict[str, tuple[float, float]]:
         on = taken_up(Recipe.from_dict(recipe(config, str(folder.absolute()))), out / f"on-{number}")
         found[text] = lost, on.scores["validation"]["perplexity"]
         fresh = f"{len(report.fresh)} tensors fresh" if report.fresh else "nothing fresh"
-        print(f"{text}: {before:.1f} dense, {lost:.1f} converted ({fresh}), {found[text][1]:.1f} after "
-              f"{config.more} steps", flush=True)  # fmt: skip
+        print(
+            f"{text}: {before:.1f} dense, {lost:.1f} converted ({fresh}), {found[text][1]:.1f} after "
+            f"{config.more} steps",
+            flush=True,
+        )
     control = found["dense"][1]
     for text in config.attentions:
         ratio = found[text][1] / control
@@ -76,10 +79,18 @@ def run(config: ConversionClaim) -> dict[str, tuple[float, float]]:
 
 def recipe(config: ConversionClaim, start: str | None = None) -> dict[str, Any]:
     """The dense model's run, or one that goes on from the checkpoint `start`."""
-    model: dict[str, Any] = {"pretrained": start} if start else {
-        "preset": "encoder-tiny", "num_hidden_layers": config.layers, "hidden_size": config.width,
-        "num_attention_heads": config.heads, "intermediate_size": 4 * config.width, "dropout": 0.0,
-    }  # fmt: skip
+    model: dict[str, Any] = (
+        {"pretrained": start}
+        if start
+        else {
+            "preset": "encoder-tiny",
+            "num_hidden_layers": config.layers,
+            "hidden_size": config.width,
+            "num_attention_heads": config.heads,
+            "intermediate_size": 4 * config.width,
+            "dropout": 0.0,
+        }
+    )
     steps = config.more if start else config.steps
     return {
         "task": {"kind": "mlm", "row_length": config.length, "batch_tokens": 4096, "packed": False},

@@ -20,12 +20,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from polyformer.attention import LinformerConfig, LSHConfig, PerformerConfig, RoutingConfig, Window
+from polyformer.attention import LinformerConfig, LSHConfig, PerformerConfig, RoutingConfig
 from polyformer.bench.claims import taken_up
 from polyformer.bench.labelled_texts import SETS, Texts, bag_of_words, greater_class, prepare
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
+from polyformer.patterns import Window
 from polyformer.recipes import Recipe
 from polyformer.training.config import at_least
 from polyformer.training.metrics import read_metrics
@@ -98,9 +99,14 @@ def run(config: DownstreamClaim) -> Found:
     folder, found, tests = Path(config.out), {}, {}
     for name in [one for one in SETS if getattr(config, one) is not None]:
         texts = prepare(
-            name, getattr(config, name), length(config, name), config.texts, config.tests,
-            config.vocabulary, folder / "data" / name,
-        )  # fmt: skip
+            name,
+            getattr(config, name),
+            length(config, name),
+            config.texts,
+            config.tests,
+            config.vocabulary,
+            folder / "data" / name,
+        )
         tests[name] = len(texts.test)
         found[name] = {
             SCALE[0]: Outcome(greater_class(texts)),
@@ -137,15 +143,29 @@ def recipe(config: DownstreamClaim, name: str, member: str, texts: Texts) -> dic
     attention = alone if member == ALONE else mechanisms(n, config)[member]
     block = {"block": "reversible"} if member == "Reformer" and config.reversible else {}
     return {
-        "task": {"kind": "classify", "labels": texts.labels, "max_length": n, "too_long": "cut",
-                 "batch_tokens": max(n, config.batch_tokens), "token_dropout": config.token_dropout},
-        "model": {
-            "preset": "encoder-small", "num_hidden_layers": config.layers, "hidden_size": config.width,
-            "num_attention_heads": config.heads, "intermediate_size": 4 * config.width,
-            "dropout": config.dropout, "encoder": {"attention": {"mechanism": attention}}, **block,
+        "task": {
+            "kind": "classify",
+            "labels": texts.labels,
+            "max_length": n,
+            "too_long": "cut",
+            "batch_tokens": max(n, config.batch_tokens),
+            "token_dropout": config.token_dropout,
         },
-        "data": {"path": str(texts.folder / "train.tsv"), "test": str(texts.folder / "test.tsv"),
-                 "validation_fraction": 0.0},
+        "model": {
+            "preset": "encoder-small",
+            "num_hidden_layers": config.layers,
+            "hidden_size": config.width,
+            "num_attention_heads": config.heads,
+            "intermediate_size": 4 * config.width,
+            "dropout": config.dropout,
+            "encoder": {"attention": {"mechanism": attention}},
+            **block,
+        },
+        "data": {
+            "path": str(texts.folder / "train.tsv"),
+            "test": str(texts.folder / "test.tsv"),
+            "validation_fraction": 0.0,
+        },
         "tokenizer": {"path": str(texts.tokenizer)},
         "optimizer": {"kind": "adamw", "lr": config.lr},
         "schedule": {"kind": "linear", "warmup": min(50, steps)},
@@ -155,7 +175,7 @@ def recipe(config: DownstreamClaim, name: str, member: str, texts: Texts) -> dic
             "saving": {"checkpoint_every": steps},
         },
         "seed": config.seed,
-    }  # fmt: skip
+    }
 
 
 def verdict(found: Found, points: float) -> str:
@@ -195,8 +215,11 @@ def values(found: Found) -> str:
     names = [field.name for field in dataclasses.fields(Outcome)]
     writer = csv.writer(text)
     writer.writerow(["set", "member", *names])
-    writer.writerows((name, *row) for name, rows in found.items() for row in
-                     ((member, *dataclasses.astuple(one)) for member, one in rows.items()))  # fmt: skip
+    writer.writerows(
+        (name, *row)
+        for name, rows in found.items()
+        for row in ((member, *dataclasses.astuple(one)) for member, one in rows.items())
+    )
     return text.getvalue()
 
 

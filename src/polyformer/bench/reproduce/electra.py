@@ -31,7 +31,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
 from polyformer.data.batching import Batch
 from polyformer.heads import DetectConfig, MaskedConfig
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.presets import model_config
 from polyformer.recipes import Recipe
 from polyformer.recipes.fit import Fitted
@@ -73,8 +73,9 @@ def run(config: ElectraClaim) -> dict[str, Probe]:
     """Train both, probe, write OUT/electra.csv, print the table and the verdict."""
     assert config.sst2 is not None
     folder, found = Path(config.out), {}
-    texts = prepare("sst2", config.sst2, config.length - 2, config.texts, config.tests, config.vocabulary,
-                    folder / "data")  # fmt: skip
+    texts = prepare(
+        "sst2", config.sst2, config.length - 2, config.texts, config.tests, config.vocabulary, folder / "data"
+    )
     fitted: dict[str, Fitted] = {}
     for kind in KINDS:
         fitted[kind] = taken_up(Recipe.from_dict(recipe(config, kind)), folder / kind)
@@ -102,8 +103,12 @@ def recipe(config: ElectraClaim, kind: str) -> dict[str, Any]:
     steps = round(config.steps * cost["electra"] / cost[kind])
     own = {"generator_size": config.generator_size} if kind == "electra" else {}
     return {
-        "task": {"kind": kind, "row_length": config.length,
-                 "batch_tokens": max(config.length, config.batch_tokens), **own},
+        "task": {
+            "kind": kind,
+            "row_length": config.length,
+            "batch_tokens": max(config.length, config.batch_tokens),
+            **own,
+        },
         "model": encoder_options(config),
         "data": wikitext(config.data),
         "tokenizer": {"algorithm": "wordpiece", "vocab_size": config.vocabulary, "lowercase": True},
@@ -115,13 +120,18 @@ def recipe(config: ElectraClaim, kind: str) -> dict[str, Any]:
             "saving": {"checkpoint_every": max(1, steps // 3)},
         },
         "seed": config.seed,
-    }  # fmt: skip
+    }
 
 
 def encoder_options(config: ElectraClaim) -> dict[str, Any]:
-    return {"preset": "encoder-small", "num_hidden_layers": config.layers, "hidden_size": config.width,
-            "num_attention_heads": config.heads, "intermediate_size": 4 * config.width,
-            "dropout": 0.0}  # fmt: skip
+    return {
+        "preset": "encoder-small",
+        "num_hidden_layers": config.layers,
+        "hidden_size": config.width,
+        "num_attention_heads": config.heads,
+        "intermediate_size": 4 * config.width,
+        "dropout": 0.0,
+    }
 
 
 def costs(config: ElectraClaim, share: float = 0.15) -> dict[str, float]:
@@ -134,8 +144,9 @@ def costs(config: ElectraClaim, share: float = 0.15) -> dict[str, float]:
     return {
         "mlm": 3 * (_body(masked, config.length) + 2 * share * _decoder(masked)),
         "electra": 3 * (_body(detecting, config.length) + 2 * (config.width + 1) * config.width)
-        + 3 * (_body(generator, config.length) + 2 * share * _decoder(generator)) + drawing,
-    }  # fmt: skip
+        + 3 * (_body(generator, config.length) + 2 * share * _decoder(generator))
+        + drawing,
+    }
 
 
 def _body(config: ModelConfig, length: int) -> float:
@@ -143,8 +154,13 @@ def _body(config: ModelConfig, length: int) -> float:
     with torch.device("meta"):
         model = Transformer(config)
     assert config.encoder is not None
-    linear = [one for part in (model.encoder, model.encoder_embedding) if part is not None
-              for one in part.modules() if isinstance(one, nn.Linear)]  # fmt: skip
+    linear = [
+        one
+        for part in (model.encoder, model.encoder_embedding)
+        if part is not None
+        for one in part.modules()
+        if isinstance(one, nn.Linear)
+    ]
     matrices = sum(one.weight.numel() for one in linear)
     attention = 2 * length * config.hidden_size * config.encoder.num_hidden_layers
     return 2 * (matrices + attention)

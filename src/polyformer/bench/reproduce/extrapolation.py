@@ -23,7 +23,7 @@ from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write
-from polyformer.model import Transformer
+from polyformer.model.transformer import Transformer
 from polyformer.position import PositionConfig
 from polyformer.recipes import Recipe
 from polyformer.recipes.fit import Fitted
@@ -101,9 +101,14 @@ def recipe(config: ExtrapolationClaim, scheme: str) -> dict[str, Any]:
     return {
         "task": {"kind": "lm", "row_length": config.length, "batch_tokens": config.batch_tokens},
         "model": {
-            "preset": "decoder-tiny", "position": scheme, "num_hidden_layers": config.layers,
-            "hidden_size": config.width, "num_attention_heads": config.heads,
-            "intermediate_size": 4 * config.width, "dropout": 0.0, "embedding": {"scaled": True},
+            "preset": "decoder-tiny",
+            "position": scheme,
+            "num_hidden_layers": config.layers,
+            "hidden_size": config.width,
+            "num_attention_heads": config.heads,
+            "intermediate_size": 4 * config.width,
+            "dropout": 0.0,
+            "embedding": {"scaled": True},
             "initializer_range": None,
         },
         "data": wikitext(config.data),
@@ -116,7 +121,7 @@ def recipe(config: ExtrapolationClaim, scheme: str) -> dict[str, Any]:
             "saving": {"checkpoint_every": 250},
         },
         "seed": config.seed,
-    }  # fmt: skip
+    }
 
 
 def held_out(fitted: Fitted, most: int) -> Tensor:

@@ -14,16 +14,16 @@ from typing import Any
 
 from torch import Tensor
 
-from polyformer.attention import Full, Local1D, Local2D, Pattern
 from polyformer.core.config import Config
-from polyformer.core.context import Context
 from polyformer.core.files import atomic_write
-from polyformer.core.layout import count
-from polyformer.core.patterns import Causal
 from polyformer.data import DataConfig, read
+from polyformer.patterns import Full, Local1D, Local2D, Pattern
+from polyformer.patterns.implied import Causal
+from polyformer.patterns.layout import count
 from polyformer.recipes import Recipe, fit
 from polyformer.recipes.fit import Fitted
 from polyformer.recipes.sheet import IMAGES, write_pictures
+from polyformer.sequence.context import Context
 from polyformer.tasks import ImageConfig, ImageModelling
 from polyformer.training.config import at_least
 from polyformer.training.metrics import read_metrics
@@ -96,12 +96,19 @@ def recipe(config: ImageLocalityClaim, shape: tuple[int, int], pattern: Pattern)
     return {
         "task": {"kind": "image", "levels": config.levels, "batch_tokens": tokens},
         "model": {
-            "preset": "decoder-tiny", "num_hidden_layers": config.layers, "hidden_size": config.width,
-            "intermediate_size": 4 * config.width, "dropout": 0.0, "pattern": pattern.to_text(),
+            "preset": "decoder-tiny",
+            "num_hidden_layers": config.layers,
+            "hidden_size": config.width,
+            "intermediate_size": 4 * config.width,
+            "dropout": 0.0,
+            "pattern": pattern.to_text(),
             "position": {"kind": "grid", "shape": list(shape)},
         },
-        "data": {"path": config.data, "validation_fraction": config.held_out,
-                 "test_fraction": config.held_out},
+        "data": {
+            "path": config.data,
+            "validation_fraction": config.held_out,
+            "test_fraction": config.held_out,
+        },
         "optimizer": {"kind": "adamw", "lr": config.lr},
         "schedule": {"kind": "cosine", "warmup": min(50, config.steps)},
         "training": {
@@ -110,7 +117,7 @@ def recipe(config: ImageLocalityClaim, shape: tuple[int, int], pattern: Pattern)
             "saving": {"checkpoint_every": config.steps},
         },
         "seed": config.seed,
-    }  # fmt: skip
+    }
 
 
 def seen(pattern: Pattern, pixels: int) -> float:

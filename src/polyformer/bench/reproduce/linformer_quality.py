@@ -117,11 +117,19 @@ def recipe(config: QualityClaim, trial: Trial) -> dict[str, Any]:
     if trial.k is not None:
         mechanism = LinformerConfig(max_length=trial.length, k=trial.k, sharing=trial.sharing).to_dict()
     return {
-        "task": {"kind": "mlm", "row_length": trial.length, "batch_tokens": config.batch_tokens,
-                 "packed": False},
+        "task": {
+            "kind": "mlm",
+            "row_length": trial.length,
+            "batch_tokens": config.batch_tokens,
+            "packed": False,
+        },
         "model": {
-            "preset": "encoder-tiny", "num_hidden_layers": config.layers, "hidden_size": config.width,
-            "num_attention_heads": config.heads, "intermediate_size": 4 * config.width, "dropout": 0.0,
+            "preset": "encoder-tiny",
+            "num_hidden_layers": config.layers,
+            "hidden_size": config.width,
+            "num_attention_heads": config.heads,
+            "intermediate_size": 4 * config.width,
+            "dropout": 0.0,
             "encoder": {"attention": {"mechanism": mechanism}},
         },
         "data": wikitext(config.data),
@@ -134,7 +142,7 @@ def recipe(config: QualityClaim, trial: Trial) -> dict[str, Any]:
             "saving": {"checkpoint_every": 500},
         },
         "seed": config.seed,
-    }  # fmt: skip
+    }
 
 
 def verdicts(config: QualityClaim, found: dict[Trial, float]) -> Iterator[str]:

@@ -19,35 +19,45 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention import LinformerConfig, SoftmaxConfig
+from polyformer.attention.base import MechanismConfig
 from polyformer.bench.attention import slope
 from polyformer.bench.memory import peak_mib
 from polyformer.bench.plot import line_plot
 from polyformer.bench.timing import in_turn, median
 from polyformer.block import PreNormConfig
 from polyformer.core.config import Config
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
-from polyformer.core.mechanism import MechanismConfig
-from polyformer.core.norms import LayerNormConfig
 from polyformer.feedforward import DenseConfig
+from polyformer.ops.norms import LayerNormConfig
 from polyformer.position import NoPositionConfig, Shape
+from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig
 from polyformer.stack.layer import Layer
 from polyformer.training.config import at_least
 
 PAPER = {
     "time": {
-        512: (1.5, 1.3), 1024: (1.7, 1.6, 1.3), 2048: (2.6, 2.4, 2.1, 1.3), 4096: (3.4, 3.2, 2.8, 2.2, 1.3),
-        8192: (5.5, 5.0, 4.4, 3.5, 2.1), 16384: (8.6, 7.8, 7.0, 5.6, 3.3), 32768: (13, 12, 11, 8.8, 5.0),
+        512: (1.5, 1.3),
+        1024: (1.7, 1.6, 1.3),
+        2048: (2.6, 2.4, 2.1, 1.3),
+        4096: (3.4, 3.2, 2.8, 2.2, 1.3),
+        8192: (5.5, 5.0, 4.4, 3.5, 2.1),
+        16384: (8.6, 7.8, 7.0, 5.6, 3.3),
+        32768: (13, 12, 11, 8.8, 5.0),
         65536: (20, 18, 16, 14, 7.9),
     },
     "memory": {
-        512: (1.7, 1.5), 1024: (3.0, 2.9, 1.8), 2048: (6.1, 5.6, 3.6, 2.0), 4096: (14, 13, 8.3, 4.3, 2.3),
-        8192: (28, 26, 17, 8.5, 4.5), 16384: (56, 48, 32, 16, 8), 32768: (56, 48, 36, 18, 16),
+        512: (1.7, 1.5),
+        1024: (3.0, 2.9, 1.8),
+        2048: (6.1, 5.6, 3.6, 2.0),
+        4096: (14, 13, 8.3, 4.3, 2.3),
+        8192: (28, 26, 17, 8.5, 4.5),
+        16384: (56, 48, 32, 16, 8),
+        32768: (56, 48, 36, 18, 16),
         65536: (60, 52, 40, 20, 18),
     },
-}  # fmt: skip
+}
 """Table 3: how many times faster, or less memory, by n, for k = 128, 256, 512, 1024, 2048."""
 
 PAPER_KS = 128, 256, 512, 1024, 2048
@@ -140,10 +150,15 @@ def call(shot: Shot) -> Callable[[], object]:
         return torch.no_grad()(lambda: alone(q, k, v, context, None, None))
     size = shot.heads * shot.width
     layer = Layer(
-        size, AttentionConfig(num_attention_heads=shot.heads, mechanism=mechanism),
-        DenseConfig(intermediate_size=4 * size, activation="gelu"), PreNormConfig(), LayerNormConfig(), 0.0,
-        cross=False, index=0,
-    )  # fmt: skip
+        size,
+        AttentionConfig(num_attention_heads=shot.heads, mechanism=mechanism),
+        DenseConfig(intermediate_size=4 * size, activation="gelu"),
+        PreNormConfig(),
+        LayerNormConfig(),
+        0.0,
+        cross=False,
+        index=0,
+    )
     if shot.who == "unfused":
         layer.attention.mechanism = Unfused()  # type: ignore[assignment]
     position = NoPositionConfig().build(Shape(hidden_size=size, num_heads=shot.heads, head_size=shot.width))
@@ -161,11 +176,21 @@ def _mechanism(shot: Shot) -> MechanismConfig:
 def shots(config: SpeedClaim, level: str, length: int) -> list[Shot]:
     """What is measured at one length; k is less than n, as in the paper."""
     rows = max(1, config.tokens // length)
-    make = functools.partial(Shot, level=level, length=length, rows=rows, heads=config.heads,
-                             width=config.width, device=config.device)  # fmt: skip
+    make = functools.partial(
+        Shot,
+        level=level,
+        length=length,
+        rows=rows,
+        heads=config.heads,
+        width=config.width,
+        device=config.device,
+    )
     scores = rows * config.heads * length**2 * 4 * 2 / (1 << 20)  # and their softmax
-    dense = [who for who, fits in (("unfused", scores <= config.unfused_limit),
-                                   ("sdpa", length <= config.fused_up_to)) if fits]  # fmt: skip
+    dense = [
+        who
+        for who, fits in (("unfused", scores <= config.unfused_limit), ("sdpa", length <= config.fused_up_to))
+        if fits
+    ]
     return [make(who=who, k=0) for who in dense] + [
         make(who="linformer", k=k) for k in config.ks if k < length
     ]
@@ -173,8 +198,10 @@ def shots(config: SpeedClaim, level: str, length: int) -> list[Shot]:
 
 def run(config: SpeedClaim) -> list[Measured]:
     """Measure, write OUT/linformer_speed.csv and a picture of each level, print tables and the verdict."""
-    print(f"forward, {config.heads} heads of {config.width}, float32, {config.device}, "
-          f"{torch.get_num_threads()} threads, torch {torch.__version__}")  # fmt: skip
+    print(
+        f"forward, {config.heads} heads of {config.width}, float32, {config.device}, "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
     found: list[Measured] = []
     folder = Path(config.out)
     for level in config.levels:
@@ -183,8 +210,12 @@ def run(config: SpeedClaim) -> list[Measured]:
             atomic_write(folder / "linformer_speed.csv", _csv(found).encode())
     for level in config.levels:
         own = [one for one in found if one.level == level]
-        for text in (*_table(own, "time", "unfused"), *_table(own, "time", "sdpa"),
-                     *_table(own, "memory", "unfused"), *_table(own, "memory", "sdpa")):  # fmt: skip
+        for text in (
+            *_table(own, "time", "unfused"),
+            *_table(own, "time", "sdpa"),
+            *_table(own, "memory", "unfused"),
+            *_table(own, "memory", "sdpa"),
+        ):
             print(text)
         print("\n".join(_slopes(own)))
         _draw(folder / f"{level}.png", own)
@@ -256,10 +287,14 @@ def _slopes(own: list[Measured]) -> Iterator[str]:
 def verdict(own: list[Measured]) -> str:
     """Whether one level is at least as many times faster than with unfused attention as in the paper."""
     found = ratios(own, "time", "unfused")
-    compared = {at: (value, wanted) for at, value in found.items()
-                if (wanted := published("time", *at)) is not None}  # fmt: skip
-    short = [f"n={n}, k={k}: {value:.1f}x of {wanted:g}x" for (n, k), (value, wanted) in compared.items()
-             if value < wanted]  # fmt: skip
+    compared = {
+        at: (value, wanted) for at, value in found.items() if (wanted := published("time", *at)) is not None
+    }
+    short = [
+        f"n={n}, k={k}: {value:.1f}x of {wanted:g}x"
+        for (n, k), (value, wanted) in compared.items()
+        if value < wanted
+    ]
     if not compared:
         return "table 3: no verdict, nothing that the paper measured was measured"
     held = f"not reproduced everywhere ({'; '.join(short)})" if short else "reproduced"

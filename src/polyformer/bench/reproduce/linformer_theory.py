@@ -81,8 +81,9 @@ class Problem:
     @classmethod
     def draw(cls, config: TheoryClaim, length: int) -> "Problem":
         generator = torch.Generator().manual_seed(config.seed)
-        q, k, v = (torch.randn(length, config.width, dtype=torch.float64, generator=generator)
-                   for _ in range(3))  # fmt: skip
+        q, k, v = (
+            torch.randn(length, config.width, dtype=torch.float64, generator=generator) for _ in range(3)
+        )
         return cls(q @ k.T / math.sqrt(config.width), v + config.common)
 
     @property
@@ -111,12 +112,17 @@ def run(config: TheoryClaim) -> list[Error]:
     folder = Path(config.out)
     atomic_write(folder / "linformer_theory.csv", _csv(found).encode())
     print("\n".join([*table(config, found), *verdicts(config, found)]))
-    by_k = {f"{what}, of {norm}": [(one.k, one.value) for one in own if one.length == config.length]
-            for (what, norm), own in _grouped(found).items()}  # fmt: skip
+    by_k = {
+        f"{what}, of {norm}": [(one.k, one.value) for one in own if one.length == config.length]
+        for (what, norm), own in _grouped(found).items()
+    }
     by_k["sqrt(5 log n / k)"] = [(k, bound(config.length, k)) for k in config.ks if k <= config.length]
     line_plot(folder / "k.png", by_k, f"k, at n = {config.length}", "relative error", log=True)
-    by_n = {f"{what}, of {norm}": sorted((one.length, one.value) for one in own if one.k == config.k)
-            for (what, norm), own in _grouped(found).items() if what in ("low-rank", "SVD")}  # fmt: skip
+    by_n = {
+        f"{what}, of {norm}": sorted((one.length, one.value) for one in own if one.k == config.k)
+        for (what, norm), own in _grouped(found).items()
+        if what in ("low-rank", "SVD")
+    }
     by_n["sqrt(5 log n / k)"] = [(n, bound(n, config.k)) for n in sorted(config.lengths) if config.k <= n]
     line_plot(folder / "n.png", by_n, f"n, at k = {config.k}", "relative error", log=True)
     print(f"curves: {folder / 'k.png'}, {folder / 'n.png'}")
@@ -131,8 +137,10 @@ def measure(config: TheoryClaim, length: int, k: int) -> Iterator[Error]:
     low_rank = [problem.errors(weights @ (r.T @ (r @ values))) for r in draws]
     total = torch.exp(problem.scores).sum(-1, keepdim=True)
     small = math.exp(-SMALL)
-    proof = [problem.errors(torch.exp(SMALL * (problem.scores @ r.T)) @ (small * (r @ values)) / total)
-             for r in draws]  # fmt: skip
+    proof = [
+        problem.errors(torch.exp(SMALL * (problem.scores @ r.T)) @ (small * (r @ values)) / total)
+        for r in draws
+    ]
     u, s, vh = torch.linalg.svd(weights)
     svd = problem.errors(u[:, :k] * s[:k] @ (vh[:k] @ values))
     found = {
@@ -151,8 +159,10 @@ def fitted(problem: Problem, k: int, steps: int, generator: torch.Generator) -> 
     """softmax(A E^T) F V with E and F [k, n] that make it as near P V as Adam can."""
     scores, values = problem.scores.float(), problem.values.float()
     exact, length = torch.softmax(scores, -1) @ values, len(scores)
-    e, f = ((random_matrix(k, length, generator) * math.sqrt(k / length)).float().requires_grad_()
-            for _ in range(2))  # fmt: skip
+    e, f = (
+        (random_matrix(k, length, generator) * math.sqrt(k / length)).float().requires_grad_()
+        for _ in range(2)
+    )
     optimizer = torch.optim.Adam([e, f], lr=LEARNING_RATE)
     for _ in range(steps):
         optimizer.zero_grad()

@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polyformer.attention.linear.feature_attention import linear_attention
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
-from polyformer.core.features import MAPS, Kernel, directions
 from polyformer.core.files import atomic_write
-from polyformer.core.linear_attention import linear_attention
+from polyformer.ops.random_features import MAPS, Kernel, directions
+from polyformer.sequence.context import Context
 from polyformer.training.config import at_least
 
 CURVES = {

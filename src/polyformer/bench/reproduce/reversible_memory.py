@@ -23,10 +23,10 @@ from polyformer.bench.memory import MIB, peak_mib
 from polyformer.bench.plot import line_plot
 from polyformer.block import BlockConfig
 from polyformer.core.config import Config
-from polyformer.core.context import Context
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
 from polyformer.feedforward import DenseConfig
+from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig, Stack, StackConfig
 from polyformer.training.config import at_least
 
@@ -79,8 +79,11 @@ def run(config: ReversibleMemoryClaim) -> Found:
             print(f"{block}, {layers} layers: {kept:.1f} MiB kept, {peak:.1f} MiB at the peak", flush=True)
     folder = Path(config.out)
     _write(folder / "reversible_memory.csv", found)
-    lines = {f"{block}, {what}": [(n, found[block, n][index]) for n in config.layers]
-             for block in BLOCKS for index, what in enumerate(("kept", "peak"))}  # fmt: skip
+    lines = {
+        f"{block}, {what}": [(n, found[block, n][index]) for n in config.layers]
+        for block in BLOCKS
+        for index, what in enumerate(("kept", "peak"))
+    }
     line_plot(folder / "reversible_memory.png", lines, "layers", "MiB")
     print(verdict(found))
     print(f"curves: {folder / 'reversible_memory.png'}")

@@ -65,8 +65,12 @@ def recipe(config: WarmupClaim, block: str, warm: bool) -> dict[str, Any]:
     return {
         "task": {"kind": "lm", "row_length": 128, "batch_tokens": 2048},
         "model": {
-            "preset": "decoder-tiny", "block": block, "num_hidden_layers": config.layers,
-            "hidden_size": config.width, "intermediate_size": 4 * config.width, "dropout": 0.0,
+            "preset": "decoder-tiny",
+            "block": block,
+            "num_hidden_layers": config.layers,
+            "hidden_size": config.width,
+            "intermediate_size": 4 * config.width,
+            "dropout": 0.0,
             "initializer_range": None,
         },
         "tokenizer": {"algorithm": "bpe", "vocab_size": 512},
@@ -78,7 +82,7 @@ def recipe(config: WarmupClaim, block: str, warm: bool) -> dict[str, Any]:
             "reporting": {"log_every": 10, "evaluate_every": config.steps},
             "saving": {"checkpoint_every": config.steps},
         },
-    }  # fmt: skip
+    }
 
 
 def verdict(final: dict[tuple[str, bool], float]) -> str:

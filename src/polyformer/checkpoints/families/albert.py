@@ -39,10 +39,16 @@ LAYER = {
     "full_layer_layer_norm": "block.norms.1",
 }
 OWN_DEFAULTS = {
-    "vocab_size": 30000, "hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384,
-    "hidden_act": "gelu_new", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-    "bos_token_id": 2, "eos_token_id": 3,
-}  # fmt: skip
+    "vocab_size": 30000,
+    "hidden_size": 4096,
+    "num_attention_heads": 64,
+    "intermediate_size": 16384,
+    "hidden_act": "gelu_new",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
 MASKED = {
     "predictions.dense": "head.dense",
     "predictions.LayerNorm": "head.norm",
@@ -89,14 +95,16 @@ class Albert(Family):
     tasks: ClassVar = {
         "Model": Task(EmbedConfig(pooling="first", hidden=True, normalize=False), POOLER, base=False),
         "ForPreTraining": Task(
-            PretrainingConfig(), PRETRAINING,
-            (*PRETRAINING_FIELDS, field("classifier_dropout_prob", 0.1, "sentence.dropout")), COPIES,
+            PretrainingConfig(),
+            PRETRAINING,
+            (*PRETRAINING_FIELDS, field("classifier_dropout_prob", 0.1, "sentence.dropout")),
+            COPIES,
         ),
         "ForMaskedLM": Task(MaskedConfig(), MASKED, MASKED_FIELDS, COPIES),
         "ForSequenceClassification": Task(ClassifyConfig(), {**POOLER, "classifier": "head.output"}),
         "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}),
         "ForQuestionAnswering": Task(SpanConfig(), {"qa_outputs": "head.output"}),
-    }  # fmt: skip
+    }
     sizes = ("albert-base", "albert-large", "albert-xxlarge")
 
     def check(self, hub: Tree) -> None:

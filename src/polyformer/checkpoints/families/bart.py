@@ -1,7 +1,7 @@
 """BART: post-norm encoder-decoder with learned positions. Lewis et al. 2020.
 
 Their decoder alone has weights of a cross-attention that it never computes, and their untied models a table
-of tokens that they never read: ours keep them beside (polyformer.core.unread).
+of tokens that they never read: ours keep them beside (polyformer.core.unused_tensors).
 """
 
 import dataclasses
@@ -111,15 +111,25 @@ class Bart(Family):
     template = model_config("bart-base")
     fields = FIELDS
     aliases: ClassVar = {
-        "num_attention_heads": "encoder_attention_heads", "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "hidden_size": "d_model",
         "num_hidden_layers": "encoder_layers",
-    }  # fmt: skip
+    }
     fixed: ClassVar = {
-        "add_final_layer_norm": False, "normalize_before": False, "normalize_embedding": True,
-        "static_position_embeddings": False, "extra_pos_embeddings": 2,
-    }  # fmt: skip
-    inert = ("bos_token_id", "chunk_size_feed_forward", "forced_eos_token_id", "is_decoder",
-             "is_encoder_decoder", "use_cache")  # fmt: skip
+        "add_final_layer_norm": False,
+        "normalize_before": False,
+        "normalize_embedding": True,
+        "static_position_embeddings": False,
+        "extra_pos_embeddings": 2,
+    }
+    inert = (
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "forced_eos_token_id",
+        "is_decoder",
+        "is_encoder_decoder",
+        "use_cache",
+    )
     names: ClassVar = {**TABLES, **stack("encoder", 2), **stack("decoder", 3)}
     ignored = ("*coder.embed_tokens.weight", "*coder.version")
     dropouts = ("classifier_dropout",)

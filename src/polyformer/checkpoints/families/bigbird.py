@@ -27,19 +27,27 @@ from polyformer.presets import model_config
 from polyformer.presets.bigbird import bigbird_pattern
 
 DEFAULTS: dict[str, Any] = {
-    "vocab_size": 50358, "hidden_act": "gelu_new", "max_position_embeddings": 4096, "bos_token_id": 1,
+    "vocab_size": 50358,
+    "hidden_act": "gelu_new",
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
     "eos_token_id": 2,
-}  # fmt: skip
+}
 PATTERN = "encoder.attention.mechanism.pattern"
 POOLER = {"{base}pooler": "head.dense"}
 UNPOOLED = ("{base}pooler.*",)
 """What classes that pool nothing have all the same."""
 WITHOUT_BIAS = ["output"]
 OWN = (
-    Field("use_bias", True, ("encoder.attention.bias",), lambda given: True if given else WITHOUT_BIAS,
-          lambda ours: ours is True),
+    Field(
+        "use_bias",
+        True,
+        ("encoder.attention.bias",),
+        lambda given: True if given else WITHOUT_BIAS,
+        lambda ours: ours is True,
+    ),
     field("rescale_embeddings", False, "embedding.scaled"),
-)  # fmt: skip
+)
 
 
 @register

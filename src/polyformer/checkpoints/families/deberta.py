@@ -152,10 +152,13 @@ class DebertaFamily(Family):
         position = LearnedConfig() if absolute else NoPositionConfig()
         if _terms(hub):
             position = DebertaConfig(
-                max_relative_positions=_positive(hub, "max_relative_positions"), terms=_terms(hub),
-                eps=hub.get("layer_norm_eps", 1e-7), dropout=hub.get("hidden_dropout_prob", 0.1),
-                absolute=absolute, **self.more(hub),
-            )  # fmt: skip
+                max_relative_positions=_positive(hub, "max_relative_positions"),
+                terms=_terms(hub),
+                eps=hub.get("layer_norm_eps", 1e-7),
+                dropout=hub.get("hidden_dropout_prob", 0.1),
+                absolute=absolute,
+                **self.more(hub),
+            )
         tree["encoder"]["position"] = position.to_dict()
         if tree["head"]["kind"] == "masked" and not hub.get("legacy", True):
             tree["embedding"]["tied"] = True
@@ -237,9 +240,12 @@ class DebertaV2(DebertaFamily):
     objective = "masked language modelling; replaced token detection (version 3)"
     template = model_config("deberta-v3-base")
     fields = fields(
-        vocab_size=128100, hidden_size=1536, num_hidden_layers=24, num_attention_heads=24,
+        vocab_size=128100,
+        hidden_size=1536,
+        num_hidden_layers=24,
+        num_attention_heads=24,
         intermediate_size=6144,
-    )  # fmt: skip
+    )
     fixed: ClassVar = {"pooler_dropout": 0.0, "conv_groups": 1}
     adjusted = (*OWN, "position_buckets", "share_att_key", "norm_rel_ebd", "conv_kernel_size", "conv_act")
     names: ClassVar = {

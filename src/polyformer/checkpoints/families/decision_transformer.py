@@ -12,8 +12,8 @@ from polyformer.checkpoints.families.gpt2 import (
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Tree, act, choice, field
 from polyformer.checkpoints.names import layered
+from polyformer.model.trajectory import PredictionConfig, TrajectoryConfig, TrajectoryTransformer
 from polyformer.position import LearnedConfig
-from polyformer.trajectory import PredictionConfig, TrajectoryConfig, TrajectoryTransformer
 
 FIELDS = (
     field("hidden_size", 128, "hidden_size"),

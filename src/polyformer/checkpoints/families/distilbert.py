@@ -67,11 +67,14 @@ class DistilBert(Family):
     tasks: ClassVar = {
         "Model": Task(EmbedConfig(pooling="first", normalize=False), base=False),
         "ForMaskedLM": Task(
-            MaskedConfig(), MASKED, (act("activation", "gelu", "activation"),),
+            MaskedConfig(),
+            MASKED,
+            (act("activation", "gelu", "activation"),),
             {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
         ),
         "ForSequenceClassification": Task(
-            ClassifyConfig(activation="relu"), {"pre_classifier": "head.dense", "classifier": "head.output"},
+            ClassifyConfig(activation="relu"),
+            {"pre_classifier": "head.dense", "classifier": "head.output"},
             (field("seq_classif_dropout", 0.2, "dropout"),),
         ),
         "ForTokenClassification": Task(
@@ -80,5 +83,5 @@ class DistilBert(Family):
         "ForQuestionAnswering": Task(
             SpanConfig(), {"qa_outputs": "head.output"}, (field("qa_dropout", 0.1, "span_dropout"),)
         ),
-    }  # fmt: skip
+    }
     sizes = ("distilbert-base",)

@@ -45,8 +45,12 @@ class Electra(Family):
     }
     # the summary is of multiple choice alone
     inert = (
-        "use_cache", "summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout",
-    )  # fmt: skip
+        "use_cache",
+        "summary_type",
+        "summary_use_proj",
+        "summary_activation",
+        "summary_last_dropout",
+    )
     names: ClassVar = {
         **{f"embeddings.{theirs}": ours for theirs, ours in EMBEDDINGS.items()},
         "embeddings_project": "encoder_embedding.widen",

@@ -2,14 +2,15 @@
 
 from typing import ClassVar
 
-from polyformer.attention import PerLayer, SoftmaxConfig, Window
+from polyformer.attention import SoftmaxConfig
 from polyformer.checkpoints.families.gpt2 import COPIES, LAST, MECHANISM, SPECIAL, embedding_dropout, settle
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Tree, act, field, look_up
 from polyformer.checkpoints.names import layered
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.patterns import Full
 from polyformer.heads import EmbedConfig, LanguageModelConfig, SpanConfig, TagConfig
+from polyformer.patterns import PerLayer, Window
+from polyformer.patterns.implied import Full
 from polyformer.presets import model_config
 
 LAYER = {

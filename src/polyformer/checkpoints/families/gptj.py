@@ -81,8 +81,10 @@ class GptJ(Family):
         width = hub.get("n_embd", 4096) // hub.get("n_head", 16)
         turned = hub.get("rotary_dim", 64)
         if turned is None or not 2 <= turned <= width or turned % 2:
-            raise InputError(f"config.json: rotary_dim is {turned}; expected an even number up to {width}, "
-                             f"the width of a head")  # fmt: skip
+            raise InputError(
+                f"config.json: rotary_dim is {turned}; expected an even number up to {width}, "
+                f"the width of a head"
+            )
 
     def adjust(self, tree: Tree, hub: Tree) -> None:
         settle(tree)

@@ -3,14 +3,13 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from polyformer.attention import Marked, Pattern, PerLayer, Window
 from polyformer.checkpoints.families.bert import EMBEDDINGS, FIELDS, LAYER
 from polyformer.checkpoints.family import PROBLEM, Family, Task, register
 from polyformer.checkpoints.fields import Tree, field, look_up, put
 from polyformer.checkpoints.names import layered
 from polyformer.core.errors import InputError, quote
-from polyformer.core.pattern import Or
 from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig, SpanConfig, TagConfig
+from polyformer.patterns import Marked, Or, Pattern, PerLayer, Window
 from polyformer.presets import model_config
 
 GLOBAL = {

@@ -66,14 +66,19 @@ FIELDS = (
     field("attention_head_size", 64, "decoder.attention.head_size"),
     field("feed_forward_size", 512, "decoder.feedforward.intermediate_size"),
     act("hidden_act", "relu", "decoder.feedforward.activation"),
-    field("hidden_dropout_prob", 0.05, "decoder.dropout", "decoder.final_dropout",
-          "decoder.feedforward.inner_dropout"),
+    field(
+        "hidden_dropout_prob",
+        0.05,
+        "decoder.dropout",
+        "decoder.final_dropout",
+        "decoder.feedforward.inner_dropout",
+    ),
     field("layer_norm_eps", 1e-12, "decoder.norm.eps"),
     field("initializer_range", 0.02, "initializer_range"),
     field("pad_token_id", 0, "special.pad"),
     field("bos_token_id", None, "special.bos"),
     field("eos_token_id", 2, "special.eos"),
-)  # fmt: skip
+)
 KINDS = ("local", "lsh")
 LAYERS = ["local", "lsh", "local", "lsh", "local", "lsh"]
 
@@ -97,14 +102,28 @@ class Reformer(Family):
         "lsh_num_chunks_after": 0,
     }
     adjusted = (
-        "is_decoder", "attn_layers", "num_hidden_layers", "axial_pos_embds", "axial_pos_shape",
-        "axial_pos_embds_dim", "local_attn_chunk_length", "local_num_chunks_before",
-        "local_attention_probs_dropout_prob", "lsh_attn_chunk_length", "lsh_num_chunks_before", "num_hashes",
-    )  # fmt: skip
+        "is_decoder",
+        "attn_layers",
+        "num_hidden_layers",
+        "axial_pos_embds",
+        "axial_pos_shape",
+        "axial_pos_embds_dim",
+        "local_attn_chunk_length",
+        "local_num_chunks_before",
+        "local_attention_probs_dropout_prob",
+        "lsh_attn_chunk_length",
+        "lsh_num_chunks_before",
+        "num_hashes",
+    )
     inert = (
-        "num_buckets", "hash_seed", "axial_norm_std", "chunk_size_lm_head", "chunk_size_feed_forward",
-        "use_cache", "classifier_dropout",
-    )  # fmt: skip
+        "num_buckets",
+        "hash_seed",
+        "axial_norm_std",
+        "chunk_size_lm_head",
+        "chunk_size_feed_forward",
+        "use_cache",
+        "classifier_dropout",
+    )
     names: ClassVar = {
         "embeddings.word_embeddings": "tokens",
         "embeddings.position_embeddings.embedding": f"{TABLES}.0",
@@ -137,14 +156,25 @@ class Reformer(Family):
 
     def adjust(self, tree: Tree, hub: Tree) -> None:
         kinds, decoder = list(hub.get("attn_layers", LAYERS)), tree["decoder"]
-        near = local(
-            hub.get("local_attn_chunk_length", 64), hub.get("local_num_chunks_before", 1),
-            hub.get("local_attention_probs_dropout_prob", 0.05),
-        ) if "local" in kinds else None  # fmt: skip
-        far = hashed(
-            hub.get("lsh_attn_chunk_length", 64), hub.get("lsh_num_chunks_before", 1),
-            hub.get("num_hashes", 1), _buckets(hub),
-        ) if "lsh" in kinds else None  # fmt: skip
+        near = (
+            local(
+                hub.get("local_attn_chunk_length", 64),
+                hub.get("local_num_chunks_before", 1),
+                hub.get("local_attention_probs_dropout_prob", 0.05),
+            )
+            if "local" in kinds
+            else None
+        )
+        far = (
+            hashed(
+                hub.get("lsh_attn_chunk_length", 64),
+                hub.get("lsh_num_chunks_before", 1),
+                hub.get("num_hashes", 1),
+                _buckets(hub),
+            )
+            if "lsh" in kinds
+            else None
+        )
         chosen = {"local": near, "lsh": far}
         decoder["num_hidden_layers"] = len(kinds)
         decoder["attention"]["mechanism"] = {

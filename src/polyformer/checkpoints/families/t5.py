@@ -71,14 +71,20 @@ FIELDS = (
     field("d_ff", 2048, *both("feedforward.intermediate_size")),
     field("relative_attention_num_buckets", 32, *both("position.num_buckets")),
     field("relative_attention_max_distance", 128, *both("position.max_distance")),
-    field("dropout_rate", 0.1, *both("dropout"), *both("final_dropout"), *both("feedforward.inner_dropout"),
-          *both("attention.mechanism.dropout")),
+    field(
+        "dropout_rate",
+        0.1,
+        *both("dropout"),
+        *both("final_dropout"),
+        *both("feedforward.inner_dropout"),
+        *both("attention.mechanism.dropout"),
+    ),
     field("layer_norm_epsilon", 1e-6, *both("norm.eps")),
     field("pad_token_id", 0, "special.pad"),
     field("eos_token_id", 1, "special.eos"),
     field("decoder_start_token_id", None, "special.bos"),
     field("tie_word_embeddings", True, "embedding.tied"),
-)  # fmt: skip
+)
 
 
 def copies(base: str) -> dict[str, str]:
@@ -99,9 +105,11 @@ class T5(Family):
     template = model_config("t5-small")
     fields = FIELDS
     aliases: ClassVar = {
-        "hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
         "head_dim": "d_kv",
-    }  # fmt: skip
+    }
     fixed: ClassVar = {"is_decoder": False}
     adjusted = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
     inert = ("is_encoder_decoder", "use_cache", "initializer_factor", "chunk_size_feed_forward")

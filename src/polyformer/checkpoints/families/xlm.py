@@ -51,8 +51,13 @@ class Xlm(Family):
         field("max_position_embeddings", 512, "max_position_embeddings"),
         field("n_layers", 12, "encoder.num_hidden_layers"),
         field("n_heads", 16, "encoder.attention.num_attention_heads"),
-        Field("gelu_activation", True, ("encoder.feedforward.activation",),
-              lambda gelu: "gelu" if gelu else "relu", lambda name: name == "gelu"),
+        Field(
+            "gelu_activation",
+            True,
+            ("encoder.feedforward.activation",),
+            lambda gelu: "gelu" if gelu else "relu",
+            lambda name: name == "gelu",
+        ),
         field("dropout", 0.1, "encoder.dropout"),
         field("attention_dropout", 0.1, "encoder.attention.mechanism.dropout"),
         field("layer_norm_eps", 1e-12, "encoder.norm.eps"),
@@ -61,7 +66,7 @@ class Xlm(Family):
         field("bos_token_id", 0, "special.bos"),
         field("eos_token_id", 1, "special.eos"),
         field("tie_word_embeddings", True, "embedding.tied"),
-    )  # fmt: skip
+    )
     aliases: ClassVar = {
         "hidden_size": "emb_dim",
         "num_attention_heads": "n_heads",
@@ -76,9 +81,18 @@ class Xlm(Family):
     # n_langs counts vectors where use_lang_emb says so and is a name otherwise; the tables that two options
     # fill at first are in the file; other heads and `generate` have the rest
     inert = (
-        "n_langs", "sinusoidal_embeddings", "embed_init_std", "unk_index", "mask_index", "mask_token_id",
-        "lang_id", "start_n_top", "end_n_top", *SUMMARY, "summary_first_dropout",
-    )  # fmt: skip
+        "n_langs",
+        "sinusoidal_embeddings",
+        "embed_init_std",
+        "unk_index",
+        "mask_index",
+        "mask_token_id",
+        "lang_id",
+        "start_n_top",
+        "end_n_top",
+        *SUMMARY,
+        "summary_first_dropout",
+    )
     names: ClassVar = {
         "embeddings": "tokens",
         "position_embeddings": "encoder.position.tables.0",
@@ -89,19 +103,21 @@ class Xlm(Family):
     ignored = ("*position_ids",)
     tasks: ClassVar = {
         "WithLMHeadModel": Task(
-            LanguageModelConfig(bias=True), {"pred_layer.proj": "head"},
+            LanguageModelConfig(bias=True),
+            {"pred_layer.proj": "head"},
             copies={"pred_layer.proj.weight": "transformer.embeddings.weight"},
         ),
         "Model": Task(EmbedConfig(pooling="first", normalize=False), base=False),
         "ForSequenceClassification": Task(
-            ClassifyConfig(hidden=False), {"sequence_summary.summary": "head.output"},
+            ClassifyConfig(hidden=False),
+            {"sequence_summary.summary": "head.output"},
             (field("summary_first_dropout", 0.1, "dropout"),),
         ),
         "ForTokenClassification": Task(
             TagConfig(), {"classifier": "head.output"}, (field("dropout", 0.1, "dropout"),)
         ),
         "ForQuestionAnsweringSimple": Task(SpanConfig(), {"qa_outputs": "head.output"}),
-    }  # fmt: skip
+    }
     sizes = ("xlm-mlm-en-2048", "xlm-clm-ende-1024", "xlm-mlm-tlm-xnli15-1024")
 
     def adjust(self, tree: Tree, hub: Tree) -> None:
@@ -126,9 +142,15 @@ class Xlm(Family):
         if config.decoder is None:
             return super().links(config, task, own)
         found = super().links(config, task, {_moved(name, "decoder", "encoder"): None for name in own})
-        return [Link(link.theirs, dataclasses.replace(
-            link.part, ours=tuple(_moved(name, "encoder", "decoder") for name in link.part.ours)
-        )) for link in found]  # fmt: skip
+        return [
+            Link(
+                link.theirs,
+                dataclasses.replace(
+                    link.part, ours=tuple(_moved(name, "encoder", "decoder") for name in link.part.ours)
+                ),
+            )
+            for link in found
+        ]
 
 
 def _moved(name: str, old: str, new: str) -> str:

@@ -1,0 +1,119 @@
+"""Performer: softmax attention estimated by positive random features, in time and memory linear in length.
+
+    y_i = sum_j (phi(q_i') . phi(k_j')) v_j / sum_j phi(q_i') . phi(k_j')       x' = x / D^(1/4)
+    phi(x) = exp(W x - |x|^2 / 2) / sqrt(M)        so that E[phi(q') . phi(k')] = exp(q . k / sqrt(D))
+
+The rows of W [M, D] are of N(0, I) and orthogonal in blocks of D. They are drawn again every `redraw_every`
+training steps. Choromanski et al. 2021, lemma 2 and sections 2.3 and 2.4; features "trigonometric" are its
+equation 10, "relu" the generalised attention of its section 4.3, which estimates no softmax.
+
+Deviations: the maxima that keep exponentials in range are those of each query and key alone, joined in the
+log domain by a running maximum, where the paper's code takes one over the batch and the future, and adds a
+small number to every feature: here nothing is added, and padding weighs exactly nothing. The heads of a
+layer share W, as there. Denominators below `floor` times the sum of weights, which only features with a sign
+have, count as that. Costs: see core/linear_attention.
+"""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.linear.feature_attention import LinearState, definition, exact, linear_attention
+from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.state import State
+from polyformer.dot_product.guard import guarded
+from polyformer.ops.random_features import MAPS, Kernel, RandomDirections, check_features
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PerformerConfig(MechanismConfig):
+    """`features`: rows of W; the trigonometric map makes two numbers of each."""
+
+    features: int = 256
+    map: Literal["positive", "trigonometric", "relu"] = "positive"
+    orthogonal: bool = True  # false: independent rows
+    redraw_every: int | None = 1000  # training steps; null for never
+    floor: float = 0.01  # of denominators with trigonometric features; 0 for the raw estimate
+    plain: bool = False  # all pairs at once: the definition
+
+    kind: ClassVar[str] = "performer"
+    row: ClassVar[str] = "L6"
+    paper: ClassVar[str] = "Choromanski et al. 2021, section 2"
+    relates: ClassVar[bool] = False
+    eager: ClassVar[str] = (
+        "features are drawn from a number that is read, and runs of tokens walked in Python"
+    )
+
+    def __post_init__(self) -> None:
+        check_features(self.features, self.redraw_every)
+        if self.floor < 0:
+            raise InputError(f"floor: expected 0 or more, got {self.floor}")
+
+    def build(self, num_heads: int, head_size: int) -> "Performer":
+        return (PlainPerformer if self.plain else Performer)(self, head_size)
+
+    def definition(self) -> "PerformerConfig":
+        return dataclasses.replace(self, plain=True)
+
+    @classmethod
+    def examples(cls) -> tuple["PerformerConfig", ...]:
+        return (
+            cls(features=16),
+            cls(features=9, orthogonal=False, redraw_every=2),
+            cls(features=5, map="relu"),
+        )
+
+
+class Performer(Mechanism):
+    """Its state is the sums of `core/linear_attention`."""
+
+    def __init__(self, config: PerformerConfig, head_size: int):
+        super().__init__()
+        self.config = config
+        self.directions = RandomDirections(config.features, head_size, config.orthogonal, config.redraw_every)
+
+    def new_state(self, reserve: int) -> State:
+        return LinearState()
+
+    def kernel(self, q: Tensor) -> Kernel:
+        """The features of queries and keys like `q`."""
+        floor = self.config.floor if self.config.map == "trigonometric" else 0.0
+        return Kernel(MAPS[self.config.map], self.directions(q), floor)
+
+    @guarded
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, State | None]:
+        factor = q.shape[3] ** -0.25
+        y, state = self._mix(exact(q) * factor, exact(k) * factor, v, context, state)
+        self.directions.watch(y)
+        return y.to(q.dtype), state
+
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
+    ) -> tuple[Tensor, State | None]:
+        assert isinstance(state, LinearState | None)
+        return linear_attention(q, k, v, self.kernel(q), context, state)
+
+
+class PlainPerformer(Performer):
+    """By the equation; its state is all keys and values."""
+
+    def new_state(self, reserve: int) -> State:
+        return KeyValueCache(reserve=reserve)
+
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
+    ) -> tuple[Tensor, State | None]:
+        k, v, state = appended(state, k, v)
+        return definition(q, k, v, self.kernel(q), context), state

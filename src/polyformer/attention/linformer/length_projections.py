@@ -1,0 +1,210 @@
+"""Projections of a sequence of n positions to k rows: by a matrix, by pools, or by a convolution.
+
+A token has the column of its position; what is padding has none. Wang et al. 2020 (Linformer), section 4.
+"""
+
+import dataclasses
+import math
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Columns:
+    """The columns of the keys of one call.
+
+    Args:
+        used: the first so many of all columns; no token has one beyond.
+        index: [B or 1, Tk], the column of every key, 0 of padding; None where that is its slot.
+        valid: [B, Tk], False where a key is padding; None where none is.
+    """
+
+    used: int
+    index: Tensor | None = None
+    valid: Tensor | None = None
+    memo: dict[int, tuple[Tensor, Tensor | None]] = dataclasses.field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, context: Context, most: int) -> Self:
+        """Those of a context; raises `InputError` for tokens beyond the `most` columns that there are."""
+        return context.once(("columns", most), lambda: cls._read(context, most))
+
+    @classmethod
+    def _read(cls, context: Context, most: int) -> Self:
+        index, valid = context.kv_pos, context.kv_valid
+        index = index.unsqueeze(0) if index is not None and index.dim() == 1 else index
+        if index is not None and valid is not None:
+            index = index.masked_fill(~valid, 0)
+        if torch.compiler.is_compiling():  # nothing can be read while a graph is traced: padding counts too
+            _check(context.kv_len, most)
+            return cls(context.kv_len if index is None else most, index, valid)
+        table = valid if index is None else index
+        if table is None:
+            _check(context.kv_len, most)
+            return cls(context.kv_len)
+        slots = torch.arange(context.kv_len, device=table.device)
+        found = slots if index is None else index
+        real = torch.ones_like(table, dtype=torch.bool) if valid is None else valid
+        used = int(torch.where(real, found, 0).max()) + 1
+        _check(used, most)
+        in_place = bool(((found == slots) | ~real).all())
+        return cls(used, None if in_place else index, valid)
+
+    def place(self, x: Tensor, step: int = 1) -> Tensor:
+        """Tokens x [B, H, Tk, D] in their columns, [B, H, N, D], N a multiple of `step`; zeros elsewhere."""
+        if self.valid is not None:
+            x = x.masked_fill(~self.valid[:, None, :, None], 0)
+        length = -(-self.used // step) * step
+        if self.index is None:
+            x = x[:, :, : self.used]
+            return F.pad(x, (0, 0, 0, length - self.used)) if length > self.used else x
+        index = self.index[:, None, :, None].expand(x.shape)
+        return x.new_zeros(*x.shape[:2], length, x.shape[3]).scatter_add(2, index, x)
+
+    def tokens(self, step: int, device: torch.device) -> Tensor:
+        """How many tokens each column holds, [B or 1, N]."""
+        table = self.valid if self.valid is not None else self.index
+        if table is None:
+            return (torch.arange(-(-self.used // step) * step, device=device) < self.used).long().unsqueeze(0)
+        ones = torch.ones_like(table, dtype=torch.long)[:, None, :, None]
+        return self.place(ones, step)[:, 0, :, 0]
+
+    def windows(self, step: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """How many tokens each window of `step` columns holds, [B or 1, N / step]; and which hold any, None
+        where all do."""
+        if step in self.memo:
+            return self.memo[step]
+        counts = self.tokens(step, device).unflatten(1, (-1, step)).sum(2)
+        if torch.compiler.is_compiling():
+            return counts, counts > 0
+        self.memo[step] = counts, None if bool((counts > 0).all()) else counts > 0
+        return self.memo[step]
+
+    def matrix(self, length: int, most: int, device: torch.device) -> Tensor:
+        """[B or 1, most, Tk]: 1 where a real token has the column."""
+        slots = torch.arange(length, device=device).unsqueeze(0)
+        column = slots if self.index is None else self.index
+        held = column.unsqueeze(1) == torch.arange(most, device=device).view(1, -1, 1)
+        return held if self.valid is None else held & self.valid.unsqueeze(1)
+
+
+def _check(tokens: int, most: int) -> None:
+    if tokens > most:
+        raise InputError(
+            f"input: it has a token at position {tokens - 1}, and the projections were made for max_length "
+            f"{most}; cut it, or make the mechanism with a greater max_length"
+        )
+
+
+class Shorten(nn.Module):
+    """x [B, H, Tk, D] -> rows [B, H, R, D], R <= k, and which of them hold tokens, [B or 1, R], None for all.
+
+    `length`: n, the most positions. `heads`: how many projections, one for each head or 1 for all.
+    """
+
+    def __init__(self, length: int, k: int, heads: int, width: int):
+        super().__init__()
+        self.length, self.k, self.step = length, k, length // k
+
+    def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        raise NotImplementedError
+
+    def plainly(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """The same by the equation, over all n columns and k rows."""
+        raise NotImplementedError
+
+    def windows(self, x: Tensor, columns: Columns) -> Tensor:
+        """Tokens in windows of columns, [B, H, R, n / k, D]."""
+        return columns.place(x, self.step).unflatten(2, (-1, self.step))
+
+    def members(self, x: Tensor, columns: Columns) -> Tensor:
+        """[B or 1, k, Tk]: 1 where the real token stands in the row's window."""
+        held = columns.matrix(x.shape[2], self.length, x.device)
+        return held.unflatten(1, (self.k, self.step)).any(2)
+
+
+class LinearShorten(Shorten):
+    """x' = E x with a matrix E [k, n], drawn with variance 1 / n: a full input keeps its scale."""
+
+    def __init__(self, length: int, k: int, heads: int, width: int):
+        super().__init__(length, k, heads, width)
+        self.weight = nn.Parameter(torch.empty(heads, k, length).normal_(0.0, 1 / math.sqrt(length)))
+
+    def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        x = columns.place(x)
+        weight = self.weight[:, :, : x.shape[2]].to(x.dtype)
+        if len(weight) > 1:
+            return weight @ x, None
+        joined = weight @ x.transpose(1, 2).flatten(2)  # one product for all heads
+        return joined.unflatten(2, (x.shape[1], -1)).transpose(1, 2), None
+
+    def plainly(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        held = columns.matrix(x.shape[2], self.length, x.device).to(x.dtype)
+        return torch.einsum(
+            "hkn,bnt,bhtd->bhkd",
+            self.weight.to(x.dtype).expand(x.shape[1], -1, -1),
+            held.expand(len(x), -1, -1),
+            x,
+        ), None
+
+
+class MeanShorten(Shorten):
+    """The mean of the real tokens in each window of n / k columns."""
+
+    def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        counts, seen = columns.windows(self.step, x.device)
+        return self.windows(x, columns).sum(3) / counts.clamp_min(1)[:, None, :, None], seen
+
+    def plainly(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        inside = self.members(x, columns).to(x.dtype).unsqueeze(1)  # [B, 1, k, Tk]
+        counts = inside.sum(3, keepdim=True)
+        return inside @ x / counts.clamp_min(1), counts[:, 0, :, 0] > 0
+
+
+class MaxShorten(Shorten):
+    """The greatest value of the real tokens in each window of n / k columns, for each of the D numbers."""
+
+    def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        counts, seen = columns.windows(self.step, x.device)
+        empty = (columns.tokens(self.step, x.device) == 0).unflatten(1, (-1, self.step))
+        top = self.windows(x, columns).masked_fill(empty[:, None, :, :, None], -torch.inf).amax(3)
+        return top.masked_fill((counts == 0)[:, None, :, None], 0.0), seen
+
+    def plainly(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        inside = self.members(x, columns)
+        rows = [x.masked_fill(~inside[:, None, row, :, None], -torch.inf).amax(2) for row in range(self.k)]
+        seen = inside.any(2)
+        return torch.stack(rows, 2).masked_fill(~seen[:, None, :, None], 0.0), seen
+
+
+class ConvolutionShorten(Shorten):
+    """A convolution over positions whose kernel is as long as its stride, n / k; D numbers to D, no bias."""
+
+    def __init__(self, length: int, k: int, heads: int, width: int):
+        super().__init__(length, k, heads, width)
+        deviation = 1 / math.sqrt(width * self.step)
+        self.weight = nn.Parameter(torch.empty(heads, self.step, width, width).normal_(0.0, deviation))
+
+    def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        rows = self.windows(x, columns).flatten(3) @ self.weight.flatten(1, 2).to(x.dtype)
+        return rows, columns.windows(self.step, x.device)[1]
+
+    def plainly(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        held = columns.matrix(x.shape[2], self.length, x.device).to(x.dtype)
+        column = (held.unsqueeze(1) @ x).unflatten(2, (self.k, self.step))  # [B, H, k, n / k, D]
+        weight = self.weight.to(x.dtype).expand(x.shape[1], -1, -1, -1)
+        return torch.einsum("bhksd,hsde->bhke", column, weight), self.members(x, columns).any(2)
+
+
+SHORTEN: dict[str, type[Shorten]] = {
+    "linear": LinearShorten,
+    "mean": MeanShorten,
+    "max": MaxShorten,
+    "convolution": ConvolutionShorten,
+}

@@ -1,0 +1,203 @@
+"""Linformer: keys and values are projected along the sequence, from n tokens to k rows, before attention.
+
+    y_h = softmax(q_h (E_h k_h)^T / sqrt(D)) (F_h v_h)        E_h, F_h [k, n]; n = max_length
+
+E and F have a column for every position: a token is multiplied by that of its own position, padding by none,
+and inputs shorter than n use the first columns. A row k sums up tokens from everywhere, so there is no causal
+form. Instead of a matrix, E and F may take the mean, the maximum or a convolution of windows of n / k
+positions; windows without a token are not seen. Wang et al. 2020, section 4, equation 7.
+
+Cost: 2 k T (D + Dv) products a head for the projections and as many for the attention: linear in T; memory
+k (D + Dv) and, in training, what attention keeps. E and F have n k numbers each.
+
+Deviations: the paper says nothing of padding, of shorter inputs and of how E and F begin: here they are drawn
+with variance 1 / n. float16 and bfloat16 are computed in float32, since projected keys that were rounded once
+more would move the scores.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms, check_head_size
+from polyformer.attention.linformer.length_projections import SHORTEN, Columns, Shorten
+from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.state import State
+from polyformer.dot_product.attend import attend
+from polyformer.dot_product.guard import guarded
+from polyformer.ops.softmax import record, recorded, recording
+from polyformer.sequence.context import Context
+
+SHARING = "none", "head", "key-value", "layer"
+Ranks = int | tuple[int, ...] | tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinformerConfig(MechanismConfig):
+    """`k`: rows, one number for all layers, (one for each layer), or ((one for each head), for each layer);
+    with fewer entries than layers or heads they begin again.
+
+    `sharing`: "none": each head has an E and an F; "head": those of a layer are for all its heads;
+    "key-value": and E is F; "layer": and all layers have the same. "mean" and "max" have none to share.
+    """
+
+    max_length: int = 512  # the most positions (n in the paper)
+    k: Ranks = 128
+    sharing: str = "head"
+    projection: str = "linear"  # or "mean", "max", "convolution"
+    dropout: float = 0.0  # of attention weights
+    backend: str = "auto"
+
+    kind: ClassVar[str] = "linformer"
+    row: ClassVar[str] = "L1"
+    paper: ClassVar[str] = "Wang et al. 2020, section 4"
+    causal: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
+    caches: ClassVar[bool] = False
+    relates: ClassVar[bool] = False
+    pairs: ClassVar[bool] = False
+    instead: ClassVar[str] = "'softmax' with a sparse pattern such as Window(256)"
+
+    def __post_init__(self) -> None:
+        if self.sharing not in SHARING:
+            raise unknown("sharing", self.sharing, SHARING)
+        if self.projection not in SHORTEN:
+            raise unknown("projection", self.projection, SHORTEN)
+        if self.max_length < 1:
+            raise InputError(f"max_length: counts positions, expected 1 or more, got {self.max_length}")
+        found = [k for layer in self.layers for k in layer]
+        if not self.layers or not all(self.layers):
+            raise InputError(f"k: expected a number for each layer or head, got {quote(self.k)}")
+        for k in found:
+            if not 1 <= k <= self.max_length:
+                raise InputError(f"k: expected 1 to max_length {self.max_length} rows, got {k}")
+            if self.projection != "linear" and self.max_length % k:
+                raise InputError(
+                    f"k: {quote(self.projection)} takes windows of max_length / k positions, expected a "
+                    f"divisor of {self.max_length}, got {k}"
+                )
+        if self.projection in ("mean", "max"):
+            return
+        if self.sharing != "none" and any(len(set(layer)) > 1 for layer in self.layers):
+            raise InputError(
+                f"k: heads that share a projection have one k, got {quote(self.k)}; use sharing 'none'"
+            )
+        if self.sharing == "layer" and len(set(found)) > 1:
+            raise InputError(
+                f"k: layers that share a projection have one k, got {quote(self.k)}; use another sharing"
+            )
+
+    @property
+    def layers(self) -> tuple[tuple[int, ...], ...]:
+        """The rows of every layer's heads, as far as they are given."""
+        given = (self.k,) if isinstance(self.k, int) else self.k
+        return tuple((one,) if isinstance(one, int) else tuple(one) for one in given)
+
+    def at(self, layer: int) -> "LinformerConfig":
+        return dataclasses.replace(self, k=(self.layers[layer % len(self.layers)],))
+
+    def build(self, num_heads: int, head_size: int) -> "Linformer":
+        return (PlainLinformer if self.backend == "definition" else Linformer)(self, num_heads, head_size)
+
+    def definition(self) -> "LinformerConfig":
+        return dataclasses.replace(self, backend="definition")
+
+    @classmethod
+    def examples(cls) -> tuple["LinformerConfig", ...]:
+        return (
+            cls(max_length=72, k=8),
+            cls(max_length=70, k=((5, 9), (7,)), sharing="none"),
+            cls(max_length=72, k=(12, 8), sharing="key-value", projection="convolution"),
+            cls(max_length=72, k=36, sharing="layer"),
+            cls(max_length=72, k=((24, 36),), projection="mean"),
+            cls(max_length=72, k=24, projection="max"),
+        )
+
+
+class Linformer(Mechanism):
+    """Heads of one k together: `heads` names them, `keys` and `values` hold their projections."""
+
+    def __init__(self, config: LinformerConfig, num_heads: int, head_size: int):
+        super().__init__()
+        check_head_size(head_size)
+        self.config, ranks = config, config.layers[0]
+        of_head = [ranks[head % len(ranks)] for head in range(num_heads)]
+        self.heads = {k: [h for h in range(num_heads) if of_head[h] == k] for k in dict.fromkeys(of_head)}
+        self.keys, self.values = nn.ModuleList(), nn.ModuleList()
+        for k, heads in self.heads.items():
+            own = len(heads) if config.sharing == "none" else 1
+            make = SHORTEN[config.projection]
+            self.keys.append(make(config.max_length, k, own, head_size))
+            one = config.sharing in ("key-value", "layer")
+            self.values.append(self.keys[-1] if one else make(config.max_length, k, own, head_size))
+
+    def tie(self, first: Mechanism) -> None:
+        if self.config.sharing == "layer":
+            assert isinstance(first, Linformer)
+            self.keys, self.values = first.keys, first.values
+
+    @guarded
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, State | None]:
+        columns = Columns.of(context, self.config.max_length)
+        exact = torch.promote_types(q.dtype, torch.float32)
+        given, (q, k, v) = q.dtype, (x.to(exact) for x in (q, k, v))
+        groups = q.shape[1] // k.shape[1]
+        if groups > 1 and (len(self.heads) > 1 or self.config.sharing == "none"):
+            k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+        if len(self.heads) == 1:
+            return self._mix(0, q, k, v, columns).to(given), state
+        return self._by_rank(q, k, v, columns).to(given), state
+
+    def _by_rank(self, q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
+        """Heads of each k apart, and put in order again; so are the weights, where somebody looks at them."""
+        looking, parts, weights = recording(), [], []
+        for index, heads in enumerate(self.heads.values()):
+            mine = q[:, heads], k[:, heads], v[:, heads]
+            if not looking:
+                parts.append(self._mix(index, *mine, columns))
+                continue
+            with recorded() as records:
+                parts.append(self._mix(index, *mine, columns))
+            weights.append(nn.functional.pad(records[0], (0, max(self.heads) - records[0].shape[-1])))
+        order = torch.tensor(
+            [head for heads in self.heads.values() for head in heads], device=q.device
+        ).argsort()
+        if looking:
+            record(torch.cat(weights, 1)[:, order])
+        return torch.cat(parts, 1)[:, order]
+
+    def _mix(self, index: int, q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
+        """Attention of heads of one k."""
+        k, seen = self.project(self.keys[index], k, columns)
+        v, _ = self.project(self.values[index], v, columns)
+        seen = None if seen is None else seen.expand(len(q), -1)
+        return attend(
+            q,
+            k,
+            v,
+            context=Context(q.shape[2], k.shape[2], kv_valid=seen),
+            dropout=self.config.dropout if self.training else 0.0,
+            backend=self.config.backend,
+        )
+
+    def project(self, part: nn.Module, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """Rows [B, H, R, D], and which of them hold tokens, [B or 1, R], None for all."""
+        return part(x, columns)
+
+
+class PlainLinformer(Linformer):
+    """By the equation: every column and every row."""
+
+    def project(self, part: nn.Module, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        assert isinstance(part, Shorten)
+        return part.plainly(x, columns)

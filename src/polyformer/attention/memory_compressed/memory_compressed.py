@@ -1,0 +1,248 @@
+"""Memory-compressed attention: a strided convolution makes keys and values fewer; queries see what is left.
+
+    k'_s = sum_t k_(s stride + t) W_k^t        t = 0 .. kernel - 1, and v' likewise
+    y = softmax(q k'^T / sqrt(D)) v'
+
+Each head has its own kernels, [kernel, D, D] over its D numbers, without a bias: a convolution in as many
+groups as heads. A causal query sees the slots whose tokens all lie at or before it. Liu et al. 2018, section
+4.2.5, whose T-DMCA has it in turns with attention within blocks (`alternate`).
+
+The paper does not say what the first kernel - 1 tokens of a document see: here the first token as it is,
+which all later ones see too. Tokens are counted within their documents (compression.py), so padding and
+packing change nothing. Computed in float32 at least. Cost: n / stride keys a query, and 2 n D kernel / stride
+products a number of keys and of values. Its state is the slots so far and the last kernel - 1 tokens: a third
+of a cache with stride 3.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms, check_head_size
+from polyformer.attention.memory_compressed.compression import Sight, Slots, new_slots
+from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.state import State
+from polyformer.dot_product.attend import attend
+from polyformer.dot_product.guard import guarded
+from polyformer.ops.softmax import softmax
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryCompressedConfig(MechanismConfig):
+    """`kernel`: tokens that a slot joins; `stride`: tokens from one slot's first to the next's."""
+
+    kernel: int = 3
+    stride: int = 3
+    dropout: float = 0.0  # of attention weights
+    backend: str = "auto"
+    plain: bool = False  # slot by slot: the definition
+
+    kind: ClassVar[str] = "memory_compressed"
+    row: ClassVar[str] = "L7"
+    paper: ClassVar[str] = "Liu et al. 2018 (T-DMCA), section 4.2.5"
+    relates: ClassVar[bool] = False
+    pairs: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name in ("kernel", "stride"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: counts tokens, expected 1 or more, got {getattr(self, name)}")
+
+    def build(self, num_heads: int, head_size: int) -> "MemoryCompressed":
+        return (PlainMemoryCompressed if self.plain else MemoryCompressed)(self, num_heads, head_size)
+
+    def definition(self) -> "MemoryCompressedConfig":
+        return dataclasses.replace(self, plain=True)
+
+    def cross(self) -> MechanismConfig:
+        plain = {"kind": "softmax", "dropout": self.dropout, "backend": self.backend}
+        return MechanismConfig.from_dict(plain)
+
+    @classmethod
+    def examples(cls) -> tuple["MemoryCompressedConfig", ...]:
+        return cls(), cls(kernel=4, stride=2), cls(kernel=1, stride=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressedState(State):
+    """Slots so far and their `ends` [B, S]; the last tokens [B, H, kernel - 1, D] and their `places`."""
+
+    slots: KeyValueCache
+    ends: Tensor | None = None
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    places: Tensor | None = None
+
+
+class MemoryCompressed(Mechanism):
+    """`attend` to compressed keys and values."""
+
+    def __init__(self, config: MemoryCompressedConfig, num_heads: int, head_size: int):
+        super().__init__()
+        check_head_size(head_size)
+        self.config = config
+        shape, deviation = (
+            (num_heads, config.kernel, head_size, head_size),
+            1 / math.sqrt(config.kernel * head_size),
+        )
+        self.key_kernel = nn.Parameter(torch.empty(shape).normal_(0.0, deviation))
+        self.value_kernel = nn.Parameter(torch.empty(shape).normal_(0.0, deviation))
+
+    def new_state(self, reserve: int) -> State:
+        return CompressedState(KeyValueCache(reserve=-(-reserve // self.config.stride)))
+
+    @guarded
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, State | None]:
+        given, exact = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        q, k, v = (x.to(exact) for x in (q, k, v))
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        with torch.autocast(q.device.type, enabled=False):
+            y, state = self._mix(q, k, v, context, state)
+        return y.to(given), state
+
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
+    ) -> tuple[Tensor, State | None]:
+        fresh = k.shape[2]
+        past = state if isinstance(state, CompressedState) else None
+        if past is not None and past.keys is not None and past.values is not None:
+            k, v = torch.cat([past.keys, k], 2), torch.cat([past.values, v], 2)
+        new, sight = self._plan(context, past, fresh, q.device)
+        keys, values = self._slots(k, self.key_kernel, new), self._slots(v, self.value_kernel, new)
+        if past is not None:
+            keys, values, cache = past.slots.append(keys, values)
+            rows = len(q)
+            state = CompressedState(
+                cache,
+                sight.ends.expand(rows, -1),
+                _take(k, new.kept),
+                _take(v, new.kept),
+                new.kept_slots.expand(rows, -1),
+            )
+        y = attend(
+            q,
+            keys,
+            values,
+            mask_mod=sight.mask,
+            layout=sight.keys,
+            context=Context(q.shape[2], keys.shape[2], q_start=0),
+            dropout=self.config.dropout if self.training else 0.0,
+            backend=self.config.backend,
+        )
+        return y, state
+
+    def _plan(
+        self, context: Context, past: CompressedState | None, fresh: int, device: torch.device
+    ) -> tuple[Slots, Sight]:
+        """The slots that the new tokens complete, and who sees which of all; layers share it."""
+
+        def make() -> tuple[Slots, Sight]:
+            slots = torch.arange(context.kv_len - fresh, context.kv_len, device=device).unsqueeze(0)
+            if past is not None and past.places is not None:
+                slots = torch.cat([past.places, slots.expand(len(past.places), -1)], 1)
+            alike = context.kv_valid is None and context.kv_doc is None
+            if alike and past is not None and past.places is not None:
+                slots = slots[:1]
+            rows = 1 if alike else max(context.num_rows, len(slots))
+            new = new_slots(context, slots.expand(rows, -1), fresh, self.config.kernel, self.config.stride)
+            ends = new.ends
+            if past is not None and past.ends is not None:
+                before = past.ends[:1] if alike else past.ends
+                ends = torch.cat([before, ends.expand(len(before), -1)], 1)
+            return new, Sight.of(context, ends)
+
+        known = 0 if past is None or past.ends is None else past.ends.shape[1]
+        return context.once(("compressed", self.config.kernel, self.config.stride, past is None, known), make)
+
+    def _slots(self, x: Tensor, kernel: Tensor, new: Slots) -> Tensor:
+        """Slots [B, H, S, D] of tokens x [B, H, J, D]."""
+        x = torch.cat([x, x.new_zeros(*x.shape[:2], 1, x.shape[3])], 2)  # for what a window lacks
+        parts = _take(x, new.index.flatten(1)).unflatten(2, new.index.shape[1:])
+        joined = parts.flatten(3) @ kernel.flatten(1, 2).to(x.dtype)
+        return torch.where(new.alone[:, None, :, None], parts[:, :, :, -1], joined)
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """The tokens [R, N] of x [B, H, J, D]."""
+    if len(index) == 1:
+        return x.index_select(2, index[0])
+    return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+class PlainMemoryCompressed(MemoryCompressed):
+    """By the equation, row by row and slot by slot; its state is all keys and values."""
+
+    def new_state(self, reserve: int) -> State:
+        return KeyValueCache(reserve=reserve)
+
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
+    ) -> tuple[Tensor, State | None]:
+        k, v, state = appended(state, k, v)
+        mixed = []
+        for b in range(len(q)):
+            windows = [one for tokens in _documents(context, b) for one in self._windows(tokens, context)]
+            seen = [[_sees(context, b, i, one) for one in windows] for i in range(q.shape[2])]
+            allowed = torch.tensor(seen, dtype=torch.bool, device=q.device).view(q.shape[2], len(windows))
+            keys, values = (
+                torch.stack([_joined(x[b], kernel, one) for one in windows], 1) if windows else x[b][:, :0]
+                for x, kernel in ((k, self.key_kernel), (v, self.value_kernel))
+            )
+            weights, _ = softmax(q[b] @ keys.mT / math.sqrt(q.shape[3]), allowed)
+            mixed.append(weights @ values)
+        return torch.stack(mixed), state
+
+    def _windows(self, tokens: list[int], context: Context) -> list["Window"]:
+        """The slots of a document's tokens."""
+        kernel, stride = self.config.kernel, self.config.stride
+        windows = [Window(tokens[start : start + kernel]) for start in range(0, len(tokens), stride)]
+        if not context.causal:
+            return windows
+        return [Window(tokens[:1], alone=True), *(one for one in windows if len(one.tokens) == kernel)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The tokens of a slot, or the one that stands for itself."""
+
+    tokens: list[int]
+    alone: bool = False
+
+
+def _documents(context: Context, b: int) -> list[list[int]]:
+    """The real tokens of each document in row b."""
+    found: dict[int, list[int]] = {}
+    for slot in range(context.kv_len):
+        if context.kv_valid is None or context.kv_valid[b, slot]:
+            found.setdefault(0 if context.kv_doc is None else int(context.kv_doc[b, slot]), []).append(slot)
+    return list(found.values())
+
+
+def _sees(context: Context, b: int, query: int, window: Window) -> bool:
+    last = window.tokens[-1]
+    mine, theirs = context.q_doc, context.kv_doc
+    same = mine is None or theirs is None or bool(mine[b, query] == theirs[b, last])
+    return same and (not context.causal or last <= query + context.offset)
+
+
+def _joined(x: Tensor, kernel: Tensor, window: Window) -> Tensor:
+    """The slot [H, D] of tokens x [H, T, D]."""
+    if window.alone:
+        return x[:, window.tokens[0]]
+    parts = [
+        torch.einsum("hd,hde->he", x[:, one], kernel[:, t].to(x.dtype)) for t, one in enumerate(window.tokens)
+    ]
+    return torch.stack(parts).sum(0)

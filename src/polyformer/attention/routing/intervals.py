@@ -1,0 +1,83 @@
+"""Who sees whom in sorted order, where each query sees an interval of the keys and intervals only move on.
+
+Queries and keys are sorted apart, by (row, document, cluster, slot). The last w keys of a query's cluster at
+or before it are then consecutive, and neighbouring queries see nearly the same.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Intervals:
+    """Who sees whom, once sorted.
+
+    Args:
+        queries: [Nq], the sorted queries as indices into [B Tq H]; padding is left out.
+        keys: [Nk], likewise into [B Tk H].
+        first, last: [Nq], the places first <= place < last of `keys` that each sorted query sees; neither
+            ever decreases.
+        starts: the places at which the queries of a cluster begin.
+        hidden: [Nq], a place inside that a query does not see, or -1; None where there is none.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    first: Tensor
+    last: Tensor
+    starts: Tensor
+    hidden: Tensor | None = None
+
+
+@torch.no_grad()
+def cluster_intervals(
+    of_queries: Tensor, of_keys: Tensor, count: int, window: int, context: Context, alone: bool = False
+) -> Intervals:
+    """The last `window` keys of a query's cluster at or before it; if not causal also the next `window`.
+
+    of_queries [B, H, Tq], of_keys [B, H, Tk]: clusters below `count`. alone: a query sees the key of its own
+    slot only where it sees no other.
+    """
+    length = of_keys.shape[2]
+    queries, of_query = _sorted(of_queries, count, context, context.offset)
+    keys, of_key = _sorted(of_keys, count, context, 0)
+    group = of_query // length
+    starts = torch.ones_like(group, dtype=torch.bool)
+    starts[1:] = group[1:] != group[:-1]
+    cluster = group * length  # the code of a first slot
+    upto = torch.searchsorted(of_key, of_query, right=True)
+    first = torch.maximum(torch.searchsorted(of_key, cluster), upto - window)
+    last = upto
+    if not context.causal:
+        last = torch.minimum(torch.searchsorted(of_key, cluster + length), upto + window)
+    hidden = None
+    if alone and len(keys):
+        own = (upto - 1).clamp_min(0)
+        hidden = torch.where((of_key[own] == of_query) & (last - first > 1), own, -1)
+    return Intervals(queries, keys, first, last, starts.nonzero().flatten(), hidden)
+
+
+def _sorted(clusters: Tensor, count: int, context: Context, offset: int) -> tuple[Tensor, Tensor]:
+    """The order of real tokens and their codes: (row, document, cluster, slot) as one number, ascending."""
+    rows, heads, length = clusters.shape
+    slots = torch.arange(offset, offset + length, device=clusters.device)
+    group = torch.arange(rows * heads, device=clusters.device).view(rows, heads, 1)
+    if context.kv_doc is not None:  # numbered by their first slots
+        doc = context.kv_doc[:, slots].contiguous()
+        starts = torch.searchsorted(context.kv_doc.contiguous(), doc)
+        group = group * context.kv_len + starts.unsqueeze(1)
+    group = group * count + clusters
+    real = len(group.view(-1))
+    if context.kv_valid is not None:
+        valid = context.kv_valid[:, slots].bool()
+        group = group.masked_fill(~valid.unsqueeze(1), int(group.max()) + 1)
+        real = heads * int(valid.sum())
+    # torch sorts one long row of whole numbers by radix, the faster the smaller they are.
+    small = group.to(torch.int32) if int(group.max()) < 2**31 else group
+    order = small.flatten().sort(stable=True).indices[:real]
+    place = torch.arange(rows * length * heads, device=clusters.device).view(rows, length, heads)
+    return place.transpose(1, 2).flatten()[order], (group * context.kv_len + slots).flatten()[order]

@@ -1,0 +1,147 @@
+"""Compiled FlexAttention on CUDA, its BlockMask made from the layout and never from a dense mask."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyformer.dot_product.request import Request
+from polyformer.patterns.base import Pattern, ScoreMod
+from polyformer.patterns.layout import Interval, intersect, unite
+from polyformer.patterns.mods import Mod
+from polyformer.sequence.context import Context
+
+BLOCK = 128
+"""Queries and keys per block of a BlockMask: FlexAttention's own default."""
+
+
+COMPILATIONS = 200
+"""Different patterns and score functions in one process at most, before FlexAttention runs uncompiled."""
+
+
+def refuses(request: Request, return_lse: bool) -> str | None:
+    """Why this backend cannot take the request, or None."""
+    widths = request.q.shape[3], request.v.shape[3]
+    if request.q.device.type != "cuda":
+        return f"FlexAttention has no backward on {request.q.device.type} and is slower there than blocks"
+    if request.dropout:
+        return "FlexAttention has no dropout"
+    if request.relative is not None and request.relative.position_values is not None:
+        return "FlexAttention has no terms in the values"
+    if request.q.dtype == torch.float64:
+        return "its kernels have no float64"
+    if min(widths) < 16:
+        return f"its kernels need widths of 16 or more, got {min(widths)}"
+    if request.groups & (request.groups - 1):
+        return f"its kernels need a power of 2 of query heads per key head, got {request.groups}"
+    if 0 in (request.q.shape[0], request.context.q_len, request.context.kv_len):
+        return "there is nothing to attend to"
+    return None
+
+
+def run(request: Request) -> tuple[Tensor, Tensor]:
+    """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]."""
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    device = request.q.device
+    mask = None if request.pattern is None else block_mask(request.pattern, request.context, device)
+    score_mod = _moved(request, moving(request.context, device))
+    out, aux = _attention()(
+        request.q,
+        request.k,
+        request.v,
+        score_mod=score_mod,
+        block_mask=mask,
+        scale=request.scale,
+        enable_gqa=request.groups > 1,
+        return_aux=AuxRequest(lse=True),
+    )
+    return out, aux.lse
+
+
+def block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any:
+    """The BlockMask of a pattern: the layout's intervals in blocks, `some` outwards and `full` inwards.
+
+    Batch and heads are broadcast: the layout holds for all of them. Kept with the context.
+    """
+    return context.once(("block mask", pattern, device), lambda: _block_mask(pattern, context, device))
+
+
+def _block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    partial, full = [], []
+    for some, whole in _rows(pattern, context):
+        inner = {block for start, stop in whole for block in range(-(-start // BLOCK), stop // BLOCK)}
+        outer = {block for start, stop in some for block in range(start // BLOCK, -(-stop // BLOCK))}
+        partial.append(sorted(outer - inner))
+        full.append(sorted(inner))
+    columns = -(-context.kv_len // BLOCK)
+    return BlockMask.from_kv_blocks(
+        *_padded(partial, columns, device),
+        *_padded(full, columns, device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=pattern.mask_mod(moving(context, device)),
+        seq_lengths=(context.q_len, context.kv_len),
+    )
+
+
+def _moved(request: Request, context: Context) -> ScoreMod | None:
+    """The score_mod with the terms by distance, all by the offset of `context`."""
+    mod = request.score_mod
+    if isinstance(mod, Mod) and mod.start:
+        request = dataclasses.replace(request, score_mod=dataclasses.replace(mod, start=context.offset))
+    return request.whole_score_mod(context)
+
+
+def moving(context: Context, device: torch.device) -> Context:
+    """`context` with its offset in a tensor, read when the kernel runs.
+
+    A number would be compiled in, and once it changes become a dynamic one, which FlexAttention does not
+    take.
+    """
+    offset: Any = torch.tensor(context.offset, device=device)
+    return dataclasses.replace(context, q_start=offset, memo={})
+
+
+def _rows(pattern: Pattern, context: Context) -> list[tuple[tuple[Interval, ...], tuple[Interval, ...]]]:
+    """What each block of queries needs: a layout may cut rows shorter than a block, which are joined here."""
+    joined: dict[int, tuple[tuple[Interval, ...], tuple[Interval, ...]]] = {}
+    for row in pattern.layout(context, BLOCK):
+        block = row.start // BLOCK
+        some, full = joined.get(block, ((), row.keys.full))
+        joined[block] = unite((*some, *row.keys.some)), intersect(full, row.keys.full)
+    return [joined[block] for block in sorted(joined)]
+
+
+def _padded(rows: list[list[int]], columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """How many blocks each row has, [1, 1, rows], and which, padded with zeros: [1, 1, rows, columns]."""
+    counts = torch.tensor([len(row) for row in rows], dtype=torch.int32)
+    indices = torch.tensor([row + [0] * (columns - len(row)) for row in rows], dtype=torch.int32)
+    return counts[None, None].to(device), indices[None, None].to(device)
+
+
+def _attention() -> Callable[..., Any]:
+    """FlexAttention, compiled; inside a graph that is being compiled anyway, as it is."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention if torch.compiler.is_compiling() else _compiled()
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    from torch._dynamo import config
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled = torch.compile(flex_attention)
+
+    def call(*args: Any, **options: Any) -> Any:
+        # Every mod needs a compilation of its own. After dynamo's default of 8 it would give up and compute
+        # all scores at once, without a word.
+        with config.patch(recompile_limit=COMPILATIONS):
+            return compiled(*args, **options)
+
+    return call

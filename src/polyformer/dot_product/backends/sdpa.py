@@ -1,0 +1,171 @@
+"""torch's fused attention, for what it can do exactly: no score_mod, and a mask that is short or none.
+
+Biases by distance are a mask of numbers, where that is small and no gradient is wanted.
+"""
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from polyformer.dot_product.relative import Relative
+from polyformer.dot_product.request import Request, indices
+from polyformer.patterns.base import Pattern
+from polyformer.patterns.implied import Causal, Full
+from polyformer.patterns.layout import count
+from polyformer.sequence.context import Context
+
+MASK_LIMIT = 1 << 22
+"""Entries of the boolean mask that may be built: one of 4 MiB; longer inputs belong to `blocks` or `flex`."""
+
+SPARSE_FROM = 1 << 23
+"""Multiplications of q k^T from which it pays to skip the keys that a sparse pattern does not need."""
+
+BIAS_LIMIT = 1 << 18
+"""Numbers of a mask of biases that may be built for all heads."""
+
+DENSE_LIMIT, DROPOUT_LIMIT = 1 << 26, 1 << 20
+"""Scores that torch may hold at once where its fused kernels do not apply and it computes densely; fewer of
+them where it also drops some on a CPU, for which `blocks` has quicker numbers (ops/dropout.py)."""
+
+
+def refuses(request: Request, return_lse: bool) -> str | None:
+    """Why this backend cannot take the request, or None."""
+    if request.score_mod is not None or (request.relative is not None and not _short_bias(request)):
+        return "a score_mod or relative terms change the scores"
+    if return_lse:
+        return "torch's function does not return the log-sum-exp"
+    if forward_ad._current_level >= 0:
+        return "torch's kernels have no forward differentiation"
+    batch, heads, queries, width = request.q.shape
+    pairs = queries * request.context.kv_len
+    if batch * heads * pairs == 0:
+        return "there is nothing to attend to"
+    if width != request.v.shape[3] and batch * heads * pairs > DENSE_LIMIT:
+        return "torch has no fused kernel for this width and would compute all scores at once"
+    if request.dropout > 0 and request.q.device.type == "cpu" and batch * heads * pairs > DROPOUT_LIMIT:
+        return "torch has no fused kernel for dropout here and draws its numbers slowly"
+    if (pattern := request.pattern) is None or _plain(request) is not None:
+        return None
+    if batch * pairs > MASK_LIMIT:
+        return f"its mask would have more than {MASK_LIMIT} entries"
+    if (
+        batch * heads * pairs * width >= SPARSE_FROM and not torch.compiler.is_compiling()
+    ):  # tracing cannot read a layout's tensors
+        share = request.context.once(("share", pattern), lambda: _share(pattern, request.context))
+        if share < 0.5:
+            return f"it would compute every pair and the pattern needs {share:.0%} of them"
+    return None
+
+
+def run(request: Request) -> tuple[Tensor, None]:
+    """Output [B, H, Tq, Dv]."""
+    return plan(request)(request.q, request.k, request.v, request.dropout), None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """A call without its inputs. mask: [B or 1, H or 1, Tq, Tk]. empty: its rows that see nothing.
+
+    hides: whether there are keys that some query may not see.
+    """
+
+    mask: Tensor | None
+    empty: Tensor | None
+    is_causal: bool
+    scale: float
+    grouped: bool
+    hides: bool
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+        """Output [B, H, Tq, Dv]."""
+        out = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=self.mask,
+            dropout_p=dropout,
+            is_causal=self.is_causal,
+            scale=self.scale,
+            enable_gqa=self.grouped,
+        )
+        return out if self.empty is None else out.masked_fill(self.empty, 0.0)
+
+
+def plan(request: Request) -> Plan:
+    """What all calls of one context have in common: its layers' calls differ in q, k and v alone."""
+    plain, context, relative = _plain(request), request.context, request.relative
+    mask = empty = None
+    if plain is None:
+        pattern = request.pattern
+        assert pattern is not None, "everything is allowed: no mask is needed"
+        mask, empty = context.once(("mask", pattern, request.q.device), lambda: _mask(pattern, request))
+    if relative is not None:
+        bias, seen = _bias(relative, request), mask
+        if plain == "causal":
+            seen = torch.ones(bias.shape[1:], dtype=torch.bool, device=bias.device).tril()
+        mask, plain = (bias if seen is None else bias.masked_fill(~seen, -torch.inf)), "full"
+        mask = mask if mask.dim() == 4 else mask.unsqueeze(0)
+    return Plan(
+        mask, empty, plain == "causal", request.scale, bool(request.groups > 1), not sees_all(request)
+    )
+
+
+def _short_bias(request: Request) -> bool:
+    relative, q = request.relative, request.q
+    return (
+        relative is not None
+        and relative.tables.keys() == {"bias"}
+        and not torch.is_grad_enabled()
+        and q.shape[1] * q.shape[2] * request.context.kv_len <= BIAS_LIMIT
+    )
+
+
+def _bias(relative: Relative, request: Request) -> Tensor:
+    """The biases of all pairs, [H or 1, Tq, Tk]."""
+    _, _, q_idx, kv_idx = indices(request)
+    assert relative.bias is not None
+    return relative.bias.to(request.q.dtype)[:, relative.entry(request.context.distance(q_idx, kv_idx))]
+
+
+def _mask(pattern: Pattern, request: Request) -> tuple[Tensor, Tensor]:
+    """The mask, and the rows that see nothing.
+
+    A row that sees nothing is given every key and its output is set to zero: the kernels differ in what
+    they make of such a row, forward and backward.
+    """
+    mask = pattern.mask(request.context, *indices(request))
+    mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
+    empty = ~mask.any(-1, keepdim=True)
+    return mask | empty, empty
+
+
+def _share(pattern: Pattern, context: Context) -> float:
+    """The share of all pairs of query and key that the layout names."""
+    rows = pattern.layout(context, 128)
+    needed = sum((row.stop - row.start) * count(row.keys.some) for row in rows)
+    return needed / (context.q_len * context.kv_len)
+
+
+def sees_all(request: Request) -> bool:
+    """Whether it is plain that every query sees every key."""
+    return _plain(request) == "full"
+
+
+def _plain(request: Request) -> str | None:
+    """ "full" or "causal" when no mask is needed, else None.
+
+    SDPA aligns `is_causal` at the top left, ours at the bottom right: they agree when no keys come before
+    the first query. One query that is the last key's own sees everything.
+    """
+    context, pattern = request.context, request.pattern
+    if pattern is None or isinstance(pattern, Full):
+        return "full"
+    if isinstance(pattern, Causal):
+        if context.q_len == 1 and context.offset >= context.kv_len - 1:
+            return "full"
+        if context.offset == 0 and context.q_len == context.kv_len:
+            return "causal"
+    return None

@@ -1,0 +1,117 @@
+"""Rows of equal size that need no mask, several at once: what patterns of blocks are mostly made of.
+
+A tile of one head alone is so small that starting its operations takes longer than computing them. Here the
+queries of several rows and the keys that each needs are gathered side by side, and one operation computes
+all their tiles: [N, M tiles, queries or keys, D] as a batch of N * M matrices.
+"""
+
+import dataclasses
+import functools
+
+from torch import Tensor
+
+from polyformer.dot_product.backends.tiled.tiles import Tile, give, slots
+from polyformer.dot_product.backends.tiled.work_items import LN2, Part
+from polyformer.ops.products import product
+
+ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 26}
+"""Scores in a bundle at most: on a CPU they should stay in its cache."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """M tiles, each the only one of its row, of equal shape and without a mask."""
+
+    tiles: tuple[Tile, ...]
+
+    @functools.cached_property
+    def queries(self) -> tuple[tuple[int, int], ...]:
+        """The queries of all tiles, as intervals."""
+        return tuple((tile.start, tile.stop) for tile in self.tiles)
+
+    @functools.cached_property
+    def keys(self) -> tuple[tuple[int, int], ...]:
+        """The keys of all tiles one after the other, as intervals that may overlap."""
+        return tuple(one for tile in self.tiles for one in tile.keys)
+
+
+def bundles(part: Part) -> tuple[list[Bundle], list[tuple[Tile, ...]]]:
+    """The bundles of a part, and the rows that are in none."""
+    if part.request.score_mod is not None or part.request.relative is not None:
+        return [], list(part.rows)
+    groups: dict[tuple[int, int], list[Tile]] = {}
+    rest: list[tuple[Tile, ...]] = []
+    for row in part.rows:
+        if len(row) == 1 and not row[0].masked:
+            groups.setdefault((row[0].stop - row[0].start, row[0].width), []).append(row[0])
+        else:
+            rest.append(row)
+    heads = len(part.b) * part.h.shape[1]
+    found: list[Bundle] = []
+    for (queries, width), tiles in groups.items():
+        most = ENTRIES["cuda" if part.request.q.is_cuda else "cpu"] // (heads * queries * width)
+        # One alone wins nothing, and to gather from a cache with room left in it copies the whole cache.
+        if most < 2 or len(tiles) == 1:
+            rest.extend((tile,) for tile in tiles)
+        else:
+            found.extend(Bundle(tuple(tiles[i : i + most])) for i in range(0, len(tiles), most))
+    return found, rest
+
+
+class Gathered:
+    """What a bundle's tiles are made of, as [N * M, ...] matrices."""
+
+    def __init__(self, part: Part, bundle: Bundle) -> None:
+        self.part, self.bundle, self.number = part, bundle, len(bundle.tiles)
+        device = part.request.q.device
+        self.q_slots, self.k_slots = slots(bundle.queries, device), slots(bundle.keys, device)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """[N, G, Tq, D] as [N * M, G * queries, D]."""
+        tiles = x.index_select(2, self.q_slots).unflatten(2, (self.number, -1))
+        return tiles.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+    def put(self, x: Tensor, value: Tensor) -> None:
+        """Writes [N * M, G * queries, D] to the queries of x [N, G, Tq, D]."""
+        tiles = value.unflatten(0, (-1, self.number)).unflatten(2, (x.shape[1], -1))
+        x.index_copy_(2, self.q_slots, tiles.transpose(1, 2).flatten(2, 3))
+
+    def keys(self, x: Tensor) -> Tensor:
+        """[N, Tk, D] as [N * M, keys, D]."""
+        return x.index_select(1, self.k_slots).unflatten(1, (self.number, -1)).flatten(0, 1)
+
+    def give(self, table: Tensor, gradient: Tensor) -> None:
+        """Adds [N * M, D, keys] to the keys of a table [N, D, Tk]."""
+        for tile, own in zip(self.bundle.tiles, gradient.unflatten(0, (-1, self.number)).unbind(1)):
+            give(table, tile.keys, own)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [N * M, G * queries, Dv] and log-sum-exps [N * M, G * queries, 1]."""
+        scores = self.part.product("scores", self.queries(q) * self.part.factor, self.keys(k).mT)
+        peak = scores.amax(-1, keepdim=True)
+        weights = scores.sub_(peak).exp2_()
+        total = weights.sum(-1, keepdim=True)
+        if self.part.request.dropout:
+            weights *= self.part.kept(weights)
+        return product(weights, self.keys(v)) / total, (peak + total.log2()) * LN2
+
+    def backward(
+        self,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        outs: tuple[Tensor, ...],
+        grads: tuple[Tensor, Tensor, Tensor],
+    ) -> None:
+        """Adds the gradients of the bundle: see `blocks`, whose rows do the same one by one."""
+        queries, keys, values = self.queries(inputs[0]), self.keys(inputs[1]), self.keys(inputs[2])
+        grad_out, shift, lse = map(self.queries, outs)
+        scores = self.part.product("scores", queries * self.part.factor, keys.mT)
+        weights = scores.sub_(lse).exp2_()
+        grad = self.part.product("gradient", grad_out, values.mT)
+        kept = weights
+        if self.part.request.dropout:
+            keep = self.part.kept(weights)
+            kept, grad = weights * keep, grad.mul_(keep)
+        self.give(grads[2], product(grad_out.mT, kept))
+        grad = grad.sub_(shift).mul_(weights)
+        self.give(grads[1], product(queries.mT, grad))
+        self.put(grads[0], product(grad, keys))

@@ -1,0 +1,225 @@
+"""The work of `blocks` cut into tiles: a run of queries, the keys they need, where the mask must be asked.
+
+A tile's keys are intervals of key slots laid side by side; a row with many keys has several tiles, so that
+no tile is wider than `width` and memory stays linear whatever the pattern.
+"""
+
+import collections
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyformer.patterns.base import Pattern
+from polyformer.patterns.layout import Interval, Row, count, intersect, subtract
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How a device likes its tiles.
+
+    Args:
+        blocks: how many queries a row may have, each with the cost of one score in rows of that size.
+        start: the cost of starting a row, counted in scores.
+        width: keys in a tile at most.
+        entries: scores in a tile, over all its heads, that are computed at once.
+    """
+
+    blocks: dict[int, float]
+    start: float
+    width: int
+    entries: int
+
+
+SIZES = {
+    "cpu": Sizes({64: 1.0, 128: 0.82, 192: 0.75, 256: 0.74}, start=8e4, width=1024, entries=1 << 21),
+    "cuda": Sizes({128: 1.0, 512: 1.0, 1024: 1.0}, start=1e7, width=4096, entries=1 << 26),
+}
+"""Measured on a CPU with 1 MiB of cache a core, where larger products run faster and a tile's scores should
+stay near; guessed for a GPU, where starting an operation costs more than the scores of small tiles."""
+
+ASKED = 8
+"""What it costs to ask a mask about one key of one query, for all heads, counted in scores of one head."""
+
+LISTED = 8
+"""With more intervals than this, keys are picked by index instead of slice by slice."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """Queries start <= i < stop and the key slots `keys`; the mask matters in the slots `masked` only."""
+
+    start: int
+    stop: int
+    keys: tuple[Interval, ...]
+    masked: tuple[Interval, ...]
+
+    @property
+    def width(self) -> int:
+        """How many keys the tile has."""
+        return count(self.keys)
+
+    def columns(self) -> list[tuple[int, int]]:
+        """Where the intervals `masked` stand among the tile's keys."""
+        found, before = [], 0
+        inside = collections.deque(intersect(self.keys, self.masked))
+        for start, stop in self.keys:
+            while inside and inside[0][0] < stop:
+                first, last = inside.popleft()
+                found.append((before + first - start, before + last - start))
+            before += stop - start
+        return found
+
+
+def tiles(row: Row, width: int) -> list[Tile]:
+    """The tiles of one row of a layout, each at most `width` keys wide."""
+    groups: list[list[Interval]] = [[]]
+    room = width
+    for start, stop in row.keys.some:
+        while start < stop:
+            if room == 0:
+                groups.append([])
+                room = width
+            end = min(stop, start + room)
+            groups[-1].append((start, end))
+            room -= end - start
+            start = end
+    return [Tile(row.start, row.stop, tuple(keys), subtract(keys, row.keys.full)) for keys in groups if keys]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The tiles of one head: for each run of queries that sees anything, its own.
+
+    `room` says how many heads to compute at once at most, `scores` how many scores a head has.
+    """
+
+    rows: tuple[tuple[Tile, ...], ...]
+    room: int
+    scores: int
+
+
+def plan(pattern: Pattern, context: Context, heads: int, device: str) -> Plan:
+    """How to compute `heads` heads, counted over the batch rows.
+
+    Kept with the context, since all layers ask for the same; and beyond it where only lengths count.
+    """
+    if context.bare is not None and pattern.lasting():
+        return _kept(pattern, context.bare, heads, device)
+    return context.once(("tiles", pattern, heads, device), lambda: _plan(pattern, context, heads, device))
+
+
+@functools.lru_cache(maxsize=512)
+def _kept(pattern: Pattern, bare: tuple[int, int, int, bool], heads: int, device: str) -> Plan:
+    q_len, kv_len, offset, causal = bare
+    return _plan(pattern, Context(q_len, kv_len, causal=causal, q_start=offset), heads, device)
+
+
+def _plan(pattern: Pattern, context: Context, heads: int, device: str) -> Plan:
+    if context.q_len == 0:
+        return Plan((), 1, 0)
+    sizes = SIZES.get(device, SIZES["cpu"])
+    block, largest = _best(pattern, context, heads, sizes)
+    rows = [tuple(tiles(row, sizes.width)) for row in pattern.layout(context, block)]
+    scores = sum((tile.stop - tile.start) * tile.width for row in rows for tile in row)
+    return Plan(tuple(row for row in rows if row), sizes.entries // max(1, largest), scores)
+
+
+def _best(pattern: Pattern, context: Context, heads: int, sizes: Sizes) -> tuple[int, int]:
+    """The cheapest number of queries per row, and the scores in a tile of one head with it.
+
+    Wider rows compute more scores that are masked away, narrower ones start more often. Of three rows the
+    one in the middle tells, for a few queries may be unlike the rest, such as those that see everything.
+    """
+    found: dict[int, tuple[float, int]] = {}
+    for block, price in sizes.blocks.items():
+        queries = min(block, context.q_len)
+        last = context.q_len - queries
+        middle = last // 2 // queries * queries
+        rows = (pattern.keys(context, start, start + queries) for start in (0, middle, last))
+        width, masked = sorted((count(keys.some), count(subtract(keys.some, keys.full))) for keys in rows)[1]
+        asked = 0 if pattern.relative(context) else ASKED * masked
+        cost = sizes.start / queries + price * heads * width + asked
+        found[block] = cost, queries * min(width, sizes.width)
+    block = min(found, key=lambda one: found[one][0])
+    return block, found[block][1]
+
+
+def take(table: Tensor, keys: tuple[Interval, ...]) -> Tensor:
+    """The rows `keys` of a table [N, Tk, D]; a view where they lie together."""
+    if len(keys) == 1:
+        return table[:, keys[0][0] : keys[0][1]]
+    if len(keys) <= LISTED:
+        return torch.cat([table[:, start:stop] for start, stop in keys], 1)
+    return table.index_select(1, slots(keys, table.device))
+
+
+def give(table: Tensor, keys: tuple[Interval, ...], gradient: Tensor) -> None:
+    """Adds `gradient` [N, D, width] to the columns `keys` of a table [N, D, Tk]."""
+    if len(keys) <= LISTED:
+        for (start, stop), part in zip(keys, gradient.split([stop - start for start, stop in keys], 2)):
+            table[:, :, start:stop] += part
+    else:
+        table.index_add_(2, slots(keys, table.device), gradient)
+
+
+@functools.lru_cache(maxsize=4096)
+def slots(keys: tuple[Interval, ...], device: torch.device) -> Tensor:
+    """The key slots of the intervals, one after the other."""
+    return torch.cat([torch.arange(start, stop, device=device) for start, stop in keys])
+
+
+Limits = list[tuple[int, int, Tensor]]
+"""For columns first <= j < last of a tile: plus infinity where a score may stay, minus infinity where not."""
+
+
+class Masks:
+    """Forbids what the pattern does not allow, asking it only where a layout could not say.
+
+    A relative pattern has the same mask all along a diagonal, so one evaluation serves all those tiles.
+    """
+
+    def __init__(self, pattern: Pattern | None, context: Context) -> None:
+        self.pattern, self.context = pattern, context
+        self.known: dict[Any, Limits] | None = None
+        if pattern is not None and pattern.relative(context):
+            self.known = {}
+
+    def forbid(self, scores: Tensor, tile: Tile, b: Tensor, h: Tensor, finite: bool = True) -> Tensor:
+        """`scores` [B, H, queries, keys] with minus infinity, in place, where the tile's mask says no.
+
+        finite: where they may be NaN, which is in no order, the slower way is the right one.
+        """
+        if self.pattern is not None and tile.masked:
+            for first, last, limit in self._limits(tile, b, h, scores.dtype):
+                part = scores[..., first:last]
+                if finite:
+                    torch.minimum(part, limit, out=part)  # several times as fast as masked_fill_
+                else:
+                    part.masked_fill_(limit < 0, -torch.inf)
+        return scores
+
+    def _limits(self, tile: Tile, b: Tensor, h: Tensor, dtype: torch.dtype) -> Limits:
+        if self.known is None:
+            return self._ask(tile, b, h, dtype)
+        key = (
+            tile.stop - tile.start,
+            tuple((x - tile.start, y - tile.start) for x, y in (*tile.keys, *tile.masked)),
+        )
+        if key not in self.known:
+            self.known[key] = self._ask(tile, b, h, dtype)
+        return self.known[key]
+
+    def _ask(self, tile: Tile, b: Tensor, h: Tensor, dtype: torch.dtype) -> Limits:
+        assert self.pattern is not None, "without a pattern nothing is masked"
+        q_idx = torch.arange(tile.start, tile.stop, device=b.device).view(-1, 1)
+        allowed = self.pattern.mask(self.context, b, h, q_idx, slots(tile.masked, b.device))
+        limits = torch.full(allowed.shape, torch.inf, dtype=dtype, device=b.device).masked_fill_(
+            ~allowed, -torch.inf
+        )
+        columns = tile.columns()
+        parts = limits.split([last - first for first, last in columns], -1)
+        return [(first, last, part) for (first, last), part in zip(columns, parts)]

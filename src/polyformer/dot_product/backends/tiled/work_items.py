@@ -1,0 +1,168 @@
+"""A part of one call of `blocks`: some rows of the batch and some heads, as few as a cache holds at once."""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyformer.dot_product.backends.tiled.tiles import Masks, Tile, plan, slots
+from polyformer.dot_product.request import Request
+from polyformer.ops.dropout import kept, scale
+from polyformer.ops.products import product
+from polyformer.ops.workers import WORKERS
+from polyformer.patterns.base import Pattern
+from polyformer.patterns.implied import Full
+
+LN2 = math.log(2)
+LOG2E = 1 / LN2
+
+
+NEAR = 2
+"""Intervals of keys that a tile may have and still be called a run of neighbours."""
+
+WORTH_A_THREAD = 1 << 18
+"""Scores from which a part of its own, and so a thread of its own, pays."""
+
+
+def parts(request: Request, seed: int, threads: int) -> list["Part"]:
+    """The whole call in parts, the same ones for the same `threads`; `seed` decides what dropout drops."""
+    batch, kv_heads = request.q.shape[0], request.k.shape[1]
+    alike = _alike(request)
+    # Some heads of several rows would be no view of the output: several rows have all heads together.
+    step = _rows_together(request, threads) if len(alike) == 1 else 1
+    found: list[Part] = []
+    for first, (pattern, group) in itertools.product(range(0, batch, step), alike):
+        rows = slice(first, min(first + step, batch))
+        context, number = request.context.rows(first, rows.stop), (group.stop - group.start) * request.groups
+        made = plan(pattern, context, step * number, request.q.device.type)
+        heads = kv_heads if step > 1 else max(1, made.room // request.groups)
+        if step == 1 and not request.q.is_cuda and made.scores * number >= 2 * WORTH_A_THREAD:
+            heads = min(heads, -(-kv_heads * batch // min(threads, WORKERS)))
+        for head in range(group.start, group.stop, heads):
+            own = slice(head, min(head + heads, group.stop))
+            found.append(Part(request, pattern, made.rows, rows, own, seed + len(found)))
+    return found
+
+
+def _alike(request: Request) -> list[tuple[Pattern, slice]]:
+    """Runs of key heads that have the same pattern."""
+    kv_heads, whole = request.k.shape[1], request.pattern or Full()
+    found: list[tuple[Pattern, slice]] = []
+    for head in range(kv_heads):
+        pattern = whole.of_head(head * request.groups)
+        if found and found[-1][0] == pattern:
+            found[-1] = pattern, slice(found[-1][1].start, head + 1)
+        else:
+            found.append((pattern, slice(head, head + 1)))
+    return found
+
+
+def _rows_together(request: Request, threads: int) -> int:
+    """How many batch rows to compute at once, with all their heads.
+
+    On a CPU only short ones, and where they are alike; and each thread has a part.
+    """
+    context, (batch, heads) = request.context, request.q.shape[:2]
+    if batch == 1 or not (request.q.is_cuda or context.rows(0, 1) is context):
+        return 1
+    room = plan(request.pattern or Full(), context, heads, request.q.device.type).room
+    most = room // heads if request.q.is_cuda else min(room // (2 * heads), batch // min(threads, WORKERS))
+    return max(1, min(most, batch))
+
+
+def sharing(group: Iterable["Part"]) -> Iterator["Part"]:
+    """The parts in turn, in the same memory: for one thread."""
+    scratch: dict[str, Tensor] = {}
+    for part in group:
+        part.scratch = scratch
+        yield part
+
+
+class Part:
+    """Keys as [N, Tk, D] and queries as [N, G, Tq, D]: N batch rows times key heads, G query heads for each.
+
+    Tiles of scores are [N, G * queries, keys], which the mods see as [B, H, queries, keys].
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        pattern: Pattern,
+        rows: tuple[tuple[Tile, ...], ...],
+        batch: slice,
+        heads: slice,
+        seed: int,
+    ) -> None:
+        self.request, self.rows, self.batch, self.kv_heads = request, rows, batch, heads
+        self.heads = slice(heads.start * request.groups, heads.stop * request.groups)
+        device = request.q.device
+        self.b = torch.arange(batch.start, batch.stop, device=device).view(-1, 1, 1, 1)
+        self.h = torch.arange(self.heads.start, self.heads.stop, device=device).view(1, -1, 1, 1)
+        self.base = LOG2E if request.score_mod is None else 1.0  # scores are in base 2 as soon as they can be
+        self.factor = request.scale * self.base
+        self.masks = Masks(pattern, request.context)
+        self.bits = np.random.SFC64(seed)  # for dropout
+        self.scratch: dict[str, Tensor] = {}  # set by who computes several parts in turn
+
+    def by_key(self, x: Tensor) -> Tensor:
+        """[B, Hkv, ...] as [N, ...]."""
+        return x[self.batch, self.kv_heads].flatten(0, 1)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """`by_key`, each head's rows side by side where tiles pick them here and there: far apart they are
+        read from memory again and again."""
+        scattered = any(len(tile.keys) > NEAR for row in self.rows for tile in row)
+        return self.by_key(x).contiguous() if scattered else self.by_key(x)
+
+    def by_query(self, x: Tensor) -> Tensor:
+        """[B, H, Tq, D] as [N, G, Tq, D]."""
+        return x[self.batch, self.heads].unflatten(1, (-1, self.request.groups)).flatten(0, 1)
+
+    def queries(self, x: Tensor, tile: Tile) -> Tensor:
+        """The tile's queries of x [N, G, Tq, D], the heads of a group together: [N, G * queries, D]."""
+        return x[:, :, tile.start : tile.stop].flatten(1, 2)
+
+    def put(self, x: Tensor, tile: Tile, value: Tensor) -> None:
+        """Writes [N, G * queries, D] to the tile's queries of x [N, G, Tq, D]."""
+        x[:, :, tile.start : tile.stop] = value.view(*x.shape[:2], -1, x.shape[3])
+
+    def raw(self, tile: Tile, queries: Tensor, keys: Tensor) -> Tensor:
+        """Scores [N, G * queries, keys] before any term is added; in memory that is used again."""
+        return self.product("scores", queries, keys.mT)
+
+    def mod_arguments(self, tile: Tile, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What a score_mod receives: scores [B, H, queries, keys] and b, h, q_idx [queries, 1], kv_idx."""
+        q_idx = torch.arange(tile.start, tile.stop, device=scores.device).view(-1, 1)
+        return self.tiled(tile, scores), self.b, self.h, q_idx, slots(tile.keys, scores.device)
+
+    def finish(self, tile: Tile, value: Tensor) -> Tensor:
+        """What a score_mod gave, in base 2 and masked: [N, G * queries, keys]."""
+        shape = (len(self.b), self.h.shape[1], tile.stop - tile.start, tile.width)
+        scores = (value * LOG2E).expand(shape).unflatten(1, (-1, self.request.groups))
+        return self.forbid(tile, scores.flatten(2, 3).flatten(0, 1).contiguous())
+
+    def forbid(self, tile: Tile, scores: Tensor) -> Tensor:
+        """`scores` [N, G * queries, keys], masked in place."""
+        finite = self.request.score_mod is None  # which may give NaN for pairs that are masked
+        self.masks.forbid(self.tiled(tile, scores), tile, self.b, self.h, finite)
+        return scores
+
+    def tiled(self, tile: Tile, x: Tensor) -> Tensor:
+        """[N, G * queries, keys] as [B, H, queries, keys]."""
+        return x.view(len(self.b), self.h.shape[1], tile.stop - tile.start, tile.width)
+
+    def product(self, name: str, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b for the largest products, in memory that every tile uses again."""
+        shape = (a.shape[0], a.shape[1], b.shape[2])
+        size = math.prod(shape)
+        if name not in self.scratch or self.scratch[name].numel() < size:
+            self.scratch[name] = a.new_empty(size)
+        return product(a, b, self.scratch[name][:size].view(shape))
+
+    def kept(self, like: Tensor) -> Tensor:
+        """What makes up for dropout where a weight is kept, else 0; the same in forward and backward."""
+        rate = self.request.dropout
+        return torch.where(kept(like.shape, rate, self.bits).to(like.device), scale(rate), 0.0).to(like.dtype)

@@ -1,0 +1,127 @@
+"""What depends on how far a key lies before a query: biases, and vectors that queries, keys and outputs meet.
+
+    score_ij = (q_i . k_j + content_i . position_keys[d] + position_queries[d] . k_j) * scale + bias[d]
+    out_i    = sum_j p_ij (v_j + position_values[d])            with the distance d = slot(i) - slot(j)
+
+Said as tables over distances and not as a function of scores, so that a backend can use what it means: all
+scores on a diagonal share an entry, and the lookups of one tile are a product of matrices and a view of it.
+"""
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.patterns.base import ScoreMod
+from polyformer.sequence.context import Context
+
+TABLES = "bias", "position_keys", "position_queries", "position_values"
+"""The fields with an entry for each distance."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Relative:
+    """Tables over the distances `first`, `first` + 1, ...; heads H, or 1 for all heads alike.
+
+    Args:
+        first: the distance of entry 0; negative where keys may lie after their query.
+        bias: [H or 1, R], added to the scaled scores.
+        position_keys: [H or 1, R, D], met by `content`.
+        content: [B, H, Tq, D], what meets `position_keys`; by default the queries themselves.
+        position_queries: [H or 1, R, D], meets the keys.
+        position_values: [H or 1, R, Dv], added to the values.
+    """
+
+    first: int
+    bias: Tensor | None = None
+    position_keys: Tensor | None = None
+    content: Tensor | None = None
+    position_queries: Tensor | None = None
+    position_values: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        lengths = [table.shape[1] for table in self.tables.values()]
+        if any(length != lengths[0] for length in lengths):
+            shapes = {name: tuple(table.shape) for name, table in self.tables.items()}
+            raise InputError(f"relative: expected tables over the same distances, got {shapes}")
+
+    @property
+    def tables(self) -> dict[str, Tensor]:
+        """The tables that are there, by name."""
+        return {name: table for name in TABLES if (table := getattr(self, name)) is not None}
+
+    def to(self, dtype: torch.dtype) -> "Relative":
+        """The same in another floating type."""
+        changes = {name: table.to(dtype) for name, table in self.tables.items()}
+        content = None if self.content is None else self.content.to(dtype)
+        return dataclasses.replace(self, content=content, **changes)
+
+    def over(self, first: int, last: int) -> "Relative":
+        """The same over the distances first..last, with zeros where there was nothing."""
+        changes = {}
+        for name, table in self.tables.items():
+            before, after = self.first - first, last - (self.first + table.shape[1] - 1)
+            widths = (before, after) if table.dim() == 2 else (0, 0, before, after)
+            changes[name] = F.pad(table, widths) if before or after else table
+        return dataclasses.replace(self, first=first, **changes)
+
+    def plus(self, other: "Relative") -> "Relative":
+        """The terms of both; only biases may stand in both."""
+        ends = [one.first + next(iter(one.tables.values())).shape[1] for one in (self, other)]
+        reach = min(self.first, other.first), max(ends) - 1
+        one, two = self.over(*reach), other.over(*reach)
+        assert one.tables.keys() & two.tables.keys() <= {"bias"}
+        tables = {**one.tables, **two.tables}
+        if one.bias is not None and two.bias is not None:
+            tables["bias"] = one.bias + two.bias
+        return Relative(
+            first=one.first, content=one.content if two.content is None else two.content, **tables
+        )
+
+    def of_heads(self, heads: list[int], num_heads: int) -> "Relative":
+        """The terms of some of `num_heads` heads, in that order."""
+        changes = {name: table[heads] for name, table in self.tables.items() if len(table) == num_heads > 1}
+        content = None if self.content is None else self.content[:, heads]
+        return dataclasses.replace(self, content=content, **changes)
+
+    def score_mod(self, q: Tensor, k: Tensor, scale: float, context: Context) -> ScoreMod:
+        """The terms of the scores as a FlexAttention `score_mod`, with lookups in [B, H, Tq or Tk, R] tables.
+
+        q: [B, H, Tq, D]; k: [B, H, Tk, D], as many heads as q has.
+        """
+        bias = None if self.bias is None else self.bias.expand(q.shape[1], -1)
+        by_query = by_key = None
+        if self.position_keys is not None:
+            content = q if self.content is None else self.content
+            by_query = content * scale @ self.position_keys.mT  # scaled first, for the range of float16
+        if self.position_queries is not None:
+            by_key = k * scale @ self.position_queries.mT
+
+        def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            entry = self.entry(context.distance(q_idx, kv_idx))
+            if bias is not None:
+                score = score + bias[h, entry]
+            if by_query is not None:
+                score = score + by_query[b, h, q_idx, entry]
+            if by_key is not None:
+                score = score + by_key[b, h, kv_idx, entry]
+            return score
+
+        return add
+
+    def entry(self, distance: Tensor) -> Tensor:
+        """Where the tables hold a distance; one that they do not hold (it is masked) gives some entry."""
+        length = next(iter(self.tables.values())).shape[1]
+        return (distance - self.first).clamp(0, length - 1)
+
+    def values_term(self, probabilities: Tensor, context: Context) -> Tensor:
+        """sum_j p_ij position_values[d] for probabilities [B, H, Tq, Tk]: [B, H, Tq, Dv]."""
+        assert self.position_values is not None
+        device = probabilities.device
+        q_idx = torch.arange(context.q_len, device=device).view(-1, 1)
+        entry = self.entry(context.distance(q_idx, torch.arange(context.kv_len, device=device)))
+        shape = (*probabilities.shape[:3], self.position_values.shape[1])
+        mass = probabilities.new_zeros(shape).scatter_add(-1, entry.expand_as(probabilities), probabilities)
+        return mass @ self.position_values

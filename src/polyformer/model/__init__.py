@@ -1,0 +1,24 @@
+"""Whole models: the `Transformer`, which reads tokens, and the one for returns, states and actions."""
+
+from polyformer.model.kinds import (
+    AnyConfig,
+    AnyModel,
+    build_model,
+    decode_config,
+    load_pretrained,
+    read_config,
+)
+from polyformer.model.trajectory import TrajectoryConfig, TrajectoryTransformer
+from polyformer.model.transformer import Transformer
+
+__all__ = [
+    "AnyConfig",
+    "AnyModel",
+    "TrajectoryConfig",
+    "TrajectoryTransformer",
+    "Transformer",
+    "build_model",
+    "decode_config",
+    "load_pretrained",
+    "read_config",
+]

@@ -1,0 +1,102 @@
+"""What a caller may hand to a model: tensors of the right shapes and types, and masks that are masks.
+
+Values are looked at where that is cheap (on the CPU, outside compiled code); shapes and types always.
+"""
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError, quote
+from polyformer.sequence.tokens import Given
+
+NUMBERS = {
+    "documents": "document_ids",
+    "segments": "segment_ids",
+    "types": "token_type_ids",
+    "langs": "langs",
+}
+
+INTEGERS = (torch.int64, torch.int32)
+"""What a table can be looked up by."""
+
+
+def check_labels(labels: object, sentence_labels: object, tokens: bool) -> None:
+    """Raises `InputError` for labels that are no tensors, and of `tokens` for all but integers [B, T]."""
+    for name, one in (("labels", labels), ("sentence_labels", sentence_labels)):
+        if one is not None and not isinstance(one, Tensor):
+            raise InputError(f"{name}: expected a tensor, got {type(one).__name__} {quote(one)}")
+    if tokens and isinstance(labels, Tensor) and (labels.dim() != 2 or labels.dtype not in INTEGERS):
+        raise InputError(
+            f"labels: expected integer ids [batch, length], got {labels.dtype} {tuple(labels.shape)}"
+        )
+
+
+def check_ids(name: str, ids: object, vocab_size: int) -> None:
+    """Raises `InputError` unless `ids` are integers [B, T] and, where looked at, of the vocabulary."""
+    if not isinstance(ids, Tensor):
+        raise InputError(f"{name}: expected token ids [batch, length], got {quote(ids)}")
+    if ids.dim() != 2 or ids.dtype not in INTEGERS:
+        raise InputError(f"{name}: expected integer ids [batch, length], got {ids.dtype} {tuple(ids.shape)}")
+    if _looks(ids):
+        low, high = (int(one) for one in ids.aminmax())
+        if low < 0 or high >= vocab_size:
+            raise InputError(f"{name}: expected ids from 0 to {vocab_size - 1}, got {low} to {high}")
+
+
+def check_given(given: Given, past: int, prefix: str = "", before: int = 0) -> None:
+    """Raises `InputError` unless what is `given` of new tokens, after `past` others, can be meant.
+
+    `prefix` is "decoder_" for what the decoder of a pair reads. Padding may stand at the `before` rows of a
+    position table that come before position 0: -1 is the last of them.
+    """
+    assert given.ids is not None
+    rows, new = given.ids.shape
+    if given.mask is not None:
+        check_mask(f"{prefix}attention_mask", given.mask, (rows, new), (rows, past + new))
+    if given.marks is not None:
+        check_mask(f"{prefix}global_attention_mask", given.marks, (rows, new))
+    if given.positions is not None:
+        positions = given.positions
+        if before and given.mask is not None and given.mask.shape == given.positions.shape:
+            positions = torch.where((given.mask == 0) & (positions >= -before), 0, positions)
+        _check_numbers(f"{prefix}position_ids", positions, (rows, new), (new,), least=0)
+    for field, name in NUMBERS.items():
+        if (numbers := getattr(given, field)) is not None:
+            # Documents are counted on from row to row where padding is left out.
+            _check_numbers(prefix + name, numbers, (rows, new), least=0 if field == "documents" else None)
+
+
+def check_mask(name: str, mask: object, *shapes: tuple[int, ...]) -> None:
+    """Raises `InputError` unless `mask` has one of the `shapes` and, looked at, holds ones and zeros."""
+    mask = _check_shape(name, mask, shapes)
+    if not _looks(mask) or mask.dtype == torch.bool:
+        return
+    strange = (mask != 0) & (mask != 1)
+    if bool(strange.any()):
+        value = mask[strange].flatten()[0].item()
+        raise InputError(
+            f"{name}: expected 1 for tokens that count and 0 for others, got {value}; a mask to be added to "
+            "the scores, or of weights, is not read"
+        )
+
+
+def _check_numbers(name: str, numbers: object, *shapes: tuple[int, ...], least: int | None) -> None:
+    numbers = _check_shape(name, numbers, shapes)
+    if numbers.dtype not in INTEGERS:
+        raise InputError(f"{name}: expected integers of 32 or 64 bits, got {numbers.dtype}")
+    if least is not None and _looks(numbers) and int(numbers.min()) < least:
+        raise InputError(f"{name}: expected {least} or more, got {int(numbers.min())}")
+
+
+def _check_shape(name: str, tensor: object, shapes: tuple[tuple[int, ...], ...]) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"{name}: expected a tensor, got {type(tensor).__name__} {quote(tensor)}")
+    if tuple(tensor.shape) not in shapes:
+        expected = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
+        raise InputError(f"{name}: expected the shape {expected}, got {tuple(tensor.shape)}")
+    return tensor
+
+
+def _looks(tensor: Tensor) -> bool:
+    """Whether looking at values is cheap here."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and tensor.numel() > 0

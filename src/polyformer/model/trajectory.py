@@ -1,0 +1,247 @@
+"""Decision Transformer: a decoder that reads trajectories and says which action leads to a wanted return.
+
+    R_1 s_1 a_1  R_2 s_2 a_2 ...        R_t = r_t + r_t+1 + ...   the return still to come
+    token = norm(W_kind value + timesteps[t])                    three tokens a step, one place in time
+    a_t from the token of s_t;  s_t+1 and R_t+1 from the token of a_t
+
+Trained on recorded steps by the mean squared error of their actions; asked with the return that is wanted.
+Cost: that of a decoder on 3 T tokens. Chen et al. 2021, section 3. Beside the paper's actions, states and
+returns are predicted too, as its code has it, without a loss of their own.
+"""
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.architecture import OriginConfig
+from polyformer.block import PreNormConfig
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.core.files import read_json, read_tensors
+from polyformer.core.initialization import initialize
+from polyformer.core.sizes import check_deviation, check_sizes
+from polyformer.core.unused_tensors import read_unread
+from polyformer.core.weights import check_layers, load_weights
+from polyformer.feedforward import DenseConfig
+from polyformer.model.inputs import check_mask
+from polyformer.model.transformer import CONFIG, WEIGHTS, Transformer
+from polyformer.ops.linear import Linear
+from polyformer.ops.softmax import recorded
+from polyformer.plugins import Saved
+from polyformer.position import NoPositionConfig
+from polyformer.sequence.context import Context
+from polyformer.stack import AttentionConfig, Stack, StackConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictionConfig(Config):
+    """What a step is made of, and so what is predicted of it."""
+
+    state_size: int = 17
+    action_size: int = 4
+    bounded: bool = True  # actions between -1 and 1, by tanh
+
+    def __post_init__(self) -> None:
+        for name in ("state_size", "action_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected 1 number or more, got {getattr(self, name)}")
+
+
+def _decoder() -> StackConfig:
+    return StackConfig(
+        num_hidden_layers=3,
+        attention=AttentionConfig(num_attention_heads=1),
+        feedforward=DenseConfig(intermediate_size=512),
+        position=NoPositionConfig(),
+        block=PreNormConfig(),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrajectoryConfig(Saved):
+    """By default the paper's for OpenAI Gym (appendix A): three layers of 128 with one head.
+
+    All tokens stand at place 0 of the decoder's position scheme: time is in their timesteps.
+    """
+
+    hidden_size: int = 128
+    max_timesteps: int = 4096  # rows of the table of timesteps
+    max_position_embeddings: int = 1024  # of a decoder with learned positions
+    embedding_dropout: float = 0.1
+    decoder: StackConfig = dataclasses.field(default_factory=_decoder)
+    head: PredictionConfig = PredictionConfig()
+    initializer_range: float | None = 0.02
+    origin: OriginConfig | None = dataclasses.field(default=None, compare=False)
+
+    row: ClassVar[str] = "T21"
+    paper: ClassVar[str] = "Chen et al. 2021, section 3"
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "max_timesteps", "max_position_embeddings"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        check_sizes(self)
+        check_deviation(self.initializer_range)
+        if not 0.0 <= self.embedding_dropout < 1.0:
+            raise InputError(
+                f"embedding_dropout: expected a probability in [0, 1), got {self.embedding_dropout}"
+            )
+        self.decoder.attention.mechanism.require("causal")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrajectoryOutput:
+    """Fields that were not asked for are None.
+
+    loss: of the actions. actions [B, T, A] of every step; states [B, T, S] and returns [B, T, 1] of the step
+    after it. hidden_states: [B, 3 T, E], the input of every layer and the final output. attentions: one
+    [B, H, 3 T, 3 T] a layer.
+    """
+
+    loss: Tensor | None
+    actions: Tensor
+    states: Tensor
+    returns: Tensor
+    last_hidden_state: Tensor
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class Predictions(nn.Module):
+    """Hidden states [B, T, E] of steps to what follows them."""
+
+    def __init__(self, hidden_size: int, config: PredictionConfig):
+        super().__init__()
+        self.bounded = config.bounded
+        self.states = Linear(hidden_size, config.state_size)
+        self.actions = Linear(hidden_size, config.action_size)
+        self.returns = Linear(hidden_size, 1)
+
+    def action(self, hidden: Tensor) -> Tensor:
+        """[B, T, A]"""
+        actions = self.actions(hidden)
+        return actions.tanh() if self.bounded else actions
+
+
+class TrajectoryTransformer(nn.Module):
+    """See `forward`."""
+
+    def __init__(self, config: TrajectoryConfig):
+        super().__init__()
+        self.config = config
+        width, sizes = config.hidden_size, config.head
+        self.timesteps = nn.Embedding(config.max_timesteps, width)
+        self.returns = Linear(1, width)
+        self.states = Linear(sizes.state_size, width)
+        self.actions = Linear(sizes.action_size, width)
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(config.embedding_dropout)
+        self.decoder = Stack(config.decoder, width, config.max_position_embeddings, cross=False)
+        self.head = Predictions(width, sizes)
+        self.generation: dict[str, Any] | None = None  # it writes no text
+        self.unread: dict[str, Tensor] = {}  # see polyformer.core.unused_tensors
+        initialize(self, config.initializer_range)
+
+    def forward(
+        self,
+        states: Tensor,
+        actions: Tensor,
+        returns_to_go: Tensor,
+        timesteps: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> TrajectoryOutput:
+        """Read T steps and predict each one's action from what stands before it.
+
+        Args:
+            states, actions, returns_to_go: [B, T, S], [B, T, A], [B, T, 1]. The action of the step that is
+                asked for may be anything: none sees it.
+            timesteps: [B, T], the number of each step in its episode.
+            attention_mask: [B, T], 1 for real steps and 0 for padding, on either side.
+            labels: [B, T, A], the actions to predict.
+            output_attentions, output_hidden_states: return them too.
+
+        Raises `InputError` for shapes that do not fit, and timesteps beyond the table.
+        """
+        self._check(states, actions, returns_to_go, timesteps)
+        rows, steps = timesteps.shape
+        x = torch.stack([self.returns(returns_to_go), self.states(states), self.actions(actions)], 2)
+        x = self.norm(x + self.timesteps(timesteps).unsqueeze(2)).flatten(1, 2)
+        if attention_mask is not None:
+            check_mask("attention_mask", attention_mask, (rows, steps))
+        valid = None if attention_mask is None else attention_mask.bool()
+        real = None if valid is None or bool(valid.all()) else valid.repeat_interleave(3, 1)
+        context = Context(3 * steps, 3 * steps, causal=True, kv_valid=real)
+        pos = timesteps.new_zeros(3 * steps)
+        x = self.dropout(self.decoder.position.embed(x, pos, 0))
+        collect: list[Tensor] | None = [] if output_hidden_states else None
+        with recorded() if output_attentions else contextlib.nullcontext([]) as records:
+            hidden, _ = self.decoder(x, pos, context, collect=collect)
+        _, state, action = hidden.view(rows, steps, 3, -1).unbind(2)
+        found = self.head.action(state)
+        return TrajectoryOutput(
+            None if labels is None else squared_error(found, labels, valid),
+            found,
+            self.head.states(action),
+            self.head.returns(action),
+            hidden,
+            None if collect is None else tuple(collect),
+            tuple(records) if output_attentions else None,
+        )
+
+    def save_pretrained(self, directory: str | Path, format: str = "polyformer") -> None:
+        """Write config.json and model.safetensors, as `Transformer.save_pretrained`."""
+        Transformer.save_pretrained(self, directory, format)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path) -> "TrajectoryTransformer":
+        """The model that `save_pretrained` wrote, in evaluation mode."""
+        folder = Path(directory)
+        if not (folder / CONFIG).is_file():
+            raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
+        described, tensors = read_json(folder / CONFIG, dict), read_tensors(folder / WEIGHTS)
+        config = TrajectoryConfig.from_dict(described)
+        check_layers(config, len(tensors), folder / WEIGHTS)
+        with torch.device("meta"):
+            model = cls(config)
+        load_weights(model, tensors, folder / WEIGHTS)
+        model.unread = read_unread(folder)
+        return model.eval()
+
+    def _check(self, states: Tensor, actions: Tensor, returns: Tensor, timesteps: Tensor) -> None:
+        if timesteps.dim() != 2 or timesteps.is_floating_point():
+            raise InputError(
+                f"timesteps: expected integers [batch, steps], got {timesteps.dtype} {tuple(timesteps.shape)}"
+            )
+        sizes: dict[str, tuple[Tensor, Any]] = {
+            "states": (states, self.config.head.state_size),
+            "actions": (actions, self.config.head.action_size),
+            "returns_to_go": (returns, 1),
+        }
+        for name, (one, size) in sizes.items():
+            if one.shape != (*timesteps.shape, size):
+                raise InputError(
+                    f"{name}: expected [batch, steps, {size}] {(*timesteps.shape, size)}, "
+                    f"got {tuple(one.shape)}"
+                )
+        if timesteps.device.type == "cpu" and not torch.compiler.is_compiling() and timesteps.numel():
+            low, high = (int(one) for one in timesteps.aminmax())
+            if low < 0 or high >= self.config.max_timesteps:
+                raise InputError(
+                    f"timesteps: expected 0 to {self.config.max_timesteps - 1} (max_timesteps), "
+                    f"got {low} to {high}"
+                )
+
+
+def squared_error(found: Tensor, labels: Tensor, valid: Tensor | None) -> Tensor:
+    """The mean over all numbers [B, T, A] of real steps."""
+    if labels.shape != found.shape:
+        raise InputError(f"labels: expected actions {tuple(found.shape)}, got {tuple(labels.shape)}")
+    errors = (found - labels).square().mean(-1)
+    return errors.mean() if valid is None else errors.masked_fill(~valid, 0).sum() / valid.sum().clamp_min(1)

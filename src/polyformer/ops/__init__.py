@@ -1,0 +1,1 @@
+"""What a processor is asked for: products, norms, activations, dropout, losses, threads and precision."""

@@ -1,0 +1,170 @@
+"""Patterns: who may see whom, as a FlexAttention `mask_mod` plus the keys that each run of queries needs.
+
+Patterns compose: `Window(256) | Global(1)`, `Causal() & Strided(128)`; any function with FlexAttention's
+signature `mask_mod(b, h, q_idx, kv_idx) -> bool` joins in as it is. A new pattern is a frozen dataclass
+with two short methods: `allows`, the rule, and `keys`, where to look (every key, unless it says fewer).
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.core.expression import first_name
+from polyformer.core.parsing import parse_expression
+from polyformer.core.registry import register
+from polyformer.patterns.expression import read
+from polyformer.patterns.layout import Keys, Layout, Row, clip
+from polyformer.patterns.mods import broadcasts
+from polyformer.sequence.context import Context
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""mask_mod(b, h, q_idx, kv_idx) -> bool: FlexAttention's signature, and its meaning (`patterns.mods`)."""
+
+Where = Callable[[int, int], Keys] | Layout
+"""Which keys a `mask_mod` needs: a function of a run of queries (start, stop), or the rows of a layout."""
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""score_mod(score, b, h, q_idx, kv_idx) -> score: FlexAttention's signature."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """Base of all patterns; itself never used."""
+
+    registry: ClassVar[dict[str, type["Pattern"]]] = {}
+    operators: ClassVar[dict[str, Callable[..., "Pattern"]]] = {}
+    row: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+
+    def __init_subclass__(cls, named: bool = True, **options: object) -> None:
+        """A subclass is read by its name in expressions, unless it is not `named` or begins with "_"."""
+        super().__init_subclass__(**options)
+        if named and not cls.__name__.startswith("_"):
+            register(Pattern.registry, cls.__name__, cls, "pattern")
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Whether query `q_idx` may see key `kv_idx`; the indices broadcast, as in a `mask_mod`."""
+        raise NotImplementedError
+
+    def mask(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """`allows` for q_idx [Tq, 1] and kv_idx [Tk], with both axes there: [(B, H,) Tq, Tk]."""
+        allowed = self.allows(context, b, h, q_idx, kv_idx)
+        return allowed.expand(torch.broadcast_shapes(allowed.shape, (q_idx.shape[0], kv_idx.shape[0])))
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """The keys that queries start <= i < stop need; O(1) where the pattern is static."""
+        return Keys(some=clip(0, context.kv_len, context.kv_len))
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        """Query indices where the needed keys change abruptly and a row of the layout should end."""
+        return ()
+
+    def relative(self, context: Context) -> bool:
+        """Whether `allows` depends on `q_idx - kv_idx` alone, so that one mask serves a whole diagonal."""
+        return False
+
+    def reach(self) -> tuple[int, int] | None:
+        """The least and the greatest distance at which a key is seen; None where there is no limit."""
+        return None
+
+    def lasting(self) -> bool:
+        """Whether an equal pattern needs equal keys in all calls of equal lengths: plans can be kept."""
+        return True
+
+    def causal(self) -> bool:
+        """Whether a decoder can have it: nothing that it says of a token hangs on later ones."""
+        return True
+
+    def step(self) -> int:
+        """The step in slots: only tokens a multiple of it apart can meet. 1 where any two may."""
+        return 1
+
+    def every(self, stride: int) -> "Pattern | None":
+        """The same among the tokens of one residue class, `stride` slots apart, where that is a pattern of
+        its own; None where the tokens must be asked for by their slots (`residue_class.in_class`)."""
+        return None
+
+    def mapped(self, function: "Callable[[Pattern], Pattern]") -> "Pattern":
+        """The same with `function` applied to each pattern that it is composed of."""
+        return function(self)
+
+    def bound(self, by_slot: bool, device: torch.device) -> "Pattern":
+        """The same for one call, with foreign functions looked through once.
+
+        by_slot: whether queries count among all keys, or from 0 as in FlexAttention.
+        """
+        return self
+
+    def at(self, layer: int) -> "Pattern":
+        """What layer `layer` of a stack has; the same in all, unless a part says otherwise."""
+        return self
+
+    def of_head(self, head: int) -> "Pattern":
+        """What head `head` has; the same for all, unless a part says otherwise. `attend` asks it first."""
+        return self
+
+    def mask_mod(self, context: Context) -> MaskMod:
+        """This pattern as a FlexAttention `mask_mod`."""
+        return broadcasts(lambda b, h, q_idx, kv_idx: self.allows(context, b, h, q_idx, kv_idx))
+
+    def layout(self, context: Context, block: int) -> Layout:
+        """Rows of at most `block` queries with the keys they need, in O(Tq / block)."""
+        edges = {*range(0, context.q_len, block), *self.cuts(context), context.q_len}
+        inside = sorted(edge for edge in edges if 0 <= edge <= context.q_len)
+        return tuple(Row(a, b, self.keys(context, a, b)) for a, b in itertools.pairwise(inside))
+
+    def __and__(self, other: "Pattern | MaskMod") -> "Pattern":
+        return Pattern.operators["&"](self, other)
+
+    def __or__(self, other: "Pattern | MaskMod") -> "Pattern":
+        return Pattern.operators["|"](self, other)
+
+    def __rand__(self, other: MaskMod) -> "Pattern":
+        return Pattern.operators["&"](other, self)
+
+    def __ror__(self, other: MaskMod) -> "Pattern":
+        return Pattern.operators["|"](other, self)
+
+    @classmethod
+    def examples(cls) -> tuple["Pattern", ...]:
+        """Small instances that the contract tests run."""
+        return (cls(),)
+
+    @classmethod
+    def picture(cls) -> tuple["Pattern", Context]:
+        """An instance and a call, of one row, that show the idea in the documentation."""
+        return cls.examples()[0], Context(48, 48)
+
+    def to_text(self) -> str:
+        """The expression that makes this pattern; `from_text` reads it back."""
+        options = ", ".join(f"{f.name}={_text(getattr(self, f.name))}" for f in dataclasses.fields(self))
+        return f"{type(self).__name__}({options})"
+
+    @staticmethod
+    def from_text(text: str) -> "Pattern":
+        """The pattern that an expression such as `Window(256) | Global(1)` describes; nothing is executed.
+
+        Raises `InputError` for anything but pattern names, literal arguments, `&`, `|` and parentheses.
+        """
+        expected = "an expression like 'Window(256) | Global(1)'"
+        return read(parse_expression(text, "pattern", expected), text, Pattern.registry)
+
+    @staticmethod
+    def meant(data: object) -> "Pattern | None":
+        """`data` if it is a pattern or an expression that begins with the name of one, else None."""
+        if isinstance(data, str) and first_name(data) in Pattern.registry:
+            return Pattern.from_text(data)
+        return data if isinstance(data, Pattern) else None
+
+
+def _text(value: Any) -> str:
+    """A field of a pattern, as `from_text` reads it."""
+    if isinstance(value, Pattern):
+        return value.to_text()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    return repr(value)

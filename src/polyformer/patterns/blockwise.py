@@ -1,0 +1,72 @@
+"""Blockwise attention: a permutation of blocks says which one block of keys each block of queries sees.
+
+    i sees j  where  permutation[block(i)] == block(j)        block(p) = p // size
+
+The identity is attention within a block; the cyclic shifts let blocks read one another. Qiu et al. 2020
+(BlockBERT), section 3.1, cut texts of one length n into as many blocks as the permutation has; here the size
+of a block is fixed and a longer text begins the permutation again, within its next run of blocks. A block
+that is sent beyond the end of the text sees nothing. Cost: size keys a query.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.patterns.block_base import BlockPattern, check_size
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class Blockwise(BlockPattern):
+    """Blocks of `size` positions, of which block i sees block `permutation[i]`.
+
+    Raises `InputError` for a size below 1 and for anything but a permutation of 0, 1, ...
+    """
+
+    size: int
+    permutation: tuple[int, ...] = (0,)
+
+    row: ClassVar[str] = "S6"
+    paper: ClassVar[str] = "Qiu et al. 2020 (BlockBERT), section 3.1"
+
+    def __post_init__(self) -> None:
+        check_size("Blockwise", size=self.size)
+        object.__setattr__(self, "permutation", tuple(self.permutation))
+        if not self.permutation or sorted(self.permutation) != list(range(len(self.permutation))):
+            raise InputError(
+                f"Blockwise: permutation, expected each of 0..{max(0, len(self.permutation) - 1)} once, "
+                f"got {self.permutation}"
+            )
+
+    def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+        number = len(self.permutation)
+        sent = torch.tensor(self.permutation, device=query.device)[query % number]
+        return query - query % number + sent == key
+
+    def met(self, context: Context, block: int, last: int) -> tuple[int, ...]:
+        inside = block % len(self.permutation)
+        return (block - inside + self.permutation[inside],)
+
+    @staticmethod
+    def heads(size: int, blocks: int, counts: Sequence[int]) -> tuple["Blockwise", ...]:
+        """The paper's assignment, for `PerHead`: `counts[s]` heads with the cyclic shift by s blocks.
+
+        `PerHead(Blockwise.heads(256, 2, (10, 2)))` is the paper's 10 : 2 of twelve heads: ten see their own
+        block, two the other. Raises `InputError` for more shifts than blocks, and for counts below 0.
+        """
+        if len(counts) > blocks or min(counts, default=-1) < 0:
+            raise InputError(f"counts: expected up to {blocks} numbers of heads, one a shift, got {counts}")
+        shifts = [tuple((i + shift) % blocks for i in range(blocks)) for shift in range(len(counts))]
+        return tuple(Blockwise(size, one) for one, count in zip(shifts, counts) for _ in range(count))
+
+    @classmethod
+    def examples(cls) -> tuple["Blockwise", ...]:
+        return cls(3), cls(2, (1, 2, 0))
+
+    @classmethod
+    def picture(cls) -> tuple["Blockwise", Context]:
+        return cls(12, (1, 2, 3, 0)), Context(48, 48)

@@ -1,0 +1,125 @@
+"""Patterns joined: `&` allows what both allow, `|` what either does, `Without` what the left alone does."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from polyformer.patterns.base import MaskMod, Pattern
+from polyformer.patterns.layout import Keys, subtract
+from polyformer.patterns.user_defined import as_pattern
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair(Pattern):
+    """Two patterns joined; `&` and `|` differ only in how they join."""
+
+    left: Pattern
+    right: Pattern
+
+    sign: ClassVar[str] = ""
+
+    def __init_subclass__(cls, named: bool = True, **options: object) -> None:
+        super().__init_subclass__(named, **options)
+        Pattern.operators[cls.sign] = cls.of
+
+    @classmethod
+    def of(cls, left: Pattern | MaskMod, right: Pattern | MaskMod) -> Self:
+        """Both joined; a bare `mask_mod` joins as a pattern."""
+        return cls(as_pattern(left), as_pattern(right))
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        return (*self.left.cuts(context), *self.right.cuts(context))
+
+    def relative(self, context: Context) -> bool:
+        return self.left.relative(context) and self.right.relative(context)
+
+    def lasting(self) -> bool:
+        return self.left.lasting() and self.right.lasting()
+
+    def causal(self) -> bool:
+        return self.left.causal() and self.right.causal()
+
+    def mapped(self, function: Callable[[Pattern], Pattern]) -> Pattern:
+        return self._of(self.left.mapped(function), self.right.mapped(function))
+
+    def bound(self, by_slot: bool, device: torch.device) -> Pattern:
+        return self._of(self.left.bound(by_slot, device), self.right.bound(by_slot, device))
+
+    def at(self, layer: int) -> Pattern:
+        return self._of(self.left.at(layer), self.right.at(layer))
+
+    def of_head(self, head: int) -> Pattern:
+        return self._of(self.left.of_head(head), self.right.of_head(head))
+
+    def _of(self, left: Pattern, right: Pattern) -> Pattern:
+        """Other parts joined alike; itself where they are its own, so that plain patterns cost nothing."""
+        return self if left is self.left and right is self.right else type(self)(left, right)
+
+    def to_text(self) -> str:
+        return f"({self.left.to_text()} {self.sign} {self.right.to_text()})"
+
+
+@dataclasses.dataclass(frozen=True)
+class And(_Pair, named=False):
+    """What both patterns allow."""
+
+    sign: ClassVar[str] = "&"
+
+    def reach(self) -> tuple[int, int] | None:
+        left, right = self.left.reach(), self.right.reach()
+        if left is None or right is None:
+            return left or right
+        return max(left[0], right[0]), min(left[1], right[1])
+
+    def step(self) -> int:
+        return math.lcm(self.left.step(), self.right.step())
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return self.left.allows(context, b, h, q_idx, kv_idx) & self.right.allows(
+            context, b, h, q_idx, kv_idx
+        )
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        return self.left.keys(context, start, stop) & self.right.keys(context, start, stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class Or(_Pair, named=False):
+    """What either pattern allows."""
+
+    sign: ClassVar[str] = "|"
+
+    def reach(self) -> tuple[int, int] | None:
+        left, right = self.left.reach(), self.right.reach()
+        return None if left is None or right is None else (min(left[0], right[0]), max(left[1], right[1]))
+
+    def step(self) -> int:
+        return math.gcd(self.left.step(), self.right.step())
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return self.left.allows(context, b, h, q_idx, kv_idx) | self.right.allows(
+            context, b, h, q_idx, kv_idx
+        )
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        return self.left.keys(context, start, stop) | self.right.keys(context, start, stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class Without(_Pair, named=False):
+    """What the left pattern allows and the right one does not."""
+
+    sign: ClassVar[str] = "without"
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        right = self.right.allows(context, b, h, q_idx, kv_idx)
+        return self.left.allows(context, b, h, q_idx, kv_idx) & ~right
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        left, right = self.left.keys(context, start, stop), self.right.keys(context, start, stop)
+        return Keys(tuple(subtract(left.some, right.full)), tuple(subtract(left.full, right.some)))

@@ -1,0 +1,80 @@
+"""Fixed attention: one's own block, and the last columns of every block, which sum it up for the others.
+
+    i sees j  where  j // stride == i // stride   or   j % stride >= stride - columns
+
+i and j are positions in the document. Child et al. 2019 (Sparse Transformer), section 4.2 and figure 3c. The
+parts apart are `BlockWindow(stride, 0, 0)` and `Summary(stride, columns)`; the three integrations of
+section 4.3, for a decoder:
+
+    PerLayer([BlockWindow(128, 0, 0), Summary(128, 8)])     layers take turns
+    Fixed(128, 8)                                           one head sees what either would
+    PerHead([BlockWindow(128, 0, 0), Summary(128, 8)])      heads differ
+
+Cost: stride + columns * n / stride keys a query; the paper takes a stride of 128 and 8, 16 or 32 columns.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.patterns.base import Pattern
+from polyformer.patterns.block_base import check_size, places, slots_where, unreadable
+from polyformer.patterns.layout import Keys, unite
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary(Pattern):
+    """Every query sees the last `columns` positions of every block of `stride`: the second part of `Fixed`.
+
+    Raises `InputError` for a stride or columns below 1 and for more columns than a block has.
+    """
+
+    stride: int
+    columns: int = 1
+
+    row: ClassVar[str] = "S4"
+    paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.2"
+
+    def __post_init__(self) -> None:
+        check_size(type(self).__name__, stride=self.stride, columns=self.columns)
+        if self.columns > self.stride:
+            raise InputError(
+                f"{type(self).__name__}: columns, expected at most the {self.stride} positions of a block, "
+                f"got {self.columns}"
+            )
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        summed = context.key_position(b, kv_idx) % self.stride >= self.stride - self.columns
+        return summed & (q_idx >= 0)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        if unreadable(context):
+            return super().keys(context, start, stop)
+        return slots_where(context, "kv", self.stride, self.stride - self.columns)
+
+    @classmethod
+    def examples(cls) -> tuple["Summary", ...]:
+        return cls(4), cls(3, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(Summary):
+    """A query sees the block of `stride` positions it stands in, and the last `columns` of every block."""
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        query, key = context.query_position(b, q_idx), context.key_position(b, kv_idx)
+        own = query // self.stride == key // self.stride
+        return own | super().allows(context, b, h, q_idx, kv_idx)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        summaries = super().keys(context, start, stop)
+        if unreadable(context):
+            return summaries
+        blocks = places(context, "q", self.stride).between(start, stop)
+        own = places(context, "kv", self.stride)
+        some = (one for block in blocks for one in own.some.get(block, ()))
+        full = (one for block in blocks for one in own.full.get(block, ()) if len(blocks) == 1)
+        return Keys(unite((*summaries.some, *some)), unite((*summaries.full, *full)))

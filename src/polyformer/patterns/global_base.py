@@ -1,0 +1,80 @@
+"""What patterns of global tokens share: the rule once, its intervals, and its half without the queries."""
+
+import dataclasses
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polyformer.patterns.base import Pattern
+from polyformer.patterns.implied import runs
+from polyformer.patterns.layout import Keys, clip
+from polyformer.sequence.context import Context
+
+Side = Literal["q", "kv"]
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalPattern(Pattern, named=False):
+    """Some tokens see everything and are seen by everything; `chosen` says which."""
+
+    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        """Whether the queries or keys `index` of batch rows `b` are global; the indices broadcast."""
+        raise NotImplementedError
+
+    def known(self, context: Context, side: Side) -> Keys | None:
+        """The global queries or keys where no tensor need be read to tell them, else None."""
+        return None
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return self.chosen(context, "q", b, q_idx) | self.chosen(context, "kv", b, kv_idx)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        queries, keys = self.runs(context, "q"), self.runs(context, "kv")
+        everything = ((0, context.kv_len),)
+        if queries is None or keys is None:
+            return Keys(everything)
+        inside = any(a < stop and start < b for a, b in queries.some)
+        whole = any(a <= start and stop <= b for a, b in queries.full)
+        return Keys(everything if inside else keys.some, everything if whole else keys.full)
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        queries = self.runs(context, "q")
+        return () if queries is None else tuple(edge for run in queries.some for edge in run)
+
+    def runs(self, context: Context, side: Side) -> Keys | None:
+        """The queries or keys that are global in some and in all batch rows; None where it cannot be told."""
+        known = self.known(context, side)
+        if known is not None or torch.compiler.is_compiling():  # a tensor cannot be read while tracing
+            return known
+        return context.once((self, side), lambda: self._runs(context, side))
+
+    def _runs(self, context: Context, side: Side) -> Keys:
+        rows, length = context.num_rows, context.q_len if side == "q" else context.kv_len
+        b, index = torch.arange(rows).unsqueeze(1), torch.arange(length)
+        chosen = self.chosen(context, side, b, index).expand(rows, length).cpu()
+        return Keys(runs(chosen.any(0)), runs(chosen.all(0)))
+
+
+@dataclasses.dataclass(frozen=True)
+class SeenByAll(Pattern, named=False):
+    """The global tokens of a pattern as keys alone: everything sees them, and they see no more for it."""
+
+    tokens: GlobalPattern
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (q_idx >= 0) & self.tokens.chosen(context, "kv", b, kv_idx)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        return self.tokens.runs(context, "kv") or super().keys(context, start, stop)
+
+
+def first_positions(context: Context, side: Side, tokens: int) -> Keys | None:
+    """The queries or keys at positions below `tokens`, where positions are slots; else None."""
+    positions, length, start = (
+        (context.q_pos, context.q_len, context.offset) if side == "q" else (context.kv_pos, context.kv_len, 0)
+    )
+    if positions is not None:
+        return None
+    first = clip(0, tokens - start, length)
+    return Keys(first, first)

@@ -1,0 +1,35 @@
+"""Global tokens: the first few see everything and are seen by everything."""
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.patterns.global_base import GlobalPattern, Side, first_positions
+from polyformer.patterns.layout import Keys
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class Global(GlobalPattern):
+    """The first `tokens` positions of each document see all keys and are seen by all queries.
+
+    Counted in positions, so left padding and packed documents change nothing.
+    """
+
+    tokens: int = 1
+
+    row: ClassVar[str] = "S8"
+    paper: ClassVar[str] = "Beltagy et al. 2020 (Longformer), section 3.1"
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise InputError(f"Global: expected 1 token or more, got {self.tokens}")
+
+    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        position = context.query_position if side == "q" else context.key_position
+        return position(b, index) < self.tokens
+
+    def known(self, context: Context, side: Side) -> Keys | None:
+        return first_positions(context, side, self.tokens)

@@ -1,0 +1,146 @@
+"""The patterns that a `Context` itself implies: everything, the past, one's own document, real tokens."""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.patterns.base import Pattern
+from polyformer.patterns.layout import Interval, Keys, clip
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class Full(Pattern):
+    """Every query sees every key."""
+
+    row: ClassVar[str] = "A1"
+    paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
+
+    def every(self, stride: int) -> Pattern:
+        return self
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (q_idx >= 0) & (kv_idx >= 0)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        everything = clip(0, context.kv_len, context.kv_len)
+        return Keys(everything, everything)
+
+    def relative(self, context: Context) -> bool:
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Causal(Pattern):
+    """A query sees its own slot and earlier ones."""
+
+    row: ClassVar[str] = "A1"
+    paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2.3"
+
+    def every(self, stride: int) -> Pattern:
+        return self
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return context.distance(q_idx, kv_idx) >= 0
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        first, last = start + context.offset, stop - 1 + context.offset
+        return Keys(clip(0, last + 1, context.kv_len), clip(0, first + 1, context.kv_len))
+
+    def relative(self, context: Context) -> bool:
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Padding(Pattern):
+    """Only real keys are seen: those with `context.kv_valid`; every key where the context has none."""
+
+    row: ClassVar[str] = "A1"
+
+    def every(self, stride: int) -> Pattern:
+        return self
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        if context.kv_valid is None:
+            return Full().allows(context, b, h, q_idx, kv_idx)
+        return context.kv_valid[b, kv_idx]
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        if context.kv_valid is None:
+            return Full().keys(context, start, stop)
+        if torch.compiler.is_compiling():  # a tensor cannot be read while a graph is traced
+            return super().keys(context, start, stop)
+        return context.once(self, lambda: _real(context.kv_valid))
+
+    @classmethod
+    def picture(cls) -> tuple[Pattern, Context]:
+        return cls(), Context(48, 48, kv_valid=torch.arange(48).view(1, -1) < 37)
+
+
+@dataclasses.dataclass(frozen=True)
+class Documents(Pattern):
+    """A query sees the keys of its own document: equal numbers in `context.q_doc` and `context.kv_doc`."""
+
+    row: ClassVar[str] = "A1"
+
+    def every(self, stride: int) -> Pattern:
+        return self
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        if context.q_doc is None or context.kv_doc is None:
+            return Full().allows(context, b, h, q_idx, kv_idx)
+        return context.q_doc[b, q_idx] == context.kv_doc[b, kv_idx]
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        if context.q_doc is None or context.kv_doc is None:
+            return Full().keys(context, start, stop)
+        if torch.compiler.is_compiling():
+            return super().keys(context, start, stop)
+        spans = context.once(self, lambda: _spans(context.q_doc, context.kv_doc))
+        first, last = (edges[:, start:stop] for edges in spans)
+        return Keys(
+            clip(int(first.min()), int(last.max()), context.kv_len),
+            clip(int(first.max()), int(last.min()), context.kv_len),
+        )
+
+    @classmethod
+    def picture(cls) -> tuple[Pattern, Context]:
+        numbers = torch.repeat_interleave(torch.arange(3), torch.tensor([19, 10, 19])).view(1, -1)
+        return cls(), Context(48, 48, q_doc=numbers, kv_doc=numbers)
+
+
+def implied(context: Context) -> Pattern | None:
+    """What the context alone forbids, as a pattern; None when it forbids nothing."""
+    found: Pattern | None = None
+    for present, pattern in (
+        (context.causal, Causal()),
+        (context.q_doc is not None, Documents()),
+        (context.kv_valid is not None, Padding()),
+    ):
+        if present:
+            found = pattern if found is None else found & pattern
+    return found
+
+
+def runs(flags: Tensor) -> tuple[Interval, ...]:
+    """The runs of True in a [T] bool tensor, as intervals."""
+    edges = torch.diff(flags.int(), prepend=flags.new_zeros(1).int(), append=flags.new_zeros(1).int())
+    starts, stops = (edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist()
+    return tuple(zip(starts, stops))
+
+
+def _real(valid: Tensor | None) -> Keys:
+    """The slots that are real in some and in all batch rows."""
+    assert valid is not None, "Padding asks only where the context has it"
+    valid = valid.bool().cpu()
+    return Keys(runs(valid.any(0)), runs(valid.all(0)))
+
+
+def _spans(q_doc: Tensor | None, kv_doc: Tensor | None) -> tuple[Tensor, Tensor]:
+    """First and last-plus-one key slot of every query's document, [B, Tq] each; rows are sorted."""
+    assert q_doc is not None, "Documents asks only where the context has them"
+    assert kv_doc is not None
+    kv_doc, q_doc = kv_doc.cpu().contiguous(), q_doc.cpu().contiguous()
+    return torch.searchsorted(kv_doc, q_doc), torch.searchsorted(kv_doc, q_doc, right=True)

@@ -1,0 +1,62 @@
+"""Links: a table that says which blocks of keys each block of queries sees, as other libraries store it.
+
+Cost: size keys a query for each entry of its row; the mask is looked up in a matrix of blocks by blocks.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.patterns.block_base import BlockPattern, check_size
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class Links(BlockPattern):
+    """Block i of `size` positions sees the blocks `table[i]`; blocks after the table's last see nothing.
+
+    So the random blocks of transformers' BigBird are copied, one `Links` a head. Raises `InputError` for a
+    size below 1, an empty table and negative numbers.
+    """
+
+    size: int
+    table: tuple[tuple[int, ...], ...]
+
+    row: ClassVar[str] = "S9"
+    paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), section 2"
+
+    def __post_init__(self) -> None:
+        check_size("Links", size=self.size)
+        given: Iterable[Iterable[int]] = self.table
+        table = tuple(tuple(sorted({int(one) for one in row})) for row in given)
+        if not table or any(row and row[0] < 0 for row in table):
+            raise InputError(f"Links: table, expected a list of block numbers for each block, got {table}")
+        object.__setattr__(self, "table", table)
+
+    def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+        matrix = context.once((self, query.device), lambda: self._matrix(query.device))
+        height, width = matrix.shape
+        return matrix[query.clamp_max(height - 1), key.clamp_max(width - 1)]
+
+    def met(self, context: Context, block: int, last: int) -> tuple[int, ...]:
+        return self.table[block] if block < len(self.table) else ()
+
+    def _matrix(self, device: torch.device) -> Tensor:
+        """Who sees whom [blocks + 1, blocks + 1]; the last row and column stand for all blocks beyond."""
+        pairs = [(i, j) for i, row in enumerate(self.table) for j in row]
+        matrix = torch.zeros(len(self.table) + 1, 2 + max([0, *(j for _, j in pairs)]), dtype=torch.bool)
+        for i, j in pairs:
+            matrix[i, j] = True
+        return matrix.to(device)
+
+    @classmethod
+    def examples(cls) -> tuple["Links", ...]:
+        return (cls(3, ((0,), (0, 2), (), (1, 3))),)
+
+    @classmethod
+    def picture(cls) -> tuple["Links", Context]:
+        return cls(8, ((0,), (0, 2), (5,), (1, 3, 4), (), (0, 5))), Context(48, 48)

@@ -1,0 +1,298 @@
+"""A FlexAttention mod as a list of elementwise operations, where it is one and may run for all pairs at once.
+
+A mod is a function of scalars. Run once on scalar indices, watched, it shows the operations it is made of.
+Where everything that depends on an index or the score is
+
+- an elementwise operation on scalars (`q_idx >= kv_idx`, `torch.where`, `tanh`, a cast), or
+- the entry of a tensor picked by as many scalar indices as it has axes (`table[b, q_idx - kv_idx]`),
+
+the same operations on indices that broadcast give, at each pair, what they give on its scalars. Python meets
+the scalars alone, so the shapes, loops and tests of the mod mean what they mean in FlexAttention. All else
+(a row `pos[q_idx]`, a sum over it, a slice, an operation in place) is left to `torch.vmap`: see `mods`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+aten = torch.ops.aten
+
+ELEMENTWISE = {
+    aten._to_copy.default,
+    aten.detach.default,
+    aten.floor_divide.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+}
+"""Elementwise operations that torch does not tag as such."""
+
+OPTIONS_ONLY = {aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default}
+"""Operations that ask a tensor for its type and device, and for none of its numbers."""
+
+READS = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default}
+"""Operations whose result Python needs the numbers for."""
+
+INDICES = torch.int64, torch.int32
+
+OUTSIDE = {Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.untyped_storage}
+"""Ways to a tensor's numbers that pass torch by."""
+
+
+class BranchError(Exception):
+    """The mod asked for the value of an index or a score, which stand for those of all pairs."""
+
+
+class MixedTypesError(Exception):
+    """Tensors promoted types otherwise than scalars do: the operations do not say the same."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """The value that operation `number` gave, counted after the inputs."""
+
+    number: int
+    varies: bool  # from pair to pair
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Operation:
+    """One step; `args` and `kwargs` have a `Slot` where an earlier value goes."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Slot
+    dtype: torch.dtype
+    constant: bool  # detached from the graph, by a `no_grad` around it
+
+    def slots(self) -> Iterator[Slot]:
+        """The values it needs."""
+        return (x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Slot))
+
+    def run(self, values: dict[int, Tensor]) -> Tensor:
+        """Its value; tensors that are the same for all pairs get an axis, so that all promote types alike."""
+        if not self.out.varies:
+            fill = lambda x: values[x.number] if isinstance(x, Slot) else x  # noqa: E731
+            return self.function(*tree_map(fill, self.args), **tree_map(fill, self.kwargs))
+        if self.function is aten.index.Tensor:
+            table, index = self.args
+            table = values[table.number] if isinstance(table, Slot) else table
+            return table[tuple(_broadcast(x, values) for x in index)]
+        args = [_broadcast(x, values) for x in self.args]
+        return self.function(*args, **{name: _broadcast(x, values) for name, x in self.kwargs.items()})
+
+
+def _broadcast(x: Any, values: dict[int, Tensor]) -> Any:
+    if isinstance(x, Slot):
+        return values[x.number] if x.varies else values[x.number].unsqueeze(0)
+    return x.unsqueeze(0) if isinstance(x, Tensor) else x
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """What a mod computes, for indices that broadcast."""
+
+    operations: tuple[Operation, ...]
+    result: Slot | Tensor
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The mod's values, of a shape that broadcasts to the inputs'; `MixedTypesError` where it cannot."""
+        values = dict(enumerate(inputs))
+        for operation in self.operations:
+            if operation.constant and torch.is_grad_enabled():
+                with torch.no_grad():
+                    value = operation.run(values)
+            else:
+                value = operation.run(values)
+            if value.dtype != operation.dtype:
+                raise MixedTypesError
+            values[operation.out.number] = value
+        return values[self.result.number] if isinstance(self.result, Slot) else self.result
+
+
+def program(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Program | None, Any]:
+    """The program of `function`, None where it is none; and what the function gives for scalar `inputs`.
+
+    Raises `BranchError`.
+    """
+    before = _number()
+    inputs = tuple(_input(x) for x in inputs)
+    with Watch(inputs) as watch, Scalars(watch):
+        result = function(*inputs)
+    if not isinstance(result, Tensor) or not watch.elementwise or _custom(result.grad_fn, before):
+        return None, result
+    slot = watch.slot(result)
+    if slot is None and (watch.unknown(result) or result.dim()):
+        return None, result
+    return Program(_needed(watch.operations, slot), result if slot is None else slot), result
+
+
+def _number() -> int:
+    """What autograd counts its next operation as."""
+    return torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+
+
+def _input(x: Tensor) -> Tensor:
+    """A scalar of its own, which wants a gradient where scores do: custom functions show themselves then."""
+    x = x.detach().clone()
+    wanted = torch.is_grad_enabled() and x.is_floating_point()
+    return x.requires_grad_().clone() if wanted else x
+
+
+def _needed(operations: list[Operation], slot: Slot | None) -> tuple[Operation, ...]:
+    """Those that the value in `slot` depends on."""
+    wanted, kept = set() if slot is None else {slot.number}, []
+    for operation in reversed(operations):
+        if operation.out.number in wanted:
+            kept.append(operation)
+            wanted.update(x.number for x in operation.slots())
+    return tuple(reversed(kept))
+
+
+def _custom(node: Any, before: int) -> bool:
+    """Whether a graph made since number `before` has gradients of the user's own, which are no operation."""
+    waiting, seen = [node], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen or node._sequence_nr() < before:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction):
+            return True
+        waiting.extend(following for following, _ in node.next_functions)
+    return False
+
+
+class Watch(TorchDispatchMode):
+    """Notes the operations of a mod, and whether all that vary from pair to pair are elementwise."""
+
+    def __init__(self, inputs: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self.elementwise = True
+        self.before = _number()
+        self.grad = torch.is_grad_enabled()
+        self.known: dict[int, Slot] = {}
+        self.kept: list[Tensor] = []  # so that no identity is used twice
+        self.varying: set[int] = set()  # storages
+        for x in inputs:
+            self._note(x, varies=True)
+
+    def _note(self, x: Tensor, varies: bool) -> Slot:
+        slot = Slot(len(self.kept), varies)
+        self.known[id(x)] = slot
+        self.kept.append(x)
+        if varies:
+            self.varying.add(x.untyped_storage()._cdata)
+        return slot
+
+    def slot(self, x: Tensor) -> Slot | None:
+        """Where a value of the mod stands; None for what does not depend on the inputs."""
+        return self.known.get(id(x))
+
+    def unknown(self, x: Tensor) -> bool:
+        """Whether a tensor that was not noted may still depend on one that was: a view, or by autograd."""
+        made_since = x.grad_fn is not None and x.grad_fn._sequence_nr() >= self.before
+        return made_since or x.untyped_storage()._cdata in self.varying
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        slots = [slot for x in tensors if (slot := self.slot(x)) is not None]
+        varies = any(slot.varies for slot in slots) or any(
+            self.unknown(x) for x in tensors if self.slot(x) is None
+        )
+        if varies and func in READS:
+            raise BranchError
+        out = func(*args, **kwargs)
+        if func in OPTIONS_ONLY:
+            varies = False
+        if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
+            self.elementwise = False
+        learned = self.grad and any(x.requires_grad or self.slot(x) is not None for x in tensors)
+        if varies or learned:
+            self._append(func, args, kwargs, tensors, out, varies)
+        return out
+
+    def _append(
+        self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Any, varies: bool
+    ) -> None:
+        if any(self.slot(x) is None and self.unknown(x) for x in tensors):
+            self.elementwise = False
+        if varies and not self._is_elementwise(func, args, tensors, out):
+            self.elementwise = False
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor) and self.slot(x) is None:
+                slot = self._note(x, varies)
+                if isinstance(out, Tensor):
+                    fill = lambda x: (self.slot(x) or x) if isinstance(x, Tensor) else x  # noqa: E731
+                    constant = self.grad and not torch.is_grad_enabled()
+                    self.operations.append(
+                        Operation(func, tree_map(fill, args), tree_map(fill, kwargs), slot, x.dtype, constant)
+                    )
+                elif not varies:
+                    self.elementwise = False  # several results of a captured tensor that wants gradients
+
+    def _is_elementwise(self, func: Any, args: Any, tensors: list[Tensor], out: Any) -> bool:
+        if not isinstance(out, Tensor) or out.dim():
+            return False
+        if func is aten.index.Tensor:
+            table, index = args
+            slot = self.slot(table)
+            picks = all(x is not None and x.dim() == 0 and x.dtype in INDICES for x in index)
+            return picks and len(index) == table.dim() and (slot is None or not slot.varies)
+        known = torch.Tag.pointwise in func.tags or func in ELEMENTWISE
+        return known and all(x.dim() == 0 for x in tensors)
+
+
+class Scalars(TorchFunctionMode):
+    """Makes `table[i]` with a scalar tensor i an operation; torch itself would read the number i."""
+
+    def __init__(self, watch: Watch | None = None) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__:
+            return indexed(*args)
+        if self.watch is not None and func in OUTSIDE and self.watch.slot(args[0]) is not None:
+            raise BranchError
+        return func(*args, **(kwargs or {}))
+
+
+def indexed(table: Tensor, index: Any) -> Tensor:
+    """table[index], where scalar tensors among the indices select as Python integers would."""
+    entries = index if isinstance(index, tuple) else (index,)
+    if not any(map(_is_scalar, entries)):
+        return table[index]
+    if len(entries) <= table.dim() and all(_is_scalar(x) or type(x) is int for x in entries):
+        index = [x if isinstance(x, Tensor) else torch.tensor(x, device=table.device) for x in entries]
+        return aten.index.Tensor(table, index)
+    rest, axis = [], 0
+    for place, entry in enumerate(entries):
+        if _is_scalar(entry):
+            table = table.index_select(axis, entry.view(1)).squeeze(axis)
+            continue
+        rest.append(entry)
+        after = sum(map(_axes, entries[place + 1 :]))
+        axis = table.dim() - after if entry is Ellipsis else axis + _axes(entry)
+    return table[tuple(rest)]
+
+
+def _is_scalar(entry: Any) -> bool:
+    return isinstance(entry, Tensor) and entry.dim() == 0 and entry.dtype in INDICES
+
+
+def _axes(entry: Any) -> int:
+    """How many axes of a tensor an index stands for."""
+    if entry is None or isinstance(entry, bool):
+        return 0
+    return entry.dim() if isinstance(entry, Tensor) and entry.dtype == torch.bool else 1

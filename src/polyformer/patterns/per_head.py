@@ -1,0 +1,113 @@
+"""Patterns that differ from head to head, or from layer to layer."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError, quote
+from polyformer.patterns.base import Pattern
+from polyformer.patterns.implied import Causal, Full
+from polyformer.patterns.layout import Keys
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice(Pattern):
+    """Several patterns, taken in turn."""
+
+    patterns: tuple[Pattern, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.patterns, Pattern) or not all(isinstance(one, Pattern) for one in self.patterns):
+            raise InputError(
+                f"{type(self).__name__}: expected a list of patterns, got {quote(self.patterns)}"
+            )
+        if not self.patterns:
+            raise InputError(f"{type(self).__name__}: expected 1 pattern or more, got none")
+        object.__setattr__(self, "patterns", tuple(self.patterns))
+
+    def lasting(self) -> bool:
+        return all(one.lasting() for one in self.patterns)
+
+    def causal(self) -> bool:
+        return all(one.causal() for one in self.patterns)
+
+    def bound(self, by_slot: bool, device: torch.device) -> Pattern:
+        return self if self.lasting() else self.each(lambda one: one.bound(by_slot, device))
+
+    def turn(self, index: int) -> Pattern:
+        """The pattern whose turn it is."""
+        return self.patterns[index % len(self.patterns)]
+
+    def each(self, function: Callable[[Pattern], Pattern]) -> "_Choice":
+        """`function` applied to all of them."""
+        return type(self)(tuple(map(function, self.patterns)))
+
+
+@dataclasses.dataclass(frozen=True)
+class PerHead(_Choice):
+    """Head h has pattern h; with fewer patterns than heads they begin again."""
+
+    row: ClassVar[str] = "S5"
+    paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.3"
+
+    def at(self, layer: int) -> Pattern:
+        return self.each(lambda one: one.at(layer))
+
+    def of_head(self, head: int) -> Pattern:
+        return self.turn(head).of_head(head)
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        allowed = self.patterns[0].allows(context, b, h, q_idx, kv_idx)
+        for index, pattern in enumerate(self.patterns[1:], 1):
+            mine = h % len(self.patterns) == index
+            allowed = torch.where(mine, pattern.allows(context, b, h, q_idx, kv_idx), allowed)
+        return allowed
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        found = [pattern.keys(context, start, stop) for pattern in self.patterns]
+        joined = found[0]
+        for more in found[1:]:
+            joined = Keys((joined | more).some, (joined & more).full)
+        return joined
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        return tuple(cut for pattern in self.patterns for cut in pattern.cuts(context))
+
+    @classmethod
+    def examples(cls) -> tuple["PerHead", ...]:
+        return (cls((Causal(), Full())),)
+
+
+@dataclasses.dataclass(frozen=True)
+class PerLayer(_Choice):
+    """Layer l of a stack has pattern l; with fewer patterns than layers they begin again."""
+
+    row: ClassVar[str] = "S5"
+    paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.3"
+
+    def at(self, layer: int) -> Pattern:
+        return self.turn(layer).at(layer)
+
+    def of_head(self, head: int) -> Pattern:
+        return self.each(lambda one: one.of_head(head))
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Outside a stack there is one layer, the first."""
+        return self.turn(0).allows(context, b, h, q_idx, kv_idx)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        return self.turn(0).keys(context, start, stop)
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        return self.turn(0).cuts(context)
+
+    def relative(self, context: Context) -> bool:
+        return self.turn(0).relative(context)
+
+    @classmethod
+    def examples(cls) -> tuple["PerLayer", ...]:
+        return (cls((Causal(), Full())),)

@@ -1,0 +1,121 @@
+"""Random blocks: each block of queries sees a few blocks of keys drawn at random. BigBird's random part.
+
+Block i draws `blocks` different ones of the blocks before it (all of them while there are no more), and sight
+is mutual: where the context is not causal, block j also sees the blocks that drew j. A draw is a hash of
+(seed, i, number of the draw), so it hangs on nothing but the place in the document: a longer text, padding
+or packing change nothing, any length has its blocks, and no generator is touched.
+
+A decoder's query sees blocks * size keys (its own block is not among them). An encoder's sees that much
+again from the blocks that drew its own: 2 * blocks * size on average, more in early blocks (about
+blocks * (1 + log(n / i)) of them) and less in late ones. Zaheer et al. 2020, section 2, draw `blocks` from
+the whole text on one side only; halve `blocks` to compare by cost.
+
+Heads and layers of one seed share their blocks; `PerHead([Random(3, 64, 0), Random(3, 64, 1)])` varies them
+over heads, and `PerLayer` over layers.
+"""
+
+import dataclasses
+import functools
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError, quote
+from polyformer.patterns.block_base import BlockPattern, check_size
+from polyformer.sequence.context import Context
+
+MOST = 256
+"""Random blocks of a block: each is compared with all that were drawn before it."""
+
+Number = TypeVar("Number", int, Tensor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Random(BlockPattern):
+    """`blocks` random blocks of `size` positions for every block.
+
+    Raises `InputError` for a size or blocks below 1.
+    """
+
+    blocks: int = 3
+    size: int = 64
+    seed: int = 0
+
+    row: ClassVar[str] = "S9"
+    paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), section 2"
+
+    def __post_init__(self) -> None:
+        check_size("Random", size=self.size)
+        if not 1 <= self.blocks <= MOST:
+            raise InputError(
+                f"Random: blocks counts blocks of keys, expected 1 to {MOST}, got {quote(self.blocks)}"
+            )
+
+    def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+        query, key = query.long(), key.long()
+        seen = _among(key, self._draws(query))
+        return seen if context.causal else seen | _among(query, self._draws(key))
+
+    def met(self, context: Context, block: int, last: int) -> set[int]:
+        drawn = set(draws(self.blocks, self.seed, block))
+        if context.causal:
+            return drawn
+        return drawn | context.once((self, last), lambda: self._drawers(last)).get(block, set())
+
+    def _drawers(self, last: int) -> dict[int, set[int]]:
+        """For each block the later ones, up to `last`, that drew it."""
+        found: dict[int, set[int]] = {}
+        for block in range(1, last + 1):
+            for one in draws(self.blocks, self.seed, block):
+                found.setdefault(one, set()).add(block)
+        return found
+
+    def _draws(self, block: Tensor) -> list[Tensor]:
+        """`draws` of every entry of a tensor; -1 where a block has fewer."""
+        drawn: list[Tensor] = []
+        for number in range(self.blocks):
+            top = block - self.blocks + number
+            one = _hashed(self.seed, block, number) % (top.clamp_min(0) + 1)
+            one = torch.where(_among(one, drawn), top, one)
+            drawn.append(torch.where(top < 0, -1, one))
+        return drawn
+
+    @classmethod
+    def examples(cls) -> tuple["Random", ...]:
+        return cls(2, 3), cls(1, 2, seed=7)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def draws(blocks: int, seed: int, block: int) -> tuple[int, ...]:
+    """Up to `blocks` different numbers below `block`, every choice of them equally likely.
+
+    Floyd's algorithm: the last of k draws is any number up to the top, or the top itself if that was drawn.
+    """
+    drawn: list[int] = []
+    for number in range(blocks):
+        top = block - blocks + number
+        if top >= 0:
+            one = _hashed(seed, block, number) % (top + 1)
+            drawn.append(top if one in drawn else one)
+    return tuple(drawn)
+
+
+def _among(one: Tensor, others: list[Tensor]) -> Tensor:
+    found = torch.zeros_like(one, dtype=torch.bool)
+    for other in others:
+        found = found | (one == other)
+    return found
+
+
+def _hashed(seed: int, block: Number, number: int) -> Number:
+    """32 random bits for a draw."""
+    return _mixed(block + _mixed(number + _mixed(seed & 0xFFFFFFFF) & 0xFFFFFFFF))
+
+
+def _mixed(x: Number) -> Number:
+    """A permutation of the 32-bit integers that scatters neighbours (xor-shifts and odd products)."""
+    x = x & 0xFFFFFFFF
+    x = (x ^ (x >> 16)) * 0x7FEB352D & 0xFFFFFFFF
+    x = (x ^ (x >> 15)) * 0x846CA68B & 0xFFFFFFFF
+    return x ^ (x >> 16)

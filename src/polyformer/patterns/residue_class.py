@@ -1,0 +1,84 @@
+"""A residue class: the slots of a call that lie a multiple of `stride` apart, as a sequence of their own."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from polyformer.patterns.base import Pattern
+from polyformer.patterns.layout import Keys, unite
+from polyformer.sequence.context import Context
+
+
+def in_class(pattern: Pattern, context: Context, stride: int) -> Pattern:
+    """`pattern` among the tokens of one residue class, `stride` slots of `context` apart."""
+    return pattern.mapped(lambda part: part.every(stride) or InClass(part, context, stride))
+
+
+def class_context(context: Context, stride: int) -> Context:
+    """Where the tokens of each class stand among themselves.
+
+    Documents, validity and causality are all that it says: patterns that ask for more ask the first context.
+    """
+    first, front = divmod(context.offset, stride)
+    queries, keys = -(-(front + context.q_len) // stride), -(-context.kv_len // stride)
+    tables = {}
+    for name, table, start, length in (
+        ("kv_valid", context.kv_valid, 0, keys),
+        ("kv_doc", context.kv_doc, 0, keys),
+        ("q_doc", context.q_doc, front, queries),
+    ):
+        if table is not None:
+            tables[name] = class_table(table, start, length * stride, stride, edge=name != "kv_valid")
+    return Context(queries, keys, causal=context.causal, q_start=first, **tables)
+
+
+@dataclasses.dataclass(frozen=True)
+class InClass(Pattern, named=False):
+    """A pattern as the tokens of a class meet it, by asking it about the slots they come from."""
+
+    pattern: Pattern
+    context: Context
+    apart: int  # the slots from one token of a class to the next
+
+    def lasting(self) -> bool:
+        return False
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        place = original(self.context, self.apart, context, b, q_idx, kv_idx)
+        return self.pattern.allows(self.context, place[0], h, *place[1:])
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        step, offset = self.apart, self.context.offset
+        first = max((start + context.offset) * step - offset, 0)
+        last = min((stop + context.offset) * step - offset, self.context.q_len)
+        if first >= last:
+            return Keys(())
+        found = self.pattern.keys(self.context, first, last)
+        return Keys(
+            unite((a // step, (b - 1) // step + 1) for a, b in found.some),
+            unite((-(-a // step), b // step) for a, b in found.full),
+        )
+
+
+def original(
+    context: Context, stride: int, inner: Context, b: Tensor, q_idx: Tensor, kv_idx: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The batch row, query and key of `context` that these are in the classes' context `inner`.
+
+    What was added to fill the classes gives some token: nobody sees it, and its own output is not used.
+    """
+    row = torch.div(b, stride, rounding_mode="floor")
+    rest = b - row * stride
+    query = (q_idx + inner.offset) * stride + rest - context.offset
+    return row, query.clamp(0, context.q_len - 1), (kv_idx * stride + rest).clamp_max(context.kv_len - 1)
+
+
+def class_table(x: Tensor, front: int, length: int, stride: int, edge: bool) -> Tensor:
+    """x [B, T] as [B * stride, length / stride]; what is added is False, or like its neighbour."""
+    after = length - front - x.shape[1]
+    before_it, after_it = x[:, :1].expand(-1, front), x[:, -1:].expand(-1, after)
+    if not edge:
+        before_it, after_it = torch.zeros_like(before_it), torch.zeros_like(after_it)
+    whole = torch.cat([before_it, x, after_it], 1)
+    return whole.unflatten(1, (-1, stride)).mT.flatten(0, 1)

@@ -1,0 +1,79 @@
+"""Functions of users as patterns: any FlexAttention `mask_mod`, with or without a layout of its own."""
+
+import dataclasses
+import functools
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError, quote
+from polyformer.patterns.base import MaskMod, Pattern, Where
+from polyformer.patterns.layout import Keys, clip, unite
+from polyformer.patterns.mods import Mod, is_own
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign(Pattern, named=False):
+    """Any FlexAttention `mask_mod`, ours or a user's; without a layout it may look at every key.
+
+    by_slot: its queries, and those of `where`, count among all keys, so that a decoder with a cache asks what
+    one pass would; else from 0. A function that `broadcasts` is always asked about the queries of the call.
+    """
+
+    function: MaskMod
+    where: Where | None = None
+    by_slot: bool = True
+
+    def lasting(self) -> bool:
+        """A function may read what changes, and keep alive what it reads."""
+        return False
+
+    def bound(self, by_slot: bool, device: torch.device) -> Pattern:
+        if is_own(self.function):
+            return self
+        mod = Mod.of(self.function, "mask_mod", None, device)
+        return dataclasses.replace(self, function=mod, by_slot=by_slot)
+
+    def _first(self, context: Context) -> int:
+        """What the function calls the first query."""
+        own = is_own(self.function) and not isinstance(self.function, Mod)
+        return context.offset if self.by_slot and not own else 0
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        if self.where is None:
+            return super().keys(context, start, stop)
+        start, stop = start + self._first(context), stop + self._first(context)
+        if callable(self.where):
+            given = self.where(start, stop)
+        else:
+            rows = [row.keys for row in self.where if row.start < stop and start < row.stop]
+            given = (
+                functools.reduce(lambda a, b: Keys((a | b).some, (a & b).full), rows) if rows else Keys(())
+            )
+        inside = clip(0, context.kv_len, context.kv_len)
+        return Keys(unite(given.some), unite(given.full)) & Keys(inside, inside)
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        if self.where is None or callable(self.where):
+            return ()
+        return tuple(row.start - self._first(context) for row in self.where)
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        if not is_own(self.function):  # asked outside of a call
+            return self.bound(self.by_slot, q_idx.device).allows(context, b, h, q_idx, kv_idx)
+        return self.function(b, h, q_idx + self._first(context), kv_idx)
+
+    def to_text(self) -> str:
+        raise InputError("pattern: a foreign mask_mod cannot be saved; write it as a Pattern class")
+
+
+def as_pattern(given: Pattern | MaskMod, name: str = "pattern") -> Pattern:
+    """`given`, wrapped when it is a bare `mask_mod`; errors call it by `name`."""
+    if isinstance(given, Pattern):
+        return given
+    if callable(given):
+        return Foreign(given)
+    if hasattr(given, "mask_mod") and hasattr(given, "kv_num_blocks"):
+        raise InputError(f"{name}: got a BlockMask; pass the function it was made of, block_mask.mask_mod")
+    raise InputError(f"{name}: expected a Pattern or a mask_mod function, got {quote(given)}")

@@ -1,0 +1,5 @@
+"""Rotary positions, and what extends them to texts longer than a model was trained on."""
+
+from polyformer.position.rope.rope import RopeConfig
+
+__all__ = ["RopeConfig"]

@@ -1,0 +1,1 @@
+"""Where the tokens of a call stand: slots, positions, documents, padding."""

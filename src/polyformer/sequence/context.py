@@ -1,0 +1,181 @@
+"""Where the tokens of one call stand: slots, positions, documents, validity.
+
+A *slot* is an index into the key tensor; a *position* is a token's place in its own document. Inside a
+document positions rise by one per slot, so a difference of slots is a difference of positions; caches,
+memories and left padding therefore need no offset arithmetic anywhere else.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+
+T = TypeVar("T")
+
+BY_ROW = (
+    "q_pos",
+    "kv_pos",
+    "q_doc",
+    "kv_doc",
+    "q_segment",
+    "kv_segment",
+    "kv_valid",
+    "q_marked",
+    "kv_marked",
+    "relations",
+)
+"""The fields that may differ from one batch row to the next."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Context:
+    """The queries and keys of one attention call.
+
+    Args:
+        q_len, kv_len: lengths Tq and Tk.
+        causal: a query sees its own slot and earlier ones only.
+        q_start: the slot of the first query among the keys; by default the queries are the last Tq of the
+            Tk keys (bottom-right alignment, what a cache needs).
+        q_pos, kv_pos: positions, [Tq] or [B, Tq] and likewise for keys; by default the slots.
+        q_doc, kv_doc: document numbers [B, Tq] and [B, Tk], not decreasing along a row; a query sees its
+            own document only.
+        q_segment, kv_segment: [B, Tq] and [B, Tk], numbers of the sentences (or other parts of a
+            document) that tokens belong to, for what reads a structure; by default all are of one.
+        kv_valid: [B, Tk] bool, False where a key is padding.
+        q_marked, kv_marked: [B, Tq] and [B, Tk] bool, the tokens that the caller marked as global.
+        reach: the least and greatest distance that a pattern lets anybody see, where that is known.
+        relations: [B, Tq, Tk] labels of pairs of tokens, for schemes that embed them.
+    """
+
+    q_len: int
+    kv_len: int
+    causal: bool = False
+    q_start: int | None = None
+    q_pos: Tensor | None = None
+    kv_pos: Tensor | None = None
+    q_doc: Tensor | None = None
+    kv_doc: Tensor | None = None
+    q_segment: Tensor | None = None
+    kv_segment: Tensor | None = None
+    kv_valid: Tensor | None = None
+    q_marked: Tensor | None = None
+    kv_marked: Tensor | None = None
+    relations: Tensor | None = None
+    reach: tuple[int, int] | None = None
+    memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)  # filled by `once`
+
+    tables: tuple[Tensor, ...] = dataclasses.field(default=(), init=False, repr=False)
+    versions: list[int] = dataclasses.field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", tuple(x for x in map(self.__dict__.get, BY_ROW) if x is not None))
+        for name, length in (
+            ("q_pos", self.q_len),
+            ("kv_pos", self.kv_len),
+            ("q_doc", self.q_len),
+            ("kv_doc", self.kv_len),
+            ("q_segment", self.q_len),
+            ("kv_segment", self.kv_len),
+            ("kv_valid", self.kv_len),
+            ("q_marked", self.q_len),
+            ("kv_marked", self.kv_len),
+            ("relations", self.kv_len),
+        ):
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.shape[-1] != length:
+                shape = tuple(tensor.shape)
+                raise InputError(f"{name}: expected {length} entries per row, got shape {shape}")
+        for one, other in (("q_doc", "kv_doc"), ("q_segment", "kv_segment")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                raise InputError(f"{one} and {other}: expected both or neither")
+
+    @property
+    def offset(self) -> int:
+        """The slot of the first query."""
+        return self.kv_len - self.q_len if self.q_start is None else self.q_start
+
+    @property
+    def num_rows(self) -> int:
+        """The number of batch rows that the tables tell apart; 1 where all rows are alike."""
+        tables = [x for name in BY_ROW if (x := getattr(self, name)) is not None]
+        return max([1, *(len(x) for x in tables if x.dim() > 1)])
+
+    def rows(self, start: int, stop: int) -> "Context":
+        """The same call for batch rows start <= b < stop alone; this context where all rows are alike."""
+        tables = {name: x for name in BY_ROW if (x := getattr(self, name)) is not None}
+        own = {name: x[start:stop] for name, x in tables.items() if x.dim() > 1}
+        if not own:
+            return self
+        return self.once(("rows", start, stop), lambda: dataclasses.replace(self, memo={}, **own))
+
+    @property
+    def bare(self) -> tuple[int, int, int, bool] | None:
+        """Lengths, offset and causality, where they are all that there is to say; else None."""
+        if any(getattr(self, name) is not None for name in BY_ROW) or not isinstance(self.offset, int):
+            return None
+        return self.q_len, self.kv_len, self.offset, self.causal
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returns, made once for this context: all layers ask for the same layouts and masks."""
+        if torch.compiler.is_compiling():  # a traced graph shares by itself and must not change the context
+            return make()
+        memo = self.recalled()
+        if key not in memo:
+            memo[key] = make()
+        return memo[key]
+
+    def recalled(self) -> dict[Hashable, Any]:
+        """`memo`, emptied where a table has been written to since (which inference mode does not count)."""
+        if self.tables:
+            versions = [0 if x.is_inference() else x._version for x in self.tables]
+            if versions != self.versions:
+                self.memo.clear()
+                self.versions[:] = versions
+        return self.memo
+
+    def distance(self, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """How many slots the key lies before the query: 0 is the query's own slot."""
+        return q_idx + self.offset - kv_idx
+
+    @property
+    def distances(self) -> tuple[int, int]:
+        """The least and the greatest distance that a query may see: without a future 0 is the least."""
+        least = 0 if self.causal else self.offset - self.kv_len + 1
+        greatest = self.offset + self.q_len - 1
+        if self.reach is not None:
+            least, greatest = max(least, self.reach[0]), min(greatest, self.reach[1])
+        return least, max(least, greatest)
+
+    def reaching(self, reach: tuple[int, int] | None) -> "Context":
+        """The same call, in which only distances of this reach are seen; itself for None."""
+        if reach is None:
+            return self
+        return self.once(("reach", reach), lambda: dataclasses.replace(self, memo={}, reach=reach))
+
+    def query_position(self, b: Tensor, q_idx: Tensor) -> Tensor:
+        """Positions of the queries `q_idx` of batch rows `b`."""
+        return q_idx + self.offset if self.q_pos is None else look_up(self.q_pos, b, q_idx)
+
+    def key_position(self, b: Tensor, kv_idx: Tensor) -> Tensor:
+        """Positions of the keys `kv_idx` of batch rows `b`."""
+        return kv_idx if self.kv_pos is None else look_up(self.kv_pos, b, kv_idx)
+
+    def same_segment(self, b: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Whether query and key belong to the same segment; without segments there is one."""
+        if self.q_segment is None or self.kv_segment is None:
+            return (q_idx >= 0) & (kv_idx >= 0)
+        return self.q_segment[b, q_idx] == self.kv_segment[b, kv_idx]
+
+
+def look_up(table: Tensor, b: Tensor, index: Tensor) -> Tensor:
+    """Entries of a [T] or [B, T] table."""
+    return table[index] if table.dim() == 1 else table[b, index]
+
+
+def positions_from_mask(attention_mask: Tensor) -> Tensor:
+    """Positions [B, T] that count the real tokens of each row from 0; padding repeats its neighbour's."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp_min(0)

@@ -1,0 +1,208 @@
+"""Where the tokens of a row stand, over any number of calls: real or not, positions, documents."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.core.state import State
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Given:
+    """What a caller says of new tokens, each [B, T] but where said otherwise; None where nothing is said.
+
+    mask: 1 for real tokens. positions: also [T]. documents, segments: numbers of what a token belongs to.
+    types, langs: rows of the tables of token types and languages. marks: 1 for global tokens. relations:
+    [B, T, all tokens so far]. vectors: [B, T, E], in place of the rows of the token table.
+    """
+
+    ids: Tensor | None = None
+    mask: Tensor | None = None
+    positions: Tensor | None = None
+    documents: Tensor | None = None
+    segments: Tensor | None = None
+    types: Tensor | None = None
+    langs: Tensor | None = None
+    marks: Tensor | None = None
+    relations: Tensor | None = None
+    vectors: Tensor | None = None
+
+    def with_ids(self, name: str) -> "Given":
+        """With ids that stand in for tokens given as vectors, the argument `name`."""
+        if self.vectors is None:
+            return self
+        if self.ids is not None or self.vectors.dim() != 3:
+            other = "ids too" if self.ids is not None else tuple(self.vectors.shape)
+            raise InputError(f"{name}: expected [batch, length, width] in place of the ids, got {other}")
+        return dataclasses.replace(self, ids=self.vectors.new_zeros(self.vectors.shape[:2], dtype=torch.long))
+
+    @property
+    def read_ids(self) -> Tensor | None:
+        """The ids, unless they only stand in for vectors."""
+        return self.ids if self.vectors is None else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens(State):
+    """A run of T tokens a row, and of those before them as far as they are known.
+
+    valid: [B, T] bool, or None when all are real. pos: [B, T], or None when they are the slots. doc: [B, T]
+    document numbers, not decreasing along a row, or None for one document. segment: [B, T] numbers of the
+    parts of a document, or None for one part. marked: [B, T] bool, the tokens that the caller made global.
+    """
+
+    length: int
+    valid: Tensor | None = None
+    pos: Tensor | None = None
+    doc: Tensor | None = None
+    segment: Tensor | None = None
+    marked: Tensor | None = None
+
+    def extended(
+        self,
+        ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        document_ids: Tensor | None,
+        segment_ids: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+    ) -> "Tokens":
+        """These tokens followed by `ids` [B, T].
+
+        attention_mask: 1 for real tokens; [B, T], or for all tokens so far. position_ids: [B, T] or [T]; by
+        default each row's real tokens are counted, from 0 in every document. document_ids and segment_ids:
+        [B, T]. global_attention_mask: [B, T], 1 for global tokens; without a word there are none.
+        """
+        rows, new = ids.shape
+        length = self.length + new
+        if attention_mask is not None and attention_mask.shape[-1] == length and self.length:
+            valid: Tensor | None = attention_mask.bool()
+        else:
+            given = None if _all_real(attention_mask) else _checked("attention_mask", attention_mask, ids)
+            mask = None if given is None else given.bool()
+            valid = _joined(self.valid, mask, (rows, self.length), ids, torch.ones, torch.bool)
+        doc = self._numbers("document_ids", self.doc, document_ids, ids)
+        if document_ids is not None and doc is not None and _looks(doc) and bool((doc.diff() < 0).any()):
+            raise InputError("document_ids: expected numbers that do not decrease along a row")
+        segment = self._numbers("segment_ids", self.segment, segment_ids, ids)
+        marks = global_attention_mask
+        marks = None if marks is None else _checked("global_attention_mask", marks, ids).bool()
+        marked = _joined(self.marked, marks, (rows, self.length), ids, torch.zeros, torch.bool)
+        return Tokens(length, valid, self._positions(ids, position_ids, valid, doc), doc, segment, marked)
+
+    def _numbers(self, name: str, past: Tensor | None, given: Tensor | None, ids: Tensor) -> Tensor | None:
+        """Numbers [B, T] of these tokens and the new ones; without a word the last number goes on."""
+        new = None if given is None else _checked(name, given, ids)
+        if new is None and past is not None:
+            new = past[:, -1:].expand(ids.shape)
+        return _joined(past, new, (ids.shape[0], self.length), ids, torch.zeros, torch.long)
+
+    def _positions(
+        self, ids: Tensor, given: Tensor | None, valid: Tensor | None, doc: Tensor | None
+    ) -> Tensor | None:
+        """Positions of these tokens and the new ones, [B, T]; None while they are the slots."""
+        rows, new = ids.shape
+        if given is None and self.pos is None and valid is None and doc is None:
+            return None
+        past = self.pos
+        if past is None:
+            past = torch.arange(self.length, device=ids.device).expand(rows, -1)
+        if given is not None:
+            following = _checked("position_ids", given.expand(rows, -1), ids)
+        else:
+            counted = _counted(rows, self.length + new, valid, doc, ids.device)
+            following = self._continued(past, counted, doc, new)
+        return torch.cat([past, following], 1)
+
+    def _continued(self, past: Tensor, counted: Tensor, doc: Tensor | None, new: int) -> Tensor:
+        """Positions of the last `new` tokens: `counted`, moved where a given `past` starts elsewhere."""
+        following = counted[:, -new:]
+        if self.pos is None or not self.length:
+            return following
+        shift = past[:, -1:] - counted[:, self.length - 1 : self.length]
+        if doc is not None:
+            shift = torch.where(doc[:, -new:] == doc[:, self.length - 1 : self.length], shift, 0)
+        return following + shift
+
+    def last(self, new: int, device: torch.device) -> Tensor:
+        """Positions of the last `new` tokens: [B, new], or [new] when they are the slots."""
+        if self.pos is not None:
+            return self.pos[:, -new:]
+        return torch.arange(self.length - new, self.length, device=device)
+
+    def context(self, new: int, causal: bool) -> Context:
+        """The last `new` tokens attending to all of these."""
+        pos, doc, segment, marked = self.pos, self.doc, self.segment, self.marked
+        return Context(
+            new,
+            self.length,
+            causal=causal,
+            q_pos=None if pos is None else pos[:, -new:],
+            kv_pos=pos,
+            q_doc=None if doc is None else doc[:, -new:],
+            kv_doc=doc,
+            q_segment=None if segment is None else segment[:, -new:],
+            kv_segment=segment,
+            kv_valid=self.valid,
+            q_marked=None if marked is None else marked[:, -new:],
+            kv_marked=marked,
+        )
+
+    def new_valid(self, new: int) -> Tensor | None:
+        """Which of the last `new` tokens are real, [B, new]; None when all are."""
+        return None if self.valid is None else self.valid[:, -new:]
+
+
+NO_TOKENS = Tokens(0)
+"""Before the first token."""
+
+
+def _counted(
+    rows: int, length: int, valid: Tensor | None, doc: Tensor | None, device: torch.device
+) -> Tensor:
+    """Positions [B, T]: real tokens counted from 0 in every document; padding repeats its neighbour's."""
+    real = torch.ones(rows, length, dtype=torch.long, device=device) if valid is None else valid.long()
+    count = real.cumsum(1)
+    if doc is not None:
+        starts = torch.ones_like(doc, dtype=torch.bool)
+        starts[:, 1:] = doc[:, 1:] != doc[:, :-1]
+        count = count - torch.where(starts, count - real, 0).cummax(1).values
+    return (count - 1).clamp_min(0)
+
+
+def _looks(tensor: Tensor) -> bool:
+    """Whether looking at values is cheap here."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _all_real(mask: Tensor | None) -> bool:
+    """Whether no mask is needed, where that is cheap to know."""
+    return mask is None or (_looks(mask) and bool(mask.all()))
+
+
+def _checked(name: str, given: Tensor | None, ids: Tensor) -> Tensor:
+    assert given is not None
+    if given.shape != ids.shape:
+        raise InputError(
+            f"{name}: expected the shape of the ids {tuple(ids.shape)}, got {tuple(given.shape)}"
+        )
+    return given
+
+
+def _joined(
+    past: Tensor | None,
+    new: Tensor | None,
+    past_shape: tuple[int, int],
+    ids: Tensor,
+    default,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    """Past and new entries side by side, what is missing filled in; None when both are."""
+    if past is None and new is None:
+        return None
+    past = default(*past_shape, dtype=dtype, device=ids.device) if past is None else past
+    new = default(*ids.shape, dtype=dtype, device=ids.device) if new is None else new.to(dtype)
+    return torch.cat([past, new], 1)

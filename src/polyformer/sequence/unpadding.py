@@ -1,0 +1,59 @@
+"""Padding that is not computed: the real tokens of a batch as one row of documents, and back.
+
+    [B, T] with N real tokens  ->  [1, N], a document for each row (or for each document of each row)
+
+Documents do not see one another and count their positions from 0, so nothing changes for them; every product
+then has N rows in place of B T.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from polyformer.sequence.tokens import Given
+
+WORTH_TOKENS, WORTH_SHARE = 128, 0.1
+"""Padding worth removing: so many tokens, and so much of the batch."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unpadding:
+    """index [N]: where the real tokens stand in the rows [B, T], one after another."""
+
+    index: Tensor
+    rows: int
+    length: int
+
+    def pack(self, x: Tensor) -> Tensor:
+        """[B, T, ...] as [1, N, ...]."""
+        return x.flatten(0, 1).index_select(0, self.index).unsqueeze(0)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """[1, N, E] as [B, T, E], zero at the padding."""
+        whole = x.new_zeros(self.rows * self.length, x.shape[2])
+        return whole.index_copy(0, self.index, x[0]).view(self.rows, self.length, -1)
+
+    def given(self, given: Given) -> Given:
+        """What was said of [B, T] said of [1, N]."""
+        shape = self.rows, self.length
+        documents = torch.arange(self.rows, device=self.index.device).unsqueeze(1).expand(shape)
+        if given.documents is not None:
+            documents = documents * (given.documents.max() + 1) + given.documents
+        positions = None if given.positions is None else given.positions.expand(shape)
+        said = dataclasses.replace(given, mask=None, documents=documents, positions=positions)
+        fields = {field.name: getattr(said, field.name) for field in dataclasses.fields(said)}
+        return Given(**{name: None if one is None else self.pack(one) for name, one in fields.items()})
+
+
+def unpadding(given: Given) -> Unpadding | None:
+    """How to leave the padding out; None where that is not worth it, or cannot be seen cheaply."""
+    mask = given.mask
+    if mask is None or given.ids is None or mask.is_cuda or mask.shape != given.ids.shape:
+        return None
+    if given.relations is not None or torch.compiler.is_compiling():
+        return None
+    padding = mask.numel() - int(mask.count_nonzero())
+    if padding < WORTH_TOKENS or padding < WORTH_SHARE * mask.numel() or padding == mask.numel():
+        return None
+    return Unpadding(mask.flatten().nonzero().squeeze(1), *mask.shape)

@@ -1,0 +1,42 @@
+"""The seam of mechanisms: what the base declares, and what cross-attention keeps of a mechanism."""
+
+import dataclasses
+
+import pytest
+
+from polyformer.attention import SoftmaxConfig
+from polyformer.attention.base import ABILITIES, Mechanism, MechanismConfig
+from polyformer.core.errors import InputError
+from polyformer.patterns import Global, Window
+
+
+def test_by_default_a_mechanism_can_do_everything():
+    for ability in ABILITIES:
+        MechanismConfig().require(ability)
+    assert Mechanism().new_state(3) is None
+
+
+def test_what_is_not_there_is_refused_with_the_way_out():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Blind(MechanismConfig):
+        causal = False
+
+    with pytest.raises(InputError) as caught:
+        Blind().require("causal")
+    message = "mechanism '' cannot run in a decoder: it sees later tokens; use 'softmax', which takes"
+    assert str(caught.value) == f"{message} sparse patterns"
+    Blind().require("packs")
+
+
+def test_patterns_are_of_a_sequence_and_itself():
+    """Another sequence has its own length and order: a window over it means nothing."""
+    config = SoftmaxConfig(pattern=Window(3) | Global(1), dropout=0.2, scale=0.5)
+    assert config.cross() == SoftmaxConfig(dropout=0.2, scale=0.5)
+    assert MechanismConfig().cross() == MechanismConfig()
+
+
+def test_the_definition_keeps_everything_but_the_way():
+    config = SoftmaxConfig(pattern=Window(3), scale=0.5)
+    assert config.definition() == SoftmaxConfig(pattern=Window(3), scale=0.5, backend="definition")
+    with pytest.raises(NotImplementedError):
+        MechanismConfig().definition()

@@ -1,0 +1,86 @@
+"""Attention over sorted windows is a masked softmax over the union of what the rounds show, gradients too."""
+
+import itertools
+
+import pytest
+import torch
+from attention_cases import LargestTensor, random_context
+from torch import Tensor
+
+from polyformer.attention.lsh import sorted_attention as engine
+from polyformer.attention.lsh.sorted_attention import sorted_attention
+from polyformer.attention.lsh.sorted_window import Windows, bucket_windows
+from polyformer.sequence.context import Context
+
+SCALE = 0.3
+
+
+def inputs(
+    length: int, rounds: int, buckets: int, heads: int = 2
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(2, heads, length, one, dtype=torch.float64, requires_grad=True) for one in (6, 6, 5)
+    )
+    return (q, k, v), torch.randint(0, buckets, (2, heads, rounds, length))
+
+
+def plainly(q: Tensor, k: Tensor, v: Tensor, windows: Windows, context: Context, itself: bool) -> Tensor:
+    spots = windows.spots
+    seen = windows.sees(spots.unsqueeze(-1), spots.unsqueeze(-2)).any(2)
+    own = torch.eye(q.shape[2], dtype=torch.bool)
+    if not itself:
+        others = seen & ~own
+        seen = others | (own & ~others.any(-1, keepdim=True))
+    out = (q @ k.mT * SCALE).masked_fill(~seen, -torch.inf).softmax(-1) @ v
+    return out if context.kv_valid is None else out * context.kv_valid[:, None, :, None]
+
+
+@pytest.mark.parametrize("itself", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("length", "size", "rounds"), [(13, 1, 1), (201, 5, 3), (301, 40, 2), (150, 200, 2)])
+def test_it_is_a_masked_softmax(length: int, size: int, rounds: int, causal: bool, itself: bool):
+    tensors, buckets = inputs(length, rounds, buckets=4)
+    for documents, padding in itertools.product([False, True], repeat=2):
+        context = random_context(2, length, length, causal=causal, documents=documents, padding=padding)
+        windows = bucket_windows(buckets, size, context)
+        found = []
+        for y in (
+            sorted_attention(*tensors, windows, context, SCALE, itself),
+            plainly(*tensors, windows, context, itself),
+        ):
+            weight = torch.arange(y.numel()).view_as(y).cos()
+            found.append((y, *torch.autograd.grad((y * weight).sum(), tensors)))
+        for actual, expected in zip(*found):
+            torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_parts_do_not_show_in_the_result(monkeypatch: pytest.MonkeyPatch):
+    """A few blocks at a time, each head alone, or all together: one result."""
+    tensors, buckets = inputs(150, rounds=2, buckets=3)
+    context = Context(150, 150, causal=True)
+    windows = bucket_windows(buckets, 33, context)
+    expected = sorted_attention(*tensors, windows, context, SCALE)
+    monkeypatch.setitem(engine.TOGETHER, "cpu", 1)
+    monkeypatch.setitem(engine.JOINED, "cpu", 1)
+    actual = sorted_attention(*tensors, windows, context, SCALE)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_no_table_of_all_pairs_is_made():
+    length = 3000
+    tensors, buckets = inputs(length, rounds=2, buckets=100, heads=1)
+    context = Context(length, length, causal=True)
+    with LargestTensor() as largest:
+        sorted_attention(*tensors, bucket_windows(buckets, 32, context), context, SCALE)
+    assert largest.largest < length * 300
+
+
+def test_large_and_equal_scores_stay_finite():
+    tensors, buckets = inputs(70, rounds=2, buckets=2)
+    q, k, v = (x.detach().float() for x in tensors)
+    context = Context(70, 70, causal=True)
+    windows = bucket_windows(buckets, 9, context)
+    y = sorted_attention(q * 1e4, k * 1e4, v, windows, context, SCALE, itself=False)
+    assert y.isfinite().all()
+    assert y.abs().max() <= v.abs().max() * 1.001

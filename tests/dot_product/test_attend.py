@@ -1,0 +1,223 @@
+"""`attend`: its arguments, its choice of a backend, SDPA's exactness, and errors that say the way out."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention_cases import LargestTensor, assert_same, patterns, random_context, results, tensors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, zeros
+
+from polyformer.core.errors import InputError
+from polyformer.dot_product.attend import attend
+from polyformer.ops.softmax import recorded
+from polyformer.patterns import Causal, Global, Pattern, Window
+from polyformer.patterns.layout import Keys, Row
+from polyformer.sequence.context import Context
+
+
+def test_definition_is_the_equation() -> None:
+    q, k, v = (
+        torch.tensor(x, dtype=torch.float64).view(1, 1, -1, 1) for x in ([1.0, 2.0], [3.0, 4.0], [5.0, 7.0])
+    )
+    out, lse = attend(q, k, v, scale=1.0, backend="definition", return_lse=True)
+    weight = torch.tensor([4.0 - 3.0, 8.0 - 6.0], dtype=torch.float64).sigmoid()
+    torch.testing.assert_close(out.flatten(), 5 + 2 * weight)
+    torch.testing.assert_close(
+        lse.flatten(), torch.tensor([[3.0, 4.0], [6.0, 8.0]], dtype=torch.float64).logsumexp(-1)
+    )
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(patterns, st.integers(1, 40), st.integers(0, 30), st.booleans(), st.booleans(), st.booleans())
+def test_sdpa_agrees_with_the_definition(
+    pattern: Pattern, queries: int, past: int, causal: bool, documents: bool, padding: bool
+) -> None:
+    torch.manual_seed(queries)
+    q, k, v = tensors(2, 4, 2, queries, queries + past)
+    context = random_context(2, queries, queries + past, causal=causal, documents=documents, padding=padding)
+    ours, expected = (
+        results(q, k, v, lse=False, pattern=pattern, context=context, backend=name)
+        for name in ("sdpa", "definition")
+    )
+    assert_same(ours, expected)
+
+
+@pytest.mark.parametrize("queries", [1, 2, 5, 12])
+@pytest.mark.parametrize("start", [None, 0, 4])
+def test_causal_is_aligned_with_the_slots_in_every_backend(queries: int, start: int | None) -> None:
+    q, k, v = tensors(1, 2, 2, queries, 16)
+    context = Context(queries, 16, causal=True, q_start=start)
+    first = 16 - queries if start is None else start
+    seen = torch.arange(16) <= torch.arange(first, first + queries).unsqueeze(1)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    for backend in ("sdpa", "blocks", "definition"):
+        torch.testing.assert_close(attend(q, k, v, context=context, backend=backend), expected)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blocks", "definition"])
+def test_rows_that_see_nothing_are_zero_in_every_backend(backend: str) -> None:
+    q, k, v = tensors(2, 2, 1, 5, 5)
+    context = Context(5, 5, kv_valid=torch.tensor([[False] * 5, [True] * 5]))
+    out = attend(q, k, v, context=context, backend=backend)
+    out.sum().backward()
+    assert not out[0].any()
+    assert out[1].all()
+    for x in (q, k, v):
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
+        assert not x.grad[0].any()
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (0, 0)])
+@pytest.mark.parametrize("backend", ["auto", "blocks", "definition"])
+def test_no_queries_or_no_keys(queries: int, keys: int, backend: str) -> None:
+    q, k, v = tensors(2, 2, 1, queries, keys)
+    doc = torch.zeros(2, 5, dtype=torch.long)
+    context = Context(queries, keys, q_start=0, causal=True, q_doc=doc[:, :queries], kv_doc=doc[:, :keys])
+    out, lse = attend(q, k, v, context=context, backend=backend, return_lse=True)
+    assert out.shape == (2, 2, queries, 5)
+    assert lse.shape == (2, 2, queries)
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+    out.sum().backward()
+    assert q.grad is not None
+    assert not q.grad.any()
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blocks", "definition"])
+def test_a_bare_mask_mod_is_a_pattern(backend: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = tensors(1, 2, 2, 30, 30)
+    mask_mod = lambda b, h, q_idx, kv_idx: (kv_idx <= q_idx) & (kv_idx >= q_idx - 4 - h)  # noqa: E731
+    expected = attend(q, k, v, pattern=mask_mod, backend="definition")
+    torch.testing.assert_close(attend(q, k, v, mask_mod=mask_mod, backend=backend), expected)
+    both = attend(q, k, v, pattern=Global(1), mask_mod=mask_mod, backend=backend)
+    torch.testing.assert_close(both, attend(q, k, v, pattern=Global(1) & mask_mod, backend="definition"))
+
+
+def test_a_layout_says_where_a_mask_mod_needs_to_look() -> None:
+    torch.manual_seed(0)
+    q, k, v = tensors(1, 1, 1, 900, 900)
+    mask_mod = lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() <= 3  # noqa: E731
+    function = lambda start, stop: Keys(((start - 3, stop + 3),), ((stop - 4, start + 4),))  # noqa: E731
+    rows = tuple(Row(i, i + 50, function(i, i + 50)) for i in range(0, 900, 50))
+    expected = attend(q, k, v, pattern=Window(3), backend="definition")
+    for layout in (function, rows):
+        with LargestTensor() as seen:
+            out = attend(q, k, v, mask_mod=mask_mod, layout=layout, backend="blocks")
+        torch.testing.assert_close(out, expected)
+        assert seen.largest <= 256 * (256 + 6)
+
+
+def test_a_layout_without_a_mask_mod_is_refused() -> None:
+    with pytest.raises(
+        InputError, match="layout: it says which keys a mask_mod needs, and no mask_mod was given"
+    ):
+        attend(*tensors(1, 1, 1, 4, 4), pattern=Window(2), layout=lambda start, stop: Keys(((0, 4),)))
+
+
+def bad(**changes: Any) -> dict[str, Any]:
+    """Valid arguments with some replaced."""
+    return {"q": zeros(2, 4, 5, 8), "k": zeros(2, 2, 6, 8), "v": zeros(2, 2, 6, 8), **changes}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (bad(q=zeros(4, 5, 8)), r"q: expected 4 axes \[batch, heads, length, width\], got \(4, 5, 8\)"),
+        (bad(q=zeros(2, 4, 5, 8).half()), "q, k, v: expected one dtype, got torch.float16, torch.float32"),
+        (
+            bad(**{name: zeros(2, 2, 6, 8).int() for name in "qkv"}),
+            "expected a floating dtype, got torch.int32",
+        ),
+        (bad(v=zeros(2, 2, 6, 8, device="meta")), "expected one device, got cpu, cpu, meta"),
+        (bad(v=zeros(2, 2, 7, 8)), r"k, v: expected the same batch, heads and length, got \(2, 2, 6, 8\)"),
+        (bad(q=zeros(2, 4, 5, 9)), "q, k: expected the same batch and width"),
+        (bad(q=zeros(2, 3, 5, 8)), "k: expected a number of heads that divides 3, got 2"),
+        (bad(dropout=1.0), r"dropout: expected a probability in \[0, 1\), got 1.0"),
+        (bad(context=Context(5, 5)), "context: made for 5 queries and 5 keys, got 5 and 6"),
+        (bad(pattern="Window(3)"), "pattern: expected a Pattern or a mask_mod function, got 'Window"),
+        (bad(backend="blok"), "unknown backend 'blok': did you mean 'blocks'?"),
+        (bad(backend="flex"), "'flex' cannot take this call: FlexAttention has no backward on cpu"),
+        (bad(backend="sdpa", return_lse=True), "'sdpa' cannot take this call: torch's function does not"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        attend(**arguments)
+
+
+def test_dropout_drops_in_every_backend() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 8, 4) for _ in range(3))
+    for backend in ("sdpa", "blocks", "definition"):
+        assert not torch.allclose(
+            attend(q, k, v, dropout=0.5, backend=backend), attend(q, k, v, backend=backend)
+        )
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blocks", "definition"])
+def test_autocast_computes_in_its_own_type(backend: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 9, 8, requires_grad=True) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = attend(q, k, v.bfloat16(), pattern=Causal(), backend=backend)
+        exact = attend(*(x.double() for x in (q, k, v)), pattern=Causal(), backend=backend)
+    assert mixed.dtype == torch.bfloat16
+    assert exact.dtype == torch.float64
+    torch.testing.assert_close(mixed.double(), exact, rtol=0.02, atol=0.02)
+    mixed.sum().backward()
+    assert q.grad is not None
+    assert q.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blocks", "definition"])
+def test_inference_mode(backend: str) -> None:
+    q, k, v = tensors(2, 4, 2, 300, 300)
+    with torch.inference_mode():
+        out = attend(q, k, v, pattern=Window(9), backend=backend)
+    torch.testing.assert_close(out, attend(q, k, v, pattern=Window(9), backend="definition"))
+
+
+def test_recording_shows_the_weights_and_needs_no_other_backend() -> None:
+    q, k, v = tensors(1, 2, 2, 6, 6)
+    with recorded() as weights:
+        out = attend(q, k, v, pattern=Causal(), backend="blocks")
+        attend(q, k, v)
+    assert [x.shape for x in weights] == [(1, 2, 6, 6)] * 2
+    torch.testing.assert_close(weights[0] @ v, out)
+    assert torch.equal(weights[0], weights[0].tril())
+
+
+@pytest.mark.parametrize("pattern", [None, Causal(), Window(3)], ids=str)
+def test_sdpa_compiles_into_one_graph(pattern: Pattern | None) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 12, 8) for _ in range(3))
+    compiled = torch.compile(
+        lambda q, k, v: attend(q, k, v, pattern=pattern), fullgraph=True, backend="eager"
+    )
+    torch.testing.assert_close(compiled(q, k, v), attend(q, k, v, pattern=pattern))
+
+
+def test_blocks_breaks_the_graph_and_says_why() -> None:
+    q, k, v = (torch.randn(1, 2, 12, 8) for _ in range(3))
+
+    def broken(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, pattern=Window(3), backend="blocks")
+
+    def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, pattern=Window(3), backend="blocks")
+
+    torch.testing.assert_close(torch.compile(broken, backend="eager")(q, k, v), broken(q, k, v))
+    with pytest.raises(Exception, match="blocks walks a layout in Python"):
+        torch.compile(whole, fullgraph=True, backend="eager")(q, k, v)
+
+
+def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="polyformer.dot_product.attend"):
+        attend(*tensors(1, 1, 1, 4, 4), return_lse=True)
+    assert "attend: blocks (not sdpa: torch's function does not return the log-sum-exp" in caplog.text

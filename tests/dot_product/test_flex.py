@@ -1,0 +1,244 @@
+"""The BlockMask made from a layout, on any machine; the compiled kernels against the definition, on CUDA."""
+
+from typing import Any
+
+import pytest
+import torch
+from attention_cases import LargestTensor, dense, patterns, random_context
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
+
+from polyformer.dot_product.attend import attend, explain, prepare
+from polyformer.dot_product.backends import flex
+from polyformer.patterns import Causal, Global, Pattern, Window
+from polyformer.patterns.implied import Full, implied
+from polyformer.sequence.context import Context
+
+CPU = torch.device("cpu")
+needs_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="compiled FlexAttention needs a CUDA device"
+)
+
+
+def blocks_of(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
+    """Which blocks a pair of BlockMask tables names, [rows, columns]."""
+    named = torch.zeros(counts.shape[-1], columns, dtype=torch.bool)
+    for row, (length, listed) in enumerate(zip(counts[0, 0].tolist(), indices[0, 0].tolist())):
+        named[row, listed[:length]] = True
+    return named
+
+
+def per_block(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether any and whether every pair of each 128 x 128 block is allowed, over batch and heads."""
+    queries, keys = mask.shape[-2:]
+    rows, columns = -(-queries // flex.BLOCK), -(-keys // flex.BLOCK)
+    some, every = torch.zeros(rows, columns).bool(), torch.zeros(rows, columns).bool()
+    for i in range(rows):
+        for j in range(columns):
+            block = mask[:, :, i * flex.BLOCK : (i + 1) * flex.BLOCK, j * flex.BLOCK : (j + 1) * flex.BLOCK]
+            some[i, j], every[i, j] = block.any(), block.all() and (j + 1) * flex.BLOCK <= keys
+    return some, every
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(patterns, st.integers(1, 400), st.integers(0, 300), st.booleans(), st.booleans())
+def test_the_block_mask_covers_the_mask(
+    pattern: Pattern, queries: int, past: int, documents: bool, padding: bool
+) -> None:
+    torch.manual_seed(queries)
+    context = random_context(2, queries, queries + past, documents=documents, padding=padding)
+    made = flex.block_mask(pattern, context, CPU)
+    columns = -(-context.kv_len // flex.BLOCK)
+    some = blocks_of(made.kv_num_blocks, made.kv_indices, columns)
+    full = blocks_of(made.full_kv_num_blocks, made.full_kv_indices, columns)
+    needed, every = per_block(dense(pattern, context, 2, 2))
+    assert not (some & full).any()
+    assert (needed <= (some | full)).all(), "a block is missed"
+    assert (full <= every).all(), "full is not full"
+    assert made.shape == (1, 1, queries, queries + past)
+    assert made is flex.block_mask(pattern, context, CPU), "all layers share it"
+
+
+def test_full_blocks_are_found_where_they_are() -> None:
+    made = flex.block_mask(Window(256), Context(1024, 1024), CPU)
+    assert made.full_kv_num_blocks.flatten().tolist() == [2, 3, 3, 3, 3, 3, 3, 2]
+    assert made.kv_num_blocks.flatten().tolist() == [1, 1, 2, 2, 2, 2, 1, 1]
+    whole = flex.block_mask(Full(), Context(1024, 1024), CPU)
+    assert whole.kv_num_blocks.sum() == 0
+    assert whole.full_kv_num_blocks.flatten().tolist() == [8] * 8
+
+
+def test_the_block_mask_is_never_dense() -> None:
+    length = 8192
+    with LargestTensor() as seen:
+        flex.block_mask(Causal() & Window(300) | Global(2), Context(length, length), CPU)
+    assert seen.largest <= 2 * (length // flex.BLOCK) * (length // flex.BLOCK + 1)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("pattern", [Causal(), Window(40) | Global(2), Window(30, 0, 3), None], ids=str)
+@pytest.mark.parametrize(("queries", "keys"), [(300, 300), (130, 270)])
+def test_flex_attention_agrees_when_run_as_it_is_written(
+    pattern: Pattern | None, queries: int, keys: int
+) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, queries, 16), torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 16)
+    context = random_context(2, queries, keys, documents=True, padding=True)
+    limits = implied(context) if pattern is None else pattern & implied(context)
+    slopes = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    score_mod = lambda score, b, h, i, j: score - slopes[h] * (i - j).abs()  # noqa: E731
+    made = flex.block_mask(limits, context, CPU)
+    among_keys = lambda score, b, h, i, j: score_mod(score, b, h, i + context.offset, j)  # noqa: E731
+    out = flex_attention(q, k, v, score_mod=among_keys, block_mask=made, enable_gqa=True)
+    expected = attend(q, k, v, pattern=pattern, context=context, score_mod=score_mod, backend="definition")
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_it_compiles_into_the_graph_around_it() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 140, 16), torch.randn(2, 2, 200, 16), torch.randn(2, 2, 200, 16)
+    context = random_context(2, 140, 200, causal=True, documents=True, padding=True)
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex.run(
+            prepare(
+                q,
+                k,
+                v,
+                pattern=Window(40) | Global(2),
+                score_mod=None,
+                context=context,
+                scale=None,
+                dropout=0.0,
+            )
+        )[0]
+
+    expected = attend(q, k, v, pattern=Window(40) | Global(2), context=context, backend="definition")
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(q, k, v), expected, rtol=1e-4, atol=1e-5)
+
+
+class Elsewhere:
+    """A request that says it lies on CUDA: what is refused there can be asked anywhere."""
+
+    def __init__(
+        self,
+        heads: int = 2,
+        width: int = 16,
+        v_width: int = 16,
+        dtype: torch.dtype = torch.float32,
+        dropout: float = 0.0,
+        length: int = 8,
+    ) -> None:
+        self.q = Fake((1, heads, length, width), dtype)
+        self.v = Fake((1, 2, length, v_width), dtype)
+        self.relative = None
+        self.groups, self.dropout, self.context = heads // 2, dropout, Context(length, length)
+
+
+class Fake:
+    """A tensor's shape, dtype and device."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (Elsewhere(), None),
+        (Elsewhere(dropout=0.1), "FlexAttention has no dropout"),
+        (Elsewhere(dtype=torch.float64), "its kernels have no float64"),
+        (Elsewhere(v_width=8), "its kernels need widths of 16 or more, got 8"),
+        (Elsewhere(heads=6), "its kernels need a power of 2 of query heads per key head, got 3"),
+        (Elsewhere(length=0), "there is nothing to attend to"),
+    ],
+)
+def test_what_it_refuses_on_cuda(request_: Any, reason: str | None) -> None:
+    assert flex.refuses(request_, return_lse=False) == reason
+
+
+def _inputs(dtype: torch.dtype, queries: int, keys: int) -> tuple[list[Tensor], list[Tensor]]:
+    """q, k, v and a bias table on CUDA, and the same in float64 on the CPU."""
+    torch.manual_seed(0)
+    shapes = (2, 4, queries, 32), (2, 2, keys, 32), (2, 2, keys, 32), (2 * keys, 4)
+    ours = [torch.randn(shape).to("cuda", dtype).requires_grad_() for shape in shapes]
+    return ours, [x.detach().cpu().double().requires_grad_() for x in ours]
+
+
+def _run(inputs: list[Tensor], pattern: Pattern | None, context: Context, backend: str) -> list[Tensor]:
+    """Output, log-sum-exp and gradients."""
+    q, k, v, table = inputs
+    keys = k.shape[2]
+    score_mod = lambda score, b, h, i, j: score + table[i - j + keys - 1, h]  # noqa: E731
+    out, lse = attend(
+        q, k, v, pattern=pattern, context=context, score_mod=score_mod, backend=backend, return_lse=True
+    )
+    lse = lse.masked_fill(lse == -torch.inf, 0.0)
+    return [out, lse, *torch.autograd.grad(out.sin().sum() + lse.sum(), inputs)]
+
+
+def _to_cuda(context: Context) -> Context:
+    moved = {name: getattr(context, name) for name in ("q_doc", "kv_doc", "kv_valid")}
+    moved = {name: None if x is None else x.cuda() for name, x in moved.items()}
+    return Context(context.q_len, context.kv_len, causal=context.causal, **moved)
+
+
+@needs_cuda
+@pytest.mark.parametrize("backend", ["flex", "blocks"])
+@pytest.mark.parametrize("pattern", [None, Causal(), Window(40) | Global(2), Window(30, 0, 3)], ids=str)
+@pytest.mark.parametrize(("queries", "keys"), [(300, 300), (130, 270)])
+def test_cuda_agrees_with_the_definition(
+    backend: str, pattern: Pattern | None, queries: int, keys: int
+) -> None:
+    torch.manual_seed(0)
+    context = random_context(2, queries, keys, documents=True, padding=True)
+    ours, exact = _inputs(torch.float32, queries, keys)
+    for one, other in zip(
+        _run(ours, pattern, _to_cuda(context), backend), _run(exact, pattern, context, "definition")
+    ):
+        torch.testing.assert_close(one.cpu().double(), other, rtol=1e-3, atol=1e-3)
+
+
+@needs_cuda
+def test_half_precision_on_cuda_errs_no_more_than_dense_attention() -> None:
+    torch.manual_seed(0)
+    context = Context(256, 256, causal=True)
+    ours, exact = _inputs(torch.bfloat16, 256, 256)
+    out = attend(*ours[:3], pattern=Window(64), context=context, backend="flex")
+    dense_out = attend(*ours[:3], pattern=Window(64), context=context, backend="sdpa")
+    true = attend(*exact[:3], pattern=Window(64), context=context, backend="definition")
+    error = lambda x: (x.cpu().double() - true).abs().max()  # noqa: E731
+    assert error(out) <= 2 * error(dense_out)
+
+
+@needs_cuda
+def test_rows_that_see_nothing_are_zero_on_cuda() -> None:
+    ours, _ = _inputs(torch.float32, 64, 64)
+    valid = torch.tensor([[False] * 64, [True] * 64]).cuda()
+    out = attend(*ours[:3], context=Context(64, 64, kv_valid=valid), backend="flex")
+    out.sum().backward()
+    assert not out[0].any()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in ours[:3])
+
+
+@needs_cuda
+def test_many_patterns_and_lengths_stay_compiled() -> None:
+    q, k, v = (torch.randn(1, 2, 640, 16, device="cuda") for _ in range(3))
+    for width in range(1, 13):
+        n = 128 + 40 * width
+        ours, expected = (
+            attend(q[:, :, -n:], k, v, pattern=Window(width), backend=name) for name in ("flex", "definition")
+        )
+        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
+
+
+@needs_cuda
+def test_auto_chooses_flex_on_cuda() -> None:
+    q, k, v = (torch.randn(1, 2, 4096, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    assert explain(q, k, v, pattern=Window(128)).backend == "flex"
+    assert explain(q, k, v, pattern=Causal()).backend == "sdpa"
+    assert explain(q, k, v, pattern=Window(128), dropout=0.1).backend == "blocks"

@@ -1,0 +1,150 @@
+"""The chunked cross-entropy against torch's on whole logits: value, gradients, memory, half precision."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from polyformer.ops import cross_entropy
+from polyformer.ops.cross_entropy import linear_cross_entropy
+
+VOCAB, WIDTH = 13, 5
+
+
+def inputs(tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    hidden, weight, bias = (
+        torch.randn(shape, dtype=torch.float64) for shape in ((tokens, WIDTH), (VOCAB, WIDTH), (VOCAB,))
+    )
+    labels = torch.randint(VOCAB, (tokens,))
+    labels[::3] = -100
+    made = [one.to(dtype).requires_grad_() for one in (hidden, weight, bias)]
+    return made[0], made[1], made[2], labels
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Four tokens a chunk."""
+    monkeypatch.setattr(cross_entropy, "CHUNK_ENTRIES", 4 * VOCAB + 3)
+    return 4
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    "tokens", [1, 2, 5, 6, 7, 17]
+)  # 3 of 4, 4 of 6, ... are labelled: around a chunk's 4
+def test_it_is_torch_cross_entropy(tokens: int, biased: bool, smoothing: float, small_chunks: int):
+    hidden, weight, bias, labels = inputs(tokens)
+    wanted = [hidden, weight, *([bias] if biased else [])]
+    loss = linear_cross_entropy(hidden, weight, bias if biased else None, labels, smoothing)
+    logits = F.linear(hidden, weight, bias if biased else None)
+    count = (labels != -100).sum().clamp_min(1)
+    expected = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum") / count
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+    for mine, theirs in zip(torch.autograd.grad(3 * loss, wanted), torch.autograd.grad(3 * expected, wanted)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("fixed", [0, 1, 2])
+def test_only_what_learns_gets_a_gradient(fixed: int):
+    tensors = list(inputs(7))
+    tensors[fixed] = tensors[fixed].detach()
+    linear_cross_entropy(tensors[0], tensors[1], tensors[2], tensors[3]).backward()
+    for i, tensor in enumerate(tensors[:3]):
+        assert (tensor.grad is None) == (i == fixed)
+
+
+def test_without_labels_the_loss_is_zero_and_so_are_gradients():
+    hidden, weight, bias, labels = inputs(5)
+    loss = linear_cross_entropy(hidden, weight, bias, torch.full_like(labels, -100), 0.1)
+    assert loss == 0
+    assert all(grad.abs().max() == 0 for grad in torch.autograd.grad(loss, [weight, bias]))
+
+
+def test_leading_axes_are_kept_out_of_it():
+    hidden, weight, _, labels = inputs(12)
+    one = linear_cross_entropy(hidden.view(3, 4, WIDTH), weight, None, labels.view(3, 4))
+    assert torch.equal(one, linear_cross_entropy(hidden, weight, None, labels))
+
+
+def test_it_passes_gradcheck(small_chunks: int):
+    hidden, weight, bias, labels = inputs(9)
+    assert torch.autograd.gradcheck(
+        lambda *one: linear_cross_entropy(*one, labels, 0.1), (hidden, weight, bias)
+    )
+
+
+class Sizes(TorchDispatchMode):
+    """The number of entries of the largest tensor made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self.largest = max([self.largest, *sizes])
+        return out
+
+
+def test_all_logits_never_stand_in_memory(monkeypatch: pytest.MonkeyPatch):
+    """Neither forward nor backward makes a tensor of tokens x vocabulary, nor is one kept in between."""
+    tokens, vocab, width = 256, 64, 4
+    monkeypatch.setattr(cross_entropy, "CHUNK_ENTRIES", 8 * vocab)
+    torch.manual_seed(0)
+    hidden, weight = (
+        torch.randn(tokens, width, requires_grad=True),
+        torch.randn(vocab, width, requires_grad=True),
+    )
+    labels, kept = torch.randint(vocab, (tokens,)), []
+    with (
+        Sizes() as sizes,
+        torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one.numel()) or one, lambda x: x),
+    ):
+        linear_cross_entropy(hidden, weight, None, labels).backward()
+    assert sizes.largest <= tokens * width < tokens * vocab
+    assert max(kept) <= tokens * width
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_near(dtype: torch.dtype):
+    hidden, weight, bias, labels = inputs(17, dtype)
+    loss = linear_cross_entropy(hidden, weight, bias, labels)
+    exact = [one.detach().double().requires_grad_() for one in (hidden, weight, bias)]
+    expected = F.cross_entropy(F.linear(*exact), labels)
+    assert loss.dtype == torch.float32
+    assert (loss.detach().double() - expected.detach()).abs() < 8 * torch.finfo(dtype).eps
+    loss.backward()
+    expected.backward()
+    for mine, theirs in zip((hidden, weight, bias), exact):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert mine.grad.dtype == dtype
+        assert (mine.grad.double() - theirs.grad).norm() < 8 * torch.finfo(dtype).eps * theirs.grad.norm()
+
+
+def test_a_scaled_loss_keeps_small_gradients_in_float16():
+    """The scale must come before the division by the number of tokens: below 6e-8 there is only zero."""
+    torch.manual_seed(0)
+    tokens, vocab = 4096, 2048
+    hidden = torch.randn(tokens, 4).half().requires_grad_()
+    weight = torch.randn(vocab, 4).half().requires_grad_()
+    labels = torch.randint(vocab, (tokens,))
+    scale = 2.0**16
+    grads = torch.autograd.grad(scale * linear_cross_entropy(hidden, weight, None, labels), [hidden, weight])
+    exact = [one.detach().double().requires_grad_() for one in (hidden, weight)]
+    expected = torch.autograd.grad(F.cross_entropy(F.linear(*exact), labels), exact)
+    for mine, theirs in zip(grads, expected):
+        assert (mine.double() / scale - theirs).norm() < 4e-3 * theirs.norm()
+
+
+def test_a_token_alone_with_a_large_scale_does_not_overflow():
+    hidden, weight, bias, _ = inputs(1, torch.float16)
+    loss = linear_cross_entropy(hidden, weight, bias, torch.tensor([2]))
+    assert (2.0**17 * loss).isfinite()
+    grad = torch.autograd.grad(2.0**12 * loss, weight)[0]
+    assert grad.isfinite().all()

@@ -1,0 +1,47 @@
+"""Dropout: how many elements, what mean, which gradient, and that a seed repeats it."""
+
+import math
+
+import pytest
+import torch
+
+from polyformer.ops.dropout import Dropout, dropout, scale
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_share_and_mean(rate: float):
+    torch.manual_seed(0)
+    x = torch.ones(1000, 333)
+    y = dropout(x, rate)
+    gone = (y == 0).float().mean().item()
+    assert abs(gone - rate) < 5 * math.sqrt(rate * (1 - rate) / x.numel())
+    assert y.unique().tolist() == pytest.approx([0.0, scale(rate)])
+    assert scale(rate) == pytest.approx(1 / (1 - rate), rel=1e-3)
+
+
+def test_neighbours_are_independent():
+    """Four numbers come from one word: no bit of one says anything of the next."""
+    torch.manual_seed(1)
+    gone = (dropout(torch.ones(1 << 20), 0.25) == 0).float()
+    for lag in (1, 2, 3, 4):
+        both = (gone[lag:] * gone[:-lag]).mean().item()
+        assert abs(both - 0.0625) < 5 * math.sqrt(0.0625 / len(gone))
+
+
+@pytest.mark.parametrize("size", [100, 5000])
+def test_a_seed_repeats_it_and_the_gradient_has_the_same_holes(size: int):
+    x = torch.rand(size, dtype=torch.float64).add(1).requires_grad_()
+    torch.manual_seed(2)
+    first = dropout(x, 0.3)
+    torch.manual_seed(2)
+    assert torch.equal(dropout(x, 0.3), first)
+    (slope,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(slope * x, first, rtol=1e-12, atol=0)
+    assert not torch.equal(dropout(x, 0.3), first)
+
+
+def test_the_module_does_nothing_in_evaluation_or_at_rate_zero():
+    x = torch.rand(10000)
+    assert torch.equal(Dropout(0.5).eval()(x), x)
+    assert torch.equal(Dropout(0.0)(x), x)
+    assert not torch.equal(Dropout(0.5)(x), x)

@@ -1,0 +1,199 @@
+"""The linear layer is `F.linear`, whichever library computes it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from polyformer.ops.linear import ROW_STEP, Linear, PackedWeights, linear, linears, onednn_takes
+
+SHAPES = [(1, 5, 3), (7, 16, 33), (33, 8, 1), (2, 64, 50), (1, 300, 331), (9, 257, 301)]
+
+
+def inputs(rows: int, wide: int, out: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    return [
+        torch.randn(*shape, generator=generator, dtype=dtype)
+        for shape in ((rows, 3, wide), (out, wide), (out,))
+    ]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_values_and_gradients_are_those_of_torch(shape, dtype, bias):
+    x, weight, offset = inputs(*shape, dtype)
+    given = [one.requires_grad_() for one in (x, weight, offset)[: 3 if bias else 2]]
+    upstream = torch.randn(*x.shape[:-1], shape[2], dtype=dtype, generator=torch.Generator().manual_seed(9))
+    got, expected = linear(*given), F.linear(*given)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(
+        torch.autograd.grad(got, given, upstream), torch.autograd.grad(expected, given, upstream)
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(linear(*given), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_only_the_gradients_asked_for_are_made():
+    x, weight, offset = inputs(4, 5, 6)
+    linear(x, weight.requires_grad_(), offset).sum().backward()
+    assert weight.grad is not None
+    assert x.grad is None
+    assert not linear(x, weight.detach(), offset).requires_grad
+
+
+def test_second_derivatives_are_those_of_torch():
+    x, weight, offset = (one.requires_grad_() for one in inputs(4, 5, 6))
+
+    def second(function):
+        (first,) = torch.autograd.grad(function(x, weight, offset).pow(3).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.pow(2).sum(), (x, weight))
+
+    for ours, theirs in zip(second(linear), second(F.linear)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("view", [lambda x: x.transpose(0, 1), lambda x: x[:, ::2], lambda x: x[0, 0]])
+def test_any_strides_will_do(view):
+    x, weight, offset = inputs(6, 8, 5)
+    torch.testing.assert_close(
+        linear(view(x), weight, offset), F.linear(view(x), weight, offset), rtol=1e-5, atol=1e-5
+    )
+    turned = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)).T
+    torch.testing.assert_close(linear(x, turned, offset), F.linear(x, turned, offset), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 22, ROW_STEP])
+def test_what_it_returns_may_be_changed_in_place(rows):
+    x, weight, offset = (one.requires_grad_() for one in inputs(rows, 257, 301))
+    with torch.no_grad():
+        later = linear(x, weight, offset)
+    for y in (linear(x, weight, offset), F.linear(x, weight, offset)):
+        y += 1
+        y.square().sum().backward()
+    later += weight.sum()
+    assert later.requires_grad
+    total = (F.linear(x, weight, offset) + 1).square().sum()
+    for one, expected in zip((x, weight, offset), torch.autograd.grad(total, (x, weight, offset))):
+        torch.testing.assert_close(one.grad, 2 * expected, rtol=1e-4, atol=1e-2)
+
+
+def test_no_rows_give_no_rows():
+    _, weight, offset = inputs(6, 8, 5)
+    assert linear(torch.zeros(0, 8), weight, offset).shape == (0, 5)
+
+
+def test_onednn_is_left_where_it_does_not_follow():
+    x, weight, _ = inputs(2, 4, 4)
+    assert not onednn_takes(x.double(), weight.double())
+    assert not onednn_takes(x.to("meta"), weight.to("meta"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not onednn_takes(x, weight)
+        assert linear(x, weight).dtype == torch.bfloat16
+    batched = torch.func.vmap(linear, in_dims=(0, None))(x, weight)
+    torch.testing.assert_close(batched, F.linear(x, weight), rtol=1e-5, atol=1e-5)
+
+
+def test_the_layer_is_torchs_with_another_product():
+    layer = Linear(8, 5)
+    assert set(layer.state_dict()) == {"weight", "bias"}
+    x = inputs(3, 8, 5)[0]
+    torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_packed_weights_give_the_same_products():
+    x, weight, offset = inputs(5, 300, 400)
+    weight, packed = torch.nn.Parameter(weight), PackedWeights()
+    for rows in (x, x[0], x[:1, :1]):
+        with packed:
+            torch.testing.assert_close(
+                linear(rows, weight, offset), F.linear(rows, weight, offset), rtol=1e-5, atol=1e-4
+            )
+    assert list(packed.copies) == [weight], "one copy serves all"
+
+
+@torch.no_grad()
+def test_weights_are_packed_inside_alone_and_up_to_the_limit():
+    x, weight, _ = inputs(5, 300, 400)
+    first, second = torch.nn.Parameter(weight), torch.nn.Parameter(weight + 1)
+    packed = PackedWeights(limit=first.nbytes)
+    linear(x, first)
+    assert not packed.copies
+    with packed:
+        linear(x, weight)  # no parameter: nobody says how long it lives
+        linear(x, first)
+        torch.testing.assert_close(linear(x, second), F.linear(x, second), rtol=1e-5, atol=1e-4)
+    assert list(packed.copies) == [first]
+    first.mul_(2)
+    torch.testing.assert_close(linear(x, first), F.linear(x, first), rtol=1e-5, atol=1e-4)
+
+
+def test_under_autograd_no_copy_is_read():
+    x, weight, _ = inputs(5, 300, 400)
+    packed = PackedWeights()
+    with packed:
+        linear(x, torch.nn.Parameter(weight)).sum().backward()
+    assert not packed.copies
+
+
+class Shapes(TorchDispatchMode):
+    """Notes the shapes of the products that reach oneDNN."""
+
+    def __init__(self):
+        super().__init__()
+        self.found: set[tuple[torch.Size, torch.Size]] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.mkldnn._linear_pointwise.default:
+            self.found.add((args[0].shape, args[1].shape))
+        return func(*args, **(kwargs or {}))
+
+
+def test_batches_of_many_lengths_meet_few_shapes():
+    """Every shape costs oneDNN a kernel that it keeps: training on text once took gigabytes for them."""
+    weight = torch.randn(300, 256, requires_grad=True)
+    with Shapes() as shapes:
+        for rows in range(2 * ROW_STEP + 1, 3 * ROW_STEP + 1, 7):
+            x = torch.randn(rows, 256, requires_grad=True)
+            linear(x, weight).square().sum().backward()
+            plain = torch.autograd.grad(F.linear(x, weight).square().sum(), x)[0]
+            torch.testing.assert_close(x.grad, plain, rtol=1e-4, atol=1e-3)
+    assert len(shapes.found) == 3, "forward, and one for each gradient"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 5])
+def test_layers_of_one_input_are_read_as_one(rows):
+    layers = [Linear(300, 400), Linear(300, 200, bias=False), Linear(300, 200)]
+    x = torch.randn(1, rows, 300, generator=torch.Generator().manual_seed(rows))
+    expected = [F.linear(x, one.weight, one.bias) for one in layers]
+    packed = PackedWeights()
+    with packed:
+        for _ in range(2):
+            for got, wanted in zip(linears(x, layers), expected):
+                torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
+    assert [joint is not None for joint in packed.joints.values()] == [True]
+    assert not packed.copies
+    for got, wanted in zip(linears(x, layers), expected):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_layer_that_is_watched_or_no_linear_layer_runs_by_itself():
+    x = inputs(5, 300, 400)[0]
+    for change in (lambda one: one.register_forward_hook(lambda *_: None), lambda one: one.double()):
+        layers = [Linear(300, 400), Linear(300, 400)]
+        change(layers[1])
+        if layers[1].weight.dtype == torch.float64:
+            layers = [one.double() for one in layers]
+        packed = PackedWeights()
+        with packed:
+            got = linears(x.to(layers[0].weight.dtype), layers)
+        assert len(got) == 2
+        assert list(packed.joints.values()) == [None]
+    packed = PackedWeights(limit=10)
+    with packed:
+        linears(x, [Linear(300, 400), Linear(300, 400)])
+    assert list(packed.joints.values()) == [None], "no room"

@@ -1,0 +1,39 @@
+"""Norms against their equations."""
+
+import pytest
+import torch
+
+from polyformer.core.errors import InputError
+from polyformer.ops.norms import LayerNormConfig, NormConfig, RMSNormConfig
+
+
+def randomized(config: NormConfig) -> torch.nn.Module:
+    torch.manual_seed(0)
+    norm = config.build(5).double()
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.normal_()
+    return norm
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_norm(bias: bool):
+    norm = randomized(LayerNormConfig(eps=0.1, bias=bias))
+    x = torch.randn(3, 5, dtype=torch.float64)
+    centered = x - x.mean(-1, keepdim=True)
+    expected = centered / (centered.square().mean(-1, keepdim=True) + 0.1).sqrt() * norm.weight
+    torch.testing.assert_close(norm(x), expected + norm.bias if bias else expected, rtol=1e-12, atol=1e-12)
+    assert (norm.bias is not None) == bias
+
+
+def test_rms_norm():
+    norm = randomized(RMSNormConfig(eps=0.1))
+    x = torch.randn(3, 5, dtype=torch.float64)
+    expected = x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt() * norm.weight
+    torch.testing.assert_close(norm(x), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("eps", [0.0, -1.0, float("nan")])
+def test_eps_is_checked(eps: float):
+    with pytest.raises(InputError, match="eps: expected a positive number, got"):
+        RMSNormConfig(eps=eps)

@@ -1,0 +1,239 @@
+"""What each pattern means, written out; that they compose, travel as text and keep their word."""
+
+import pytest
+import torch
+from attention_cases import dense, patterns
+from hypothesis import given, settings
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.patterns import Causal, Documents, Full, Global, Padding, Pattern, Window
+from polyformer.patterns.implied import implied, runs
+from polyformer.patterns.layout import Keys, Row
+from polyformer.patterns.user_defined import Foreign
+from polyformer.sequence.context import Context, positions_from_mask
+
+
+def seen(pattern: Pattern, context: Context) -> list[list[int]]:
+    """For each query of the first batch row and head, the keys that it sees."""
+    return [row.nonzero().flatten().tolist() for row in dense(pattern, context, 1, 1)[0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (Full(), [[0, 1, 2, 3, 4]] * 5),
+        (Causal(), [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]),
+        (Window(1), [[0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4]]),
+        (Window(2, 0), [[0], [0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]),
+        (Window(0, 1), [[0, 1], [1, 2], [2, 3], [3, 4], [4]]),
+        (Window(1, 1, dilation=2), [[0, 2], [1, 3], [0, 2, 4], [1, 3], [2, 4]]),
+        (Global(1), [[0, 1, 2, 3, 4], [0], [0], [0], [0]]),
+        (Window(1, 0) | Global(1), [[0, 1, 2, 3, 4], [0, 1], [0, 1, 2], [0, 2, 3], [0, 3, 4]]),
+        (Causal() & Window(1), [[0], [0, 1], [1, 2], [2, 3], [3, 4]]),
+    ],
+    ids=str,
+)
+def test_what_a_pattern_means(pattern: Pattern, expected: list[list[int]]) -> None:
+    assert seen(pattern, Context(5, 5)) == expected
+
+
+def test_a_window_counts_the_keys_beside_the_token() -> None:
+    context = Context(1001, 1001)
+    assert len(seen(Window(256), context)[500]) == 513
+    assert len(seen(Window(255, 0), context)[500]) == 256
+    assert len(seen(Window(100, dilation=3), context)[500]) == 201
+
+
+def test_queries_after_a_cache_see_by_slot() -> None:
+    assert seen(Causal(), Context(2, 5)) == [[0, 1, 2, 3], [0, 1, 2, 3, 4]]
+    assert seen(Window(1), Context(2, 5)) == [[2, 3, 4], [3, 4]]
+    assert seen(Window(1), Context(2, 5, q_start=1)) == [[0, 1, 2], [1, 2, 3]]
+
+
+def test_documents_and_padding_follow_the_context() -> None:
+    doc = torch.tensor([[0, 0, 1, 1, 1]])
+    context = Context(5, 5, q_doc=doc, kv_doc=doc, kv_valid=torch.tensor([[True, True, False, True, True]]))
+    assert seen(Documents(), context) == [[0, 1], [0, 1], [2, 3, 4], [2, 3, 4], [2, 3, 4]]
+    assert seen(Padding(), context) == [[0, 1, 3, 4]] * 5
+    assert seen(Documents() & Padding(), Context(2, 2)) == [[0, 1]] * 2, (
+        "a context without them forbids nothing"
+    )
+
+
+def test_global_tokens_are_found_behind_left_padding() -> None:
+    mask = torch.tensor([[0, 0, 1, 1, 1]])
+    positions = positions_from_mask(mask)
+    context = Context(5, 5, q_pos=positions, kv_pos=positions, kv_valid=mask.bool())
+    assert seen(Global(1) & Padding(), context)[2:] == [[2, 3, 4], [2], [2]]
+
+
+def test_what_a_context_implies() -> None:
+    doc = torch.zeros(1, 4, dtype=torch.long)
+    assert implied(Context(4, 4)) is None
+    assert implied(Context(4, 4, causal=True)) == Causal()
+    full = Context(4, 4, causal=True, q_doc=doc, kv_doc=doc, kv_valid=torch.ones(1, 4, dtype=torch.bool))
+    assert implied(full) == Causal() & Documents() & Padding()
+
+
+def test_runs_of_true() -> None:
+    assert runs(torch.tensor([True, True, False, True, False])) == ((0, 2), (3, 4))
+    assert runs(torch.tensor([False, False])) == runs(torch.zeros(0, dtype=torch.bool)) == ()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(patterns)
+def test_a_relative_pattern_is_the_same_along_every_diagonal(pattern: Pattern) -> None:
+    context = Context(23, 23, kv_valid=torch.arange(23)[None] != 7)
+    if pattern.relative(context):
+        mask = dense(pattern, context, 1, 1)[0, 0]
+        assert torch.equal(mask[1:, 1:], mask[:-1, :-1])
+
+
+def test_which_patterns_are_relative() -> None:
+    context = Context(4, 4)
+    assert (Window(3) & Causal() | Full()).relative(context)
+    assert not (Window(3) | Global(1)).relative(context)
+    assert not Documents().relative(context)
+    assert not Foreign(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx).relative(context)
+
+
+@given(patterns)
+def test_text_reads_back(pattern: Pattern) -> None:
+    assert Pattern.from_text(pattern.to_text()) == pattern
+
+
+def test_text_is_short_hand_too() -> None:
+    assert Pattern.from_text("Window(256) | Global(1) & Causal") == Window(256) | Global(1) & Causal()
+    assert Pattern.from_text(" (Window(4, after=0) | Global) ") == Window(4, 0) | Global()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Window(256", r"expected an expression like 'Window\(256\) \| Global\(1\)', got 'Window\(256'"),
+        ("Windw(3)", "unknown pattern 'Windw': did you mean 'Window'?"),
+        ("Window(3) + Global(1)", "expected names joined by & and |"),
+        ("Window(open('x'))", r"expected a plain value, got \"open\('x'\)\""),
+        ("Window(3, 4, 5, 6)", "pattern Window: too many positional arguments"),
+        ("Window(size=3)", "unknown option of pattern Window 'size': expected one of 'after', 'before'"),
+        ("Foreign(3)", "unknown pattern 'Foreign'"),
+        ("Window(-1)", "Window: before and after count keys, expected 0 or more, got -1, -1"),
+        ("Window(0)", "Window: a window of 0 keys on both sides sees only the token itself; give at least 1"),
+        ("Window(4, 4, 0)", "Window: dilation is a step in keys, expected 1 or more, got 0"),
+        ("Global(0)", "Global: expected 1 token or more, got 0"),
+    ],
+)
+def test_bad_text_is_named(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Pattern.from_text(text)
+
+
+def test_any_function_joins_in() -> None:
+    def even(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return kv_idx % 2 == 0
+
+    context = Context(3, 3)
+    assert seen(Causal() & even, context) == seen(even & Causal(), context) == [[0], [0], [0, 2]]
+    assert (
+        seen(Window(0, 1) | even, context)
+        == seen(even | Window(0, 1), context)
+        == [[0, 1, 2], [0, 1, 2], [0, 2]]
+    )
+    with pytest.raises(InputError, match="a foreign mask_mod cannot be saved; write it as a Pattern class"):
+        (Causal() & even).to_text()
+
+
+def test_a_foreign_layout_given_as_rows() -> None:
+    rows = (Row(0, 4, Keys(((0, 3),), ((0, 2),))), Row(4, 9, Keys(((2, 99),), ((1, 4),))))
+    pattern = Foreign(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx, rows)
+    context = Context(9, 9)
+    assert pattern.keys(context, 0, 2) == Keys(((0, 3),), ((0, 2),))
+    assert pattern.keys(context, 2, 6) == Keys(((0, 9),), ((1, 2),)), (
+        "united and intersected, inside the keys"
+    )
+    assert [(row.start, row.stop) for row in pattern.layout(context, 8)] == [(0, 4), (4, 8), (8, 9)]
+    assert Foreign(pattern.function).keys(context, 0, 2) == Keys(((0, 9),))
+
+
+class EveryThird(Pattern):
+    """A user's pattern of three lines: no layout, so it may look everywhere."""
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return kv_idx % 3 == 0
+
+
+def test_a_pattern_needs_one_method() -> None:
+    context = Context(2, 7)
+    assert seen(EveryThird(), context) == [[0, 3, 6]] * 2
+    assert EveryThird().keys(context, 0, 2) == Keys(((0, 7),))
+    assert Pattern.from_text("EveryThird() & Window(2)") == EveryThird() & Window(2), "a row is not needed"
+
+
+def test_a_pattern_s_name_is_its_own() -> None:
+    def other() -> None:
+        class Window(Pattern):
+            """Not the one that files mean by this name."""
+
+    with pytest.raises(
+        InputError, match=r"pattern 'Window' of test_patterns: the name is taken by polyformer"
+    ):
+        other()
+    assert Pattern.from_text("Window(3)") == Window(3)
+
+
+@pytest.mark.parametrize("name", ["And", "Foreign", "BlockPattern", "InClass", "_Pair"])
+def test_what_is_no_pattern_by_itself_has_no_name(name: str) -> None:
+    with pytest.raises(InputError, match=f"unknown pattern '{name}'"):
+        Pattern.from_text(f"{name}()")
+
+
+def test_a_mask_of_queries_alone_gets_both_axes() -> None:
+    pattern = Foreign(lambda b, h, q_idx, kv_idx: q_idx > 1)  # the first query stands at 1
+    assert seen(pattern, Context(2, 3)) == [[], [0, 1, 2]]
+
+
+def test_context_checks_its_tables() -> None:
+    with pytest.raises(InputError, match=r"kv_valid: expected 5 entries per row, got shape \(1, 4\)"):
+        Context(5, 5, kv_valid=torch.ones(1, 4))
+    with pytest.raises(InputError, match="q_doc and kv_doc: expected both or neither"):
+        Context(5, 5, q_doc=torch.zeros(1, 5))
+
+
+def test_rows_of_a_context() -> None:
+    plain = Context(3, 3, q_pos=torch.arange(3))
+    assert plain.rows(1, 2) is plain
+    context = Context(3, 3, kv_valid=torch.eye(3).bool())
+    assert context.rows(1, 3).kv_valid.tolist() == [[False, True, False], [False, False, True]]
+    assert context.rows(1, 3) is context.rows(1, 3), "made once, so that its layouts are too"
+
+
+def test_positions_count_real_tokens() -> None:
+    assert positions_from_mask(torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]])).tolist() == [
+        [0, 0, 0, 1],
+        [0, 1, 1, 1],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reach"),
+    [
+        (Window(5, 2), (-2, 5)),
+        (Window(5, 0, dilation=3), (0, 15)),
+        (Global(1), None),
+        (Window(5) & Window(9, 1), (-1, 5)),
+        (Window(5) & Global(1), (-5, 5)),
+        (Window(5) | Window(9, 1), (-5, 9)),
+        (Window(5) | Global(1), None),
+    ],
+    ids=str,
+)
+def test_reach(pattern: Pattern, reach: tuple[int, int] | None) -> None:
+    assert pattern.reach() == reach
+    context = Context(30, 30).reaching(reach)
+    assert context.distances == ((-29, 29) if reach is None else reach)
+    assert context.reaching(reach) is context.reaching(reach), "layers share it"
+    mask = dense(pattern, context, 1, 1)[0, 0]
+    distance = context.distance(torch.arange(30).view(-1, 1), torch.arange(30))[mask]
+    assert context.distances[0] <= distance.min()
+    assert distance.max() <= context.distances[1]

@@ -1,0 +1,122 @@
+"""Padding that is left out of the computation, and documents in calls of their own, change no number."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyformer.dot_product import attend as module
+from polyformer.dot_product.attend import attend
+from polyformer.dot_product.documents import by_document
+from polyformer.model.transformer import Transformer
+from polyformer.patterns import Window
+from polyformer.presets import model_config
+from polyformer.sequence.context import Context
+from polyformer.sequence.tokens import Given
+from polyformer.sequence.unpadding import unpadding
+
+LENGTHS = (70, 33, 1, 200)
+
+
+def mask(side: str = "right", width: int = 200) -> Tensor:
+    order, lengths = torch.arange(width), torch.tensor(LENGTHS).unsqueeze(1)
+    return (order < lengths if side == "right" else order >= width - lengths).long()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_there_and_back(side: str):
+    given = Given(ids=torch.arange(800).view(4, 200), mask=mask(side), positions=torch.arange(200))
+    found = unpadding(given)
+    assert found is not None
+    packed = found.given(given)
+    assert packed.ids is not None
+    assert packed.documents is not None
+    assert packed.ids.shape == packed.documents.shape == (1, sum(LENGTHS))
+    assert packed.mask is None
+    assert packed.documents[0].unique_consecutive(return_counts=True)[1].tolist() == list(LENGTHS)
+    x = torch.randn(4, 200, 3)
+    torch.testing.assert_close(found.unpack(found.pack(x)), x * mask(side).unsqueeze(-1), rtol=0, atol=0)
+
+
+def test_documents_of_a_padded_row_stay_apart():
+    documents = (torch.arange(200) >= 20).long().expand(4, -1)
+    given = Given(ids=torch.zeros(4, 200, dtype=torch.long), mask=mask(), documents=documents)
+    found = unpadding(given)
+    assert found is not None
+    packed = found.given(given).documents
+    assert packed is not None
+    assert bool((packed.diff() >= 0).all())
+    assert packed[0].unique_consecutive(return_counts=True)[1].tolist() == [20, 50, 20, 13, 1, 20, 180]
+
+
+@pytest.mark.parametrize("few", [torch.ones(4, 200), (torch.arange(200) < 199).long().expand(4, -1)])
+def test_little_padding_stays(few: Tensor):
+    assert unpadding(Given(ids=torch.zeros(4, 200, dtype=torch.long), mask=few)) is None
+
+
+@pytest.mark.parametrize("preset", ["encoder-tiny", "decoder-tiny", "bert-base"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_model_without_its_padding_is_the_model(preset: str, side: str, monkeypatch):
+    """Predictions at real tokens, the loss and all gradients, in float64."""
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 2,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "vocab_size": 50,
+        "max_position_embeddings": 200,
+        "dropout": 0.0,
+    }
+    torch.manual_seed(0)
+    model = Transformer(model_config(preset, sizes)).double()
+    ids, real = torch.randint(50, (4, 200)), mask(side)
+    labels = model.config.head.example_labels(4, 200, 50)
+    assert labels is not None
+    if labels.dim() == 2:
+        labels = labels.masked_fill(real == 0, -100)
+    results = []
+    for worth in (128, 10**9):
+        monkeypatch.setattr("polyformer.sequence.unpadding.WORTH_TOKENS", worth)
+        model.zero_grad()
+        out = model(ids, attention_mask=real, labels=labels, output_hidden_states=True)
+        out.loss.backward()
+        logits = out.logits if out.logits.dim() == 2 else out.logits[real.bool()]
+        hidden = [one[real.bool()] for one in out.hidden_states]
+        results.append([logits, out.loss, *hidden, *(one.grad for one in model.parameters())])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_documents_in_calls_of_their_own(causal: bool, monkeypatch):
+    torch.manual_seed(0)
+    documents = torch.repeat_interleave(torch.arange(3), torch.tensor([40, 65, 100])).unsqueeze(0)
+    context = Context(205, 205, causal=causal, q_doc=documents, kv_doc=documents)
+    q, k, v = (torch.randn(1, 2, 205, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    seen: list[object] = []
+    monkeypatch.setattr(
+        module, "by_document", lambda request: seen.append(found := by_document(request)) or found
+    )
+    for sums in (False, True):
+        results = []
+        for backend in ("auto", "definition"):
+            out, lse = attend(q, k, v, context=context, backend=backend, return_lse=True)
+            value = (out.square().sum() + lse.sum()) if sums else out.square().sum()
+            results.append([out, lse, *torch.autograd.grad(value, (q, k, v))])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    assert [40, 65, 100] in seen
+
+
+def test_a_pattern_or_short_documents_stay_in_one_call():
+    documents = torch.arange(64).div(4, rounding_mode="floor").unsqueeze(0)
+    context = Context(64, 64, q_doc=documents, kv_doc=documents)
+    q = torch.randn(1, 1, 64, 4)
+    short = module.prepare(q, q, q, pattern=None, score_mod=None, context=context, scale=None, dropout=0.0)
+    assert by_document(short) is None
+    long = Context(64, 64, q_doc=documents // 8, kv_doc=documents // 8)
+    for pattern, expected in ((None, [32, 32]), (Window(3), None)):
+        asked = module.prepare(
+            q, q, q, pattern=pattern, score_mod=None, context=long, scale=None, dropout=0.0
+        )
+        assert by_document(asked) == expected
