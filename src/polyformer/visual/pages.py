@@ -6,6 +6,7 @@ import sys
 from polyformer.core.errors import InputError
 from polyformer.patterns.base import Pattern
 from polyformer.position import PositionConfig
+from polyformer.visual.gallery import gallery_svg
 from polyformer.visual.pattern import pictures
 from polyformer.visual.position import position_picture
 from polyformer.visual.svg import pattern_svg, position_svg
@@ -40,7 +41,7 @@ def pages() -> dict[str, str]:
         if pattern.row:
             section, files[f"patterns/{name}.svg"] = pattern_section(name, pattern)
             text.append(section)
-    files["patterns.md"] = "\n".join(text)
+    files["patterns.md"], files["gallery.svg"] = "\n".join(text), gallery_svg()
     text = [POSITIONS]
     for kind, scheme in sorted(PositionConfig.kinds.items()):
         assert issubclass(scheme, PositionConfig)
