@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
-from attention_cases import LargestTensor, random_context
 from torch import Tensor
 
+from attention_cases import LargestTensor, random_context
 from polyformer.attention.lsh import sorted_attention as engine
 from polyformer.attention.lsh.sorted_attention import sorted_attention
 from polyformer.attention.lsh.sorted_window import Windows, bucket_windows

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
-from attention_cases import random_context
 from torch import Tensor
 
+from attention_cases import random_context
 from polyformer.attention.lsh.sorted_window import bucket_windows
 from polyformer.sequence.context import Context
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_cases import LargestTensor, assert_same, patterns, random_context, results, tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, zeros
 
+from attention_cases import LargestTensor, assert_same, patterns, random_context, results, tensors
 from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend
 from polyformer.ops.softmax import recorded

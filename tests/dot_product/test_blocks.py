@@ -6,6 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
 from attention_cases import (
     LargestTensor,
     assert_same,
@@ -15,12 +21,6 @@ from attention_cases import (
     results,
     tensors,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.backends.tiled import tiles
 from polyformer.dot_product.backends.tiled import work_items as parts

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
-from attention_cases import LargestTensor, random_context
 from torch import Tensor
 
+from attention_cases import LargestTensor, random_context
 from polyformer.dot_product.arrange import alternatives, by_step
 from polyformer.dot_product.attend import attend, prepare
 from polyformer.dot_product.relative import Relative

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import LargestTensor, dense, patterns, random_context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
+from attention_cases import LargestTensor, dense, patterns, random_context
 from polyformer.dot_product.attend import attend, explain, prepare
 from polyformer.dot_product.backends import flex
 from polyformer.patterns import Causal, Global, Pattern, Window

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import LargestTensor
 from torch import Tensor
 
+from attention_cases import LargestTensor
 from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend, explain
 from polyformer.dot_product.relative import TABLES, Relative

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from attention_cases import LargestTensor
 from torch import nn
 
 import polyformer
+from attention_cases import LargestTensor
 from polyformer.ops import workers
 from polyformer.ops.workers import spread, usual_threads
 

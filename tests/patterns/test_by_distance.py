@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 import torch
-from attention_cases import dense, random_context
 from torch import Tensor
 
+from attention_cases import dense, random_context
 from polyformer.dot_product.attend import attend
 from polyformer.patterns import Window
 from polyformer.patterns.by_distance import ByDistance

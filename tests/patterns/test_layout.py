@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
-from attention_cases import LargestTensor, dense, patterns, random_context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attention_cases import LargestTensor, dense, patterns, random_context
 from polyformer.dot_product.backends.tiled.tiles import tiles
 from polyformer.patterns import Causal, Global, Pattern, Window
 from polyformer.patterns.layout import Interval, Keys, Row, clip, count, intersect, subtract, unite

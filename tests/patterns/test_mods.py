@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import assert_same, dense, random_context, results, tensors
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
+from attention_cases import assert_same, dense, random_context, results, tensors
 from polyformer.attention.softmax_attention import SoftmaxAttention
 from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from attention_cases import dense, patterns
 from hypothesis import given, settings
 from torch import Tensor
 
+from attention_cases import dense, patterns
 from polyformer.core.errors import InputError
 from polyformer.patterns import Causal, Documents, Full, Global, Padding, Pattern, Window
 from polyformer.patterns.implied import implied, runs

@@ -47,7 +47,8 @@ def _panel(index: int, title: str, expression: str) -> str:
     font = f'font-family="sans-serif" font-size="12" fill="{TEXT}"'
     return (
         f'<text x="{left}" y="{top + TITLE - 7}" {font}>{html.escape(title)}</text>\n'
-        f'<g transform="translate({left} {top + TITLE}) scale({SIDE / TOKENS:g})" shape-rendering="crispEdges">'
+        f'<g transform="translate({left} {top + TITLE}) scale({SIDE / TOKENS:g})" '
+        f'shape-rendering="crispEdges">'
         f'<rect width="{TOKENS}" height="{TOKENS}" fill="{PAPER}"/>'
         f'<path stroke="{INK}" transform="translate(0 .5)" d="{cells}"/></g>\n'
     )
