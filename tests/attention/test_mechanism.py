@@ -4,7 +4,18 @@ import dataclasses
 
 import pytest
 
-from polyformer.attention import SoftmaxConfig
+from polyformer.attention import (
+    AdaptiveSpanConfig,
+    DynamicSpanConfig,
+    LinformerConfig,
+    LSHConfig,
+    MemoryCompressedConfig,
+    PerformerConfig,
+    RFAConfig,
+    RoutingConfig,
+    SoftmaxConfig,
+    SVDConfig,
+)
 from polyformer.attention.base import ABILITIES, Mechanism, MechanismConfig
 from polyformer.core.errors import InputError
 from polyformer.patterns import Global, Window
@@ -32,7 +43,31 @@ def test_patterns_are_of_a_sequence_and_itself():
     """Another sequence has its own length and order: a window over it means nothing."""
     config = SoftmaxConfig(pattern=Window(3) | Global(1), dropout=0.2, scale=0.5)
     assert config.cross() == SoftmaxConfig(dropout=0.2, scale=0.5)
-    assert MechanismConfig().cross() == MechanismConfig()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Own(MechanismConfig):
+    """A user's mechanism, which says nothing of cross-attention."""
+
+    window: int = 3
+    dropout: float = 0.1
+    backend: str = "blocks"
+
+
+def test_cross_attention_is_softmax_over_all_keys_by_default():
+    """With the member's own dropout and backend, where it has them."""
+    assert MechanismConfig().cross() == SoftmaxConfig()
+    assert Own().cross() == SoftmaxConfig(dropout=0.1, backend="blocks")
+    assert LSHConfig().cross() == RoutingConfig().cross() == SoftmaxConfig()
+    for member in (AdaptiveSpanConfig, DynamicSpanConfig, MemoryCompressedConfig):
+        assert member(dropout=0.3, backend="sdpa").cross() == SoftmaxConfig(dropout=0.3, backend="sdpa")
+
+
+@pytest.mark.parametrize(
+    "config", [PerformerConfig(), RFAConfig(), LinformerConfig(), SVDConfig()], ids=lambda config: config.kind
+)
+def test_members_that_ask_nothing_of_slots_read_another_sequence_themselves(config: MechanismConfig):
+    assert config.cross() is config
 
 
 def test_the_definition_keeps_everything_but_the_way():

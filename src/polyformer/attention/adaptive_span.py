@@ -60,10 +60,6 @@ class AdaptiveSpanConfig(MechanismConfig):
     def definition(self) -> "AdaptiveSpanConfig":
         return dataclasses.replace(self, backend="definition")
 
-    def cross(self) -> MechanismConfig:
-        plain = {"kind": "softmax", "dropout": self.dropout, "backend": self.backend}
-        return MechanismConfig.from_dict(plain)
-
     @classmethod
     def examples(cls) -> tuple["AdaptiveSpanConfig", ...]:
         return cls(max_span=6, ramp=2, initial=0.5), cls(max_span=300, ramp=3)

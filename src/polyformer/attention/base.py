@@ -17,9 +17,11 @@ from polyformer.sequence.context import Context
 class ScoreTerms(Protocol):
     """What a position scheme does to scores, asked once all keys k of the queries q are known."""
 
-    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None: ...
+    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
+        """A function of every score and its query and key, None where the scheme has none."""
 
-    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None: ...
+    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
+        """Terms of the scores and values by distance, None where the scheme has none."""
 
 
 ABILITIES = {
@@ -28,23 +30,23 @@ ABILITIES = {
     "caches": "go on from a state",
     "relates": "take positions that change scores",
 }
-"""What a mechanism may be unable to do, by the class attribute that says so."""
+"""What a mechanism may be unable to do, by the class attribute that declares it."""
 
 WAYS_OUT = {
     "packs": "give each document rows of its own (--task.packed false, where the task has it)",
     "relates": "take a position that changes none, such as 'learned', 'sinusoidal', 'rope' or 'none'",
 }
-"""How to do without an ability, beside another mechanism."""
+"""How to do without an ability, other than by another mechanism."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MechanismConfig(Config):
     """Family of mechanisms: `build(num_heads, head_size)` makes the module.
 
-    `causal`, `packs`, `caches` and `relates` (to take the score terms of a position scheme) say what a member
-    can do; asked for more, it names what to use `instead`. `eager` says why `torch.compile(fullgraph=True)`
-    cannot take a member, where it cannot. `shares_queries`: its keys are its queries, so that there is no
-    projection of keys. `pairs`: its weights are an attention matrix, of every query and every token.
+    `causal`, `packs`, `caches` and `relates` (to take the score terms of a position scheme) declare what a
+    member can do; errors name what to use `instead`. `eager`: the reason why `torch.compile(fullgraph=True)`
+    cannot take a member, empty where it can. `shares_queries`: its keys are its queries, so that there is no
+    projection of keys. `pairs`: its weights are an attention matrix of queries and tokens.
     """
 
     causal: ClassVar[bool] = True
@@ -69,22 +71,30 @@ class MechanismConfig(Config):
 
     @classmethod
     def ways(cls) -> str:
+        """What may stand for a mechanism in a configuration, for error messages."""
         return f"{super().ways()}; or a pattern, as 'Window(64) | Global(1)' or a Pattern"
 
     def build(self, num_heads: int, head_size: int) -> "Mechanism":
+        """The module, for `num_heads` query heads of `head_size` numbers each."""
         raise NotImplementedError
 
     def at(self, layer: int) -> "MechanismConfig":
-        """What layer `layer` of a stack has; the same in all, unless the member says otherwise."""
+        """The mechanism of layer `layer` of a stack: the same in all layers by default."""
         return self
 
     def definition(self) -> "MechanismConfig":
-        """The same function computed plainly by its equation: what tests compare the fast form with."""
+        """The same function computed by its plain equation, which tests compare the fast form with."""
         raise NotImplementedError
 
     def cross(self) -> "MechanismConfig":
-        """What reads another sequence (cross-attention), whose slots say nothing about the queries' own."""
-        return self
+        """The cross-attention of a layer that has this mechanism: full softmax attention by default.
+
+        The slots of another sequence say nothing about those of the queries, so windows, buckets, clusters
+        and spans over them mean nothing. The member's own `dropout` and `backend` stay, where it has them.
+        A member whose equation asks nothing of slots returns itself.
+        """
+        kept = {name: getattr(self, name) for name in ("dropout", "backend") if hasattr(self, name)}
+        return MechanismConfig.from_dict({"kind": "softmax", **kept})
 
     def require(self, ability: str) -> None:
         """Raises `InputError` unless this member has the ability, one of `ABILITIES`."""
@@ -105,7 +115,7 @@ class Mechanism(nn.Module):
     """Mixes the values of each head."""
 
     def tie(self, first: "Mechanism") -> None:
-        """Makes parameters those of the stack's `first` layer, where layers share some."""
+        """Shares parameters with the stack's `first` layer, where the member's layers share some."""
 
     def new_state(self, reserve: int) -> State | None:
         """The state before the first token, with room for `reserve` tokens; None where there is none."""
@@ -122,7 +132,7 @@ class Mechanism(nn.Module):
     ) -> tuple[Tensor, State | None]:
         """q [B, H, Tq, D], new keys and values k, v [B, Hkv, Tq, D] -> y [B, H, Tq, D] and the next state.
 
-        The keys that `context` describes are those of the state followed by the new ones. `position` tells
-        what the position scheme adds to the scores.
+        The keys that `context` describes are those of the state followed by the new ones. `position` is what
+        the position scheme adds to the scores.
         """
         raise NotImplementedError

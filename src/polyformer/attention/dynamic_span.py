@@ -59,10 +59,6 @@ class DynamicSpanConfig(MechanismConfig):
     def definition(self) -> "DynamicSpanConfig":
         return dataclasses.replace(self, backend="definition")
 
-    def cross(self) -> MechanismConfig:
-        plain = {"kind": "softmax", "dropout": self.dropout, "backend": self.backend}
-        return MechanismConfig.from_dict(plain)
-
     @classmethod
     def examples(cls) -> tuple["DynamicSpanConfig", ...]:
         return cls(max_span=6, ramp=2, initial=0.0), cls(max_span=300, ramp=3)

@@ -53,6 +53,7 @@ class SoftmaxConfig(MechanismConfig):
         return dataclasses.replace(self, backend="definition")
 
     def cross(self) -> "SoftmaxConfig":
+        """Over all keys, with the same scale: a pattern is of a sequence and itself."""
         return dataclasses.replace(self, pattern=None)
 
 

@@ -52,6 +52,10 @@ class SVDConfig(MechanismConfig):
         """There is no faster form."""
         return self
 
+    def cross(self) -> "SVDConfig":
+        """The equation asks nothing of slots: any weights have a decomposition."""
+        return self
+
     @classmethod
     def examples(cls) -> tuple["SVDConfig", ...]:
         return (cls(rank=3),)

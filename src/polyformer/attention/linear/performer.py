@@ -59,6 +59,10 @@ class PerformerConfig(MechanismConfig):
     def definition(self) -> "PerformerConfig":
         return dataclasses.replace(self, plain=True)
 
+    def cross(self) -> "PerformerConfig":
+        """The equation asks nothing of slots: features estimate softmax over any keys."""
+        return self
+
     @classmethod
     def examples(cls) -> tuple["PerformerConfig", ...]:
         return (

@@ -65,6 +65,10 @@ class RFAConfig(MechanismConfig):
     def definition(self) -> "RFAConfig":
         return dataclasses.replace(self, plain=True)
 
+    def cross(self) -> "RFAConfig":
+        """The equation asks nothing of slots: features estimate softmax over any keys."""
+        return self
+
     @classmethod
     def examples(cls) -> tuple["RFAConfig", ...]:
         return cls(features=12), cls(features=31, gated=True, orthogonal=True, redraw_every=2)

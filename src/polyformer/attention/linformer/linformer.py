@@ -104,6 +104,10 @@ class LinformerConfig(MechanismConfig):
     def definition(self) -> "LinformerConfig":
         return dataclasses.replace(self, backend="definition")
 
+    def cross(self) -> "LinformerConfig":
+        """E and F project any sequence of at most `max_length` tokens."""
+        return self
+
     @classmethod
     def examples(cls) -> tuple["LinformerConfig", ...]:
         return (

@@ -97,10 +97,6 @@ class LSHConfig(MechanismConfig):
     def definition(self) -> "LSHConfig":
         return dataclasses.replace(self, plain=True)
 
-    def cross(self) -> MechanismConfig:
-        """Another sequence has buckets of its own, but no order beside this one's: full attention."""
-        return MechanismConfig.from_dict({"kind": "softmax"})
-
     @classmethod
     def examples(cls) -> tuple["LSHConfig", ...]:
         whole = cls(rounds=1, buckets=4, window=7, whole=5, unscaled=True, key_eps=1e-6)

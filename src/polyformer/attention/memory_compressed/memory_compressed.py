@@ -59,10 +59,6 @@ class MemoryCompressedConfig(MechanismConfig):
     def definition(self) -> "MemoryCompressedConfig":
         return dataclasses.replace(self, plain=True)
 
-    def cross(self) -> MechanismConfig:
-        plain = {"kind": "softmax", "dropout": self.dropout, "backend": self.backend}
-        return MechanismConfig.from_dict(plain)
-
     @classmethod
     def examples(cls) -> tuple["MemoryCompressedConfig", ...]:
         return cls(), cls(kernel=4, stride=2), cls(kernel=1, stride=2)

@@ -80,9 +80,6 @@ class RoutingConfig(MechanismConfig):
     def definition(self) -> "RoutingConfig":
         return dataclasses.replace(self, plain=True)
 
-    def cross(self) -> MechanismConfig:
-        return MechanismConfig.from_dict({"kind": "softmax"})
-
     @classmethod
     def examples(cls) -> tuple["RoutingConfig", ...]:
         # Of sizes at which no token of the contract tests lies between two clusters, where rounding decides.
