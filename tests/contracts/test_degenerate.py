@@ -112,7 +112,7 @@ def test_attention_of_nothing_is_nothing(shape: tuple[int, ...]):
     def score_mod(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         return s + table[b, i]
 
-    for backend in ("auto", "blocks", "definition"):
+    for backend in ("auto", "tiled", "definition"):
         y, lse = attend(q, k, k, score_mod=score_mod, backend=backend, return_lse=True)
         assert y.shape == shape
         assert lse.shape == shape[:3]

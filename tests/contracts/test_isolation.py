@@ -45,7 +45,7 @@ def spoilt(dtype: torch.dtype, bad: Tensor, value: float) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize("backend", ["definition", "sdpa", "blocks", "auto"])
+@pytest.mark.parametrize("backend", ["definition", "sdpa", "tiled", "auto"])
 @pytest.mark.parametrize(("name", "pattern"), NAMED)
 def test_what_is_hidden_does_not_reach(name: str, pattern: Pattern, backend: str, dtype: torch.dtype) -> None:
     bad = torch.tensor([20, 9, 33])
@@ -70,7 +70,7 @@ def test_what_is_hidden_does_not_reach(name: str, pattern: Pattern, backend: str
                 torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("backend", ["definition", "blocks"])
+@pytest.mark.parametrize("backend", ["definition", "tiled"])
 @pytest.mark.parametrize("masks", ["by score", "by pattern"])
 def test_what_a_score_mod_hides_or_spoils_does_not_reach(backend: str, masks: str) -> None:
     def mod(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def test_model_equals_its_definition(case: Case, heads: int):
     assert_same(*slopes)
 
 
-@pytest.mark.parametrize("backend", ["blocks", "sdpa"])
+@pytest.mark.parametrize("backend", ["tiled", "sdpa"])
 @pytest.mark.parametrize("case", selected(shape=("decoder", "encoder")), ids=str)
 def test_model_is_the_same_through_every_backend(case: Case, backend: str):
     """Whole models, position schemes included; a backend may refuse, but not differ."""
@@ -124,7 +124,7 @@ def test_backends_agree(name: str, pattern: Pattern, groups: int, device: str):
                 if module.refuses(request, False) is None:
                     y = attend(*inputs, pattern=pattern, score_mod=mod, context=context, backend=backend)
                     found[backend] = (y, *torch.autograd.grad((y * weight).sum(), inputs))
-            assert {"definition", "blocks"} <= found.keys()
+            assert {"definition", "tiled"} <= found.keys()
             for results in found.values():
                 for actual, expected in zip(results, found["definition"]):
                     assert_same(actual, expected)

@@ -72,7 +72,7 @@ def contexts(draw: st.DrawFn) -> Context:
     pattern=PATTERN,
     scheme=st.sampled_from(SCHEMES),
     context=contexts(),
-    backend=st.sampled_from(["blocks", "auto"]),
+    backend=st.sampled_from(["tiled", "auto"]),
 )
 def test_whatever_is_composed_agrees(
     pattern: Pattern, scheme: PositionConfig, context: Context, backend: str

@@ -126,11 +126,9 @@ def test_torch_func_over_attention_has_the_gradients_of_autograd() -> None:
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
-def test_blocks_says_what_torch_func_can_use(transform: Any) -> None:
-    function = lambda x: attend(x, x, x, backend="blocks").sum()  # noqa: E731
-    with pytest.raises(
-        InputError, match=r"backend 'blocks' cannot take this call: torch\.func .* use 'auto'"
-    ):
+def test_tiled_says_what_torch_func_can_use(transform: Any) -> None:
+    function = lambda x: attend(x, x, x, backend="tiled").sum()  # noqa: E731
+    with pytest.raises(InputError, match=r"backend 'tiled' cannot take this call: torch\.func .* use 'auto'"):
         transform(function)(
             torch.randn(2, 1, 2, 9, 8) if transform is torch.func.vmap else torch.randn(1, 2, 9, 8)
         )

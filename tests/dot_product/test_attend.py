@@ -54,11 +54,11 @@ def test_causal_is_aligned_with_the_slots_in_every_backend(queries: int, start: 
     first = 16 - queries if start is None else start
     seen = torch.arange(16) <= torch.arange(first, first + queries).unsqueeze(1)
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-    for backend in ("sdpa", "blocks", "definition"):
+    for backend in ("sdpa", "tiled", "definition"):
         torch.testing.assert_close(attend(q, k, v, context=context, backend=backend), expected)
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "blocks", "definition"])
+@pytest.mark.parametrize("backend", ["sdpa", "tiled", "definition"])
 def test_rows_that_see_nothing_are_zero_in_every_backend(backend: str) -> None:
     q, k, v = tensors(2, 2, 1, 5, 5)
     context = Context(5, 5, kv_valid=torch.tensor([[False] * 5, [True] * 5]))
@@ -73,7 +73,7 @@ def test_rows_that_see_nothing_are_zero_in_every_backend(backend: str) -> None:
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (0, 0)])
-@pytest.mark.parametrize("backend", ["auto", "blocks", "definition"])
+@pytest.mark.parametrize("backend", ["auto", "tiled", "definition"])
 def test_no_queries_or_no_keys(queries: int, keys: int, backend: str) -> None:
     q, k, v = tensors(2, 2, 1, queries, keys)
     doc = torch.zeros(2, 5, dtype=torch.long)
@@ -88,7 +88,7 @@ def test_no_queries_or_no_keys(queries: int, keys: int, backend: str) -> None:
     assert not q.grad.any()
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "blocks", "definition"])
+@pytest.mark.parametrize("backend", ["sdpa", "tiled", "definition"])
 def test_a_bare_mask_mod_is_a_pattern(backend: str) -> None:
     torch.manual_seed(0)
     q, k, v = tensors(1, 2, 2, 30, 30)
@@ -108,7 +108,7 @@ def test_a_layout_says_where_a_mask_mod_needs_to_look() -> None:
     expected = attend(q, k, v, pattern=Window(3), backend="definition")
     for layout in (function, rows):
         with LargestTensor() as seen:
-            out = attend(q, k, v, mask_mod=mask_mod, layout=layout, backend="blocks")
+            out = attend(q, k, v, mask_mod=mask_mod, layout=layout, backend="tiled")
         torch.testing.assert_close(out, expected)
         assert seen.largest <= 256 * (256 + 6)
 
@@ -141,7 +141,7 @@ def bad(**changes: Any) -> dict[str, Any]:
         (bad(dropout=1.0), r"dropout: expected a probability in \[0, 1\), got 1.0"),
         (bad(context=Context(5, 5)), "context: made for 5 queries and 5 keys, got 5 and 6"),
         (bad(pattern="Window(3)"), "pattern: expected a Pattern or a mask_mod function, got 'Window"),
-        (bad(backend="blok"), "unknown backend 'blok': did you mean 'blocks'?"),
+        (bad(backend="tile"), "unknown backend 'tile': did you mean 'tiled'?"),
         (bad(backend="flex"), "'flex' cannot take this call: FlexAttention has no backward on cpu"),
         (bad(backend="sdpa", return_lse=True), "'sdpa' cannot take this call: torch's function does not"),
     ],
@@ -154,13 +154,13 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> Non
 def test_dropout_drops_in_every_backend() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, 8, 4) for _ in range(3))
-    for backend in ("sdpa", "blocks", "definition"):
+    for backend in ("sdpa", "tiled", "definition"):
         assert not torch.allclose(
             attend(q, k, v, dropout=0.5, backend=backend), attend(q, k, v, backend=backend)
         )
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "blocks", "definition"])
+@pytest.mark.parametrize("backend", ["sdpa", "tiled", "definition"])
 def test_autocast_computes_in_its_own_type(backend: str) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 9, 8, requires_grad=True) for _ in range(3))
@@ -175,7 +175,7 @@ def test_autocast_computes_in_its_own_type(backend: str) -> None:
     assert q.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "blocks", "definition"])
+@pytest.mark.parametrize("backend", ["sdpa", "tiled", "definition"])
 def test_inference_mode(backend: str) -> None:
     q, k, v = tensors(2, 4, 2, 300, 300)
     with torch.inference_mode():
@@ -186,7 +186,7 @@ def test_inference_mode(backend: str) -> None:
 def test_recording_shows_the_weights_and_needs_no_other_backend() -> None:
     q, k, v = tensors(1, 2, 2, 6, 6)
     with recorded() as weights:
-        out = attend(q, k, v, pattern=Causal(), backend="blocks")
+        out = attend(q, k, v, pattern=Causal(), backend="tiled")
         attend(q, k, v)
     assert [x.shape for x in weights] == [(1, 2, 6, 6)] * 2
     torch.testing.assert_close(weights[0] @ v, out)
@@ -203,21 +203,21 @@ def test_sdpa_compiles_into_one_graph(pattern: Pattern | None) -> None:
     torch.testing.assert_close(compiled(q, k, v), attend(q, k, v, pattern=pattern))
 
 
-def test_blocks_breaks_the_graph_and_says_why() -> None:
+def test_tiled_breaks_the_graph_and_says_why() -> None:
     q, k, v = (torch.randn(1, 2, 12, 8) for _ in range(3))
 
     def broken(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, pattern=Window(3), backend="blocks")
+        return attend(q, k, v, pattern=Window(3), backend="tiled")
 
     def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, pattern=Window(3), backend="blocks")
+        return attend(q, k, v, pattern=Window(3), backend="tiled")
 
     torch.testing.assert_close(torch.compile(broken, backend="eager")(q, k, v), broken(q, k, v))
-    with pytest.raises(Exception, match="blocks walks a layout in Python"):
+    with pytest.raises(Exception, match="tiled walks a layout in Python"):
         torch.compile(whole, fullgraph=True, backend="eager")(q, k, v)
 
 
 def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="polyformer.dot_product.attend"):
         attend(*tensors(1, 1, 1, 4, 4), return_lse=True)
-    assert "attend: blocks (not sdpa: torch's function does not return the log-sum-exp" in caplog.text
+    assert "attend: tiled (not sdpa: torch's function does not return the log-sum-exp" in caplog.text

@@ -27,12 +27,12 @@ PATTERNS = [
 
 
 def both(pattern: Pattern, context: Context, kv_heads: int = 2, **options: object) -> list[list[Tensor]]:
-    """Output, log-sum-exp and gradients of q, k, v through `blocks` and through the definition."""
+    """Output, log-sum-exp and gradients of q, k, v through `tiled` and through the definition."""
     torch.manual_seed(0)
     lengths = (4, context.q_len), (kv_heads, context.kv_len), (kv_heads, context.kv_len)
     q, k, v = (torch.randn(2, *shape, 5, dtype=torch.float64, requires_grad=True) for shape in lengths)
     found = []
-    for backend in ("blocks", "definition"):
+    for backend in ("tiled", "definition"):
         y, lse = attend(
             q, k, v, pattern=pattern, context=context, backend=backend, return_lse=True, **options
         )  # type: ignore[call-overload]
@@ -87,7 +87,7 @@ def test_a_part_leaves_out_what_others_have_seen() -> None:
     """Distance 0 and 5 are in both: counted twice they would weigh twice."""
     q = torch.randn(1, 1, 40, 4, dtype=torch.float64)
     both_ways = [
-        attend(q, q, q, pattern=Window(5, 0) | Strided(5), backend=one) for one in ("blocks", "definition")
+        attend(q, q, q, pattern=Window(5, 0) | Strided(5), backend=one) for one in ("tiled", "definition")
     ]
     torch.testing.assert_close(*both_ways)
 

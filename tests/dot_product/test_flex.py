@@ -188,7 +188,7 @@ def _to_cuda(context: Context) -> Context:
 
 
 @needs_cuda
-@pytest.mark.parametrize("backend", ["flex", "blocks"])
+@pytest.mark.parametrize("backend", ["flex", "tiled"])
 @pytest.mark.parametrize("pattern", [None, Causal(), Window(40) | Global(2), Window(30, 0, 3)], ids=str)
 @pytest.mark.parametrize(("queries", "keys"), [(300, 300), (130, 270)])
 def test_cuda_agrees_with_the_definition(
@@ -241,4 +241,4 @@ def test_auto_chooses_flex_on_cuda() -> None:
     q, k, v = (torch.randn(1, 2, 4096, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     assert explain(q, k, v, pattern=Window(128)).backend == "flex"
     assert explain(q, k, v, pattern=Causal()).backend == "sdpa"
-    assert explain(q, k, v, pattern=Window(128), dropout=0.1).backend == "blocks"
+    assert explain(q, k, v, pattern=Window(128), dropout=0.1).backend == "tiled"

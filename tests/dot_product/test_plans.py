@@ -5,7 +5,7 @@ import torch
 
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.backends import sdpa
-from polyformer.dot_product.backends.tiled import run as blocks
+from polyformer.dot_product.backends.tiled import run as tiled
 from polyformer.dot_product.relative import Relative
 from polyformer.ops.softmax import recorded
 from polyformer.sequence.context import Context
@@ -74,8 +74,8 @@ def test_who_looks_at_weights_or_wants_gradients_is_not_passed_by(monkeypatch):
             attend(q, k, v, context=context, relative=relative)
     assert [tuple(one.shape) for one in weights] == [(2, 4, 1, 9)]
     ran = []
-    run = blocks.run
-    monkeypatch.setattr(blocks, "run", lambda request: ran.append(1) or run(request))
+    run = tiled.run
+    monkeypatch.setattr(tiled, "run", lambda request: ran.append(1) or run(request))
     attend(q.requires_grad_(), k, v, context=context, relative=relative).sum().backward()
     assert ran
     assert q.grad is not None

@@ -77,7 +77,7 @@ def test_the_definition_is_the_equation(causal: bool) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("pattern", [None, Window(20), Window(9, 0) | Global(2)], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
-def test_blocks_is_the_definition(
+def test_tiled_is_the_definition(
     names: tuple[str, ...], shared: bool, pattern: Pattern | None, causal: bool
 ) -> None:
     for rows, heads, kv_heads, queries, keys in ((2, 4, 2, 70, 81), (2, 3, 1, 1, 33)):
@@ -85,8 +85,7 @@ def test_blocks_is_the_definition(
         context = Context(queries, keys, causal=causal)
         tables = terms(names, tensors[0], context, shared)
         both = [
-            results(tensors, tables, context, pattern=pattern, backend=one)
-            for one in ("blocks", "definition")
+            results(tensors, tables, context, pattern=pattern, backend=one) for one in ("tiled", "definition")
         ]
         for actual, expected in zip(*both):
             torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
@@ -100,10 +99,10 @@ def test_a_score_mod_comes_after_the_terms() -> None:
     def cap(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return 2 * torch.tanh(score / 2)
 
-    both = [results(tensors, tables, context, score_mod=cap, backend=one) for one in ("blocks", "definition")]
+    both = [results(tensors, tables, context, score_mod=cap, backend=one) for one in ("tiled", "definition")]
     for actual, expected in zip(*both):
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
-    assert not torch.allclose(both[0][0], results(tensors, tables, context, backend="blocks")[0])
+    assert not torch.allclose(both[0][0], results(tensors, tables, context, backend="tiled")[0])
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -114,7 +113,7 @@ def test_gradients_of_shared_tables_are_summed_over_rows_heads_and_threads(threa
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = results(tensors, tables, context, pattern=Window(30), backend="blocks")
+        found = results(tensors, tables, context, pattern=Window(30), backend="tiled")
     finally:
         torch.set_num_threads(before)
     for actual, expected in zip(
@@ -129,7 +128,7 @@ def test_gradients_arrive_whatever_the_order_of_axes_in_memory() -> None:
     tables = terms(("position_keys", "content"), tensors[0], context, shared=False)
     turned = tables["content"].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
     both = [
-        results(tensors, {**tables, "content": one}, context, backend="blocks")
+        results(tensors, {**tables, "content": one}, context, backend="tiled")
         for one in (tables["content"], turned)
     ]
     for actual, expected in zip(*both):
@@ -155,7 +154,7 @@ def test_half_precision_is_computed_in_float32() -> None:
     context = Context(50, 50)
     tables = {name: x.detach().bfloat16() for name, x in terms(ALL, tensors[0], context, False).items()}
     relative = Relative(first=-49, **tables)
-    y = attend(*tensors, relative=relative, context=context, backend="blocks")
+    y = attend(*tensors, relative=relative, context=context, backend="tiled")
     expected = attend(*(x.double() for x in tensors), relative=relative.to(torch.float64), context=context)
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(y.double(), expected, rtol=2e-2, atol=2e-2)
@@ -166,7 +165,7 @@ def test_what_a_backend_cannot_carry_it_says() -> None:
     relative = Relative(first=-3, bias=torch.zeros(1, 7))
     choice = explain(q, k, v, relative=relative)
     assert str(choice).startswith(
-        "blocks (not sdpa: a score_mod or relative terms change the scores; not flex"
+        "tiled (not sdpa: a score_mod or relative terms change the scores; not flex"
     )
     with pytest.raises(InputError, match="backend 'sdpa' cannot take this call: a score_mod or relative"):
         attend(q, k, v, relative=relative, backend="sdpa")

@@ -155,7 +155,7 @@ def piecewise(
 
 
 @pytest.mark.parametrize("hard", HARD)
-@pytest.mark.parametrize("backend", ["blocks", "definition"])
+@pytest.mark.parametrize("backend", ["tiled", "definition"])
 def test_one_row_equals_two_attentions_computed_apart(backend: str, hard: tuple[bool, bool]):
     torch.manual_seed(0)
     segments = torch.tensor([SEGMENTS * 7, SEGMENTS * 7])
@@ -175,7 +175,7 @@ def test_one_row_equals_two_attentions_computed_apart(backend: str, hard: tuple[
 def test_a_long_text_is_computed_by_its_layout():
     context = structured(random_segments(1, 64, 4032))
     q = torch.zeros(1, 1, 4096, 4)
-    assert explain(q, q, q, pattern=ETC(64, 8, True), context=context).backend == "blocks"
+    assert explain(q, q, q, pattern=ETC(64, 8, True), context=context).backend == "tiled"
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_images_packed_in_a_row_are_seen_as_alone():
     context = Context(17, 17, causal=True, q_pos=pos, kv_pos=pos, q_doc=doc, kv_doc=doc)
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 17, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    out = attend(q, k, v, pattern=pattern, context=context, backend="blocks")
+    out = attend(q, k, v, pattern=pattern, context=context, backend="tiled")
     for row, start, stop in ((0, 0, 5), (0, 5, 17), (1, 0, 12), (1, 12, 17)):
         parts = [x[row : row + 1, :, start:stop] for x in (q, k, v)]
         alone = Context(stop - start, stop - start, causal=True)
@@ -148,7 +148,7 @@ def test_an_image_of_another_size_is_refused():
     pattern = Local2D((4, 3), (2, 2), (1, 1, 1))
     x = torch.randn(1, 1, 14, 4)
     message = "Local2D: 14 tokens do not fit the shape 4x3, which has 12 places and one for a start token"
-    for backend in ("auto", "blocks", "definition"):
+    for backend in ("auto", "tiled", "definition"):
         attend(x[:, :, :13], x[:, :, :13], x[:, :, :13], pattern=pattern, backend=backend)
         with pytest.raises(InputError, match=message):
             attend(x, x, x, pattern=pattern, backend=backend)

@@ -72,7 +72,7 @@ def test_backends_agree(causal: bool):
     one = Context(150, 150, causal=causal, q_marked=table, kv_marked=table)
     inputs = [torch.randn(2, 2, 150, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     found = []
-    for backend in ("definition", "blocks", "sdpa"):
+    for backend in ("definition", "tiled", "sdpa"):
         y = attend(*inputs, pattern=Window(5) | Marked(), context=one, backend=backend)
         found.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
     for results in found[1:]:

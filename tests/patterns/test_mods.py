@@ -157,7 +157,7 @@ def test_a_mask_is_flex_attentions_in_every_backend(name: str) -> None:
         lse=False,
         backend="definition",
     )
-    for backend in ("definition", "sdpa", "blocks"):
+    for backend in ("definition", "sdpa", "tiled"):
         ours = results(q, k, v, pattern=Causal() & Window(T), mask_mod=mask_mod, lse=False, backend=backend)
         assert_same(ours, expected)
 
@@ -185,7 +185,7 @@ def test_a_score_mod_is_flex_attentions_in_every_backend(name: str, pattern: Per
     out = by_pairs(q, k, v, mod, allowed)
     weights = torch.arange(1, out.numel() + 1, dtype=out.dtype).view(out.shape) / out.numel()
     grads = torch.autograd.grad((out * weights).sin().sum(), [q, k, v, table])
-    for backend in ("definition", "blocks"):
+    for backend in ("definition", "tiled"):
         ours = results(q, k, v, tables=[table], pattern=pattern, score_mod=mod, lse=False, backend=backend)
         assert_same([ours[0], *ours[2:]], [out, *grads])
     if pattern is None and name != "custom":  # dynamo, which it runs, warns of such functions
@@ -203,7 +203,7 @@ def test_common_mods_need_no_vmap(name: str) -> None:
     assert proven == (name in PROVEN)
 
 
-@pytest.mark.parametrize("backend", ["definition", "sdpa", "blocks"])
+@pytest.mark.parametrize("backend", ["definition", "sdpa", "tiled"])
 def test_types_mix_as_in_flex_attention(backend: str) -> None:
     torch.manual_seed(0)
     q, k, v = (x.detach().float() for x in tensors(B, H, H, T, T))
@@ -237,7 +237,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("backend", ["definition", "sdpa", "blocks"])
+@pytest.mark.parametrize("backend", ["definition", "sdpa", "tiled"])
 def test_what_cannot_be_a_mod_is_refused(name: str, backend: str) -> None:
     function, message = BAD[name]
     with pytest.raises(InputError, match=message):
@@ -267,7 +267,7 @@ def test_a_foreign_mask_compiles_into_one_graph(name: str) -> None:
 
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("chunk", [1, 7])
-@pytest.mark.parametrize("backend", ["definition", "sdpa", "blocks"])
+@pytest.mark.parametrize("backend", ["definition", "sdpa", "tiled"])
 def test_chunks_of_queries_see_what_one_pass_sees(name: str, chunk: int, backend: str) -> None:
     torch.manual_seed(2)
     q, k, v = tensors(B, H, H, T, T)
@@ -290,12 +290,12 @@ def test_without_a_context_queries_count_from_0_as_in_flex_attention() -> None:
     mod = lambda s, b, h, i, j: s - (i - j).abs()  # noqa: E731
     mask = create_block_mask(MASKS["prefix"], None, None, 8, T, device="cpu")
     expected = flex_attention(q, k, v, score_mod=mod, block_mask=mask)
-    for backend in ("definition", "blocks"):
+    for backend in ("definition", "tiled"):
         ours = attend(q, k, v, mask_mod=MASKS["prefix"], score_mod=mod, backend=backend)
         torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("backend", ["auto", "sdpa", "blocks"])
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled"])
 @pytest.mark.parametrize("grad", [True, False])
 def test_a_used_context_notices_what_has_changed(backend: str, grad: bool) -> None:
     torch.manual_seed(3)
@@ -316,7 +316,7 @@ def test_a_used_context_notices_what_has_changed(backend: str, grad: bool) -> No
             layout[0] -= 5
 
 
-@pytest.mark.parametrize("backend", ["definition", "sdpa", "blocks"])
+@pytest.mark.parametrize("backend", ["definition", "sdpa", "tiled"])
 def test_a_mod_may_be_asked_outside_of_a_call(backend: str) -> None:
     context = random_context(B, T, T, documents=True)
     pattern = Window(3) | MASKS["rows"]

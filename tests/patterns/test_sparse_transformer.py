@@ -165,7 +165,7 @@ def test_blocks_agree_with_the_definition(pattern: Pattern):
     weight = torch.randn(2, 2, 201, 6, dtype=torch.float64)
     for context in (Context(201, 201), Context(201, 201, causal=True)):
         results = []
-        for backend in ("blocks", "definition"):
+        for backend in ("tiled", "definition"):
             fresh = dataclasses.replace(context, memo={})
             out = attend(*inputs, pattern=pattern, context=fresh, backend=backend)
             results.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
@@ -195,7 +195,7 @@ def test_neighbouring_heads_may_share_a_pattern():
     inputs = [torch.randn(2, 3, 13, 5, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     pattern = PerHead((Window(2), Window(2), Strided(3)))
     results = []
-    for backend in ("blocks", "definition"):
+    for backend in ("tiled", "definition"):
         out = attend(*inputs, pattern=pattern, backend=backend)
         results.append([out, *torch.autograd.grad(out.sin().sum(), inputs)])
     for one, two in zip(*results):

@@ -50,7 +50,7 @@ def large() -> list[Tensor]:
     return [q, k, v]
 
 
-@pytest.mark.parametrize("backend", ["blocks", "definition"])
+@pytest.mark.parametrize("backend", ["tiled", "definition"])
 @pytest.mark.parametrize("dtype", HALF)
 def test_large_scores_stay_finite_in_half_precision(dtype: torch.dtype, backend: str):
     tensors = large()

@@ -65,7 +65,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, scheme: EtcLabels, pattern: ETC, segm
     return torch.stack(rows, 2).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("backend", ["blocks", "definition"])
+@pytest.mark.parametrize("backend", ["tiled", "definition"])
 def test_scores_are_those_of_the_equation(backend: str):
     torch.manual_seed(0)
     segments = [0, 1, 2, *torch.randint(3, (20,)).tolist()]

@@ -85,7 +85,7 @@ def test_weights_chunks_and_texts_are_the_same(config: int, tmp_path):
     verify_writer(their_model("GPTNeoForCausalLM", config, attn_implementation="eager"), tmp_path)
 
 
-@pytest.mark.parametrize("backend", ["blocks", "sdpa", "definition"])
+@pytest.mark.parametrize("backend", ["tiled", "sdpa", "definition"])
 def test_local_layers_are_local_in_every_backend(backend: str, tmp_path):
     """A token 4 places away changes what a stack of one local layer says, no other: there the window ends."""
     one = {"num_layers": 1, "attention_types": [[["local"], 1]], "window_size": 5}

@@ -12,7 +12,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.dot_product import arrange
 from polyformer.dot_product.backends import definition, flex, sdpa
-from polyformer.dot_product.backends.tiled import run as blocks
+from polyformer.dot_product.backends.tiled import run as tiled
 from polyformer.dot_product.documents import by_document, run_by_document
 from polyformer.dot_product.guard import empty
 from polyformer.dot_product.isolation import is_finite, is_readable, run_isolated
@@ -27,7 +27,7 @@ from polyformer.sequence.context import Context
 
 log = logging.getLogger(__name__)
 
-BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "flex": flex, "blocks": blocks, "definition": definition}
+BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "flex": flex, "tiled": tiled, "definition": definition}
 """In the order in which `auto` asks them. Each has `refuses(request, return_lse)` and `run(request)`."""
 
 TRACED = 1 << 26
@@ -170,8 +170,8 @@ def _run(
         if lengths is not None:
             return run_by_document(lengths, request, lambda one: _run(one, backend, return_lse))
     name = chosen or choose(request, backend, return_lse).backend
-    if name in ("blocks", "flex") and not torch.compiler.is_compiling():
-        groups = arrange.by_pattern(request, together=name == "blocks")
+    if name in ("tiled", "flex") and not torch.compiler.is_compiling():
+        groups = arrange.by_pattern(request, together=name == "tiled")
         if groups is not None:
             return arrange.run_by_heads(groups, request, lambda one: _run(one, backend, return_lse))
         parts = arrange.by_step(request)
@@ -275,7 +275,7 @@ def choose(request: Request, backend: str, return_lse: bool) -> Choice:
     for name in asked if not recording() else ["definition"]:
         why = BACKENDS[name].refuses(request, return_lse)
         traced = is_traced() and backend == "auto" and request.pairs <= TRACED
-        if name == "blocks" and traced:
+        if name == "tiled" and traced:
             why = "it would break the graph, and so few scores can be computed at once"
         if why is None:
             break

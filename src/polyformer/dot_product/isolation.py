@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from polyformer.dot_product.backends import sdpa
-from polyformer.dot_product.backends.tiled import run as blocks
+from polyformer.dot_product.backends.tiled import run as tiled
 from polyformer.dot_product.relative import Relative
 from polyformer.dot_product.request import Request
 
@@ -79,4 +79,4 @@ def _see(request: Request, bad: Tensor) -> Tensor:
         relative=relative,
         dropout=0.0,
     )
-    return blocks.run(told)[0].squeeze(-1) != 0
+    return tiled.run(told)[0].squeeze(-1) != 0

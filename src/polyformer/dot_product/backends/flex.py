@@ -26,7 +26,7 @@ def refuses(request: Request, return_lse: bool) -> str | None:
     """Why this backend cannot take the request, or None."""
     widths = request.q.shape[3], request.v.shape[3]
     if request.q.device.type != "cuda":
-        return f"FlexAttention has no backward on {request.q.device.type} and is slower there than blocks"
+        return f"FlexAttention has no backward on {request.q.device.type} and is slower there than tiled"
     if request.dropout:
         return "FlexAttention has no dropout"
     if request.relative is not None and request.relative.position_values is not None:

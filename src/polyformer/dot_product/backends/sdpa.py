@@ -18,7 +18,7 @@ from polyformer.patterns.layout import count
 from polyformer.sequence.context import Context
 
 MASK_LIMIT = 1 << 22
-"""Entries of the boolean mask that may be built: one of 4 MiB; longer inputs belong to `blocks` or `flex`."""
+"""Entries of the boolean mask that may be built: one of 4 MiB; longer inputs belong to `tiled` or `flex`."""
 
 SPARSE_FROM = 1 << 23
 """Multiplications of q k^T from which it pays to skip the keys that a sparse pattern does not need."""
@@ -28,7 +28,7 @@ BIAS_LIMIT = 1 << 18
 
 DENSE_LIMIT, DROPOUT_LIMIT = 1 << 26, 1 << 20
 """Scores that torch may hold at once where its fused kernels do not apply and it computes densely; fewer of
-them where it also drops some on a CPU, for which `blocks` has quicker numbers (ops/dropout.py)."""
+them where it also drops some on a CPU, for which `tiled` has quicker numbers (ops/dropout.py)."""
 
 
 def refuses(request: Request, return_lse: bool) -> str | None:

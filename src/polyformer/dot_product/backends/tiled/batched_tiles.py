@@ -101,7 +101,7 @@ class Gathered:
         outs: tuple[Tensor, ...],
         grads: tuple[Tensor, Tensor, Tensor],
     ) -> None:
-        """Adds the gradients of the bundle: see `blocks`, whose rows do the same one by one."""
+        """Adds the gradients of the bundle: see `tiled`, whose rows do the same one by one."""
         queries, keys, values = self.queries(inputs[0]), self.keys(inputs[1]), self.keys(inputs[2])
         grad_out, shift, lse = map(self.queries, outs)
         scores = self.part.product("scores", queries * self.part.factor, keys.mT)

@@ -38,7 +38,7 @@ def refuses(request: Request, return_lse: bool) -> str | None:
     return None
 
 
-@torch.compiler.disable(reason="blocks walks a layout in Python; compile with the backend 'sdpa' or 'flex'")
+@torch.compiler.disable(reason="tiled walks a layout in Python; compile with the backend 'sdpa' or 'flex'")
 def run(request: Request) -> tuple[Tensor, Tensor]:
     """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]."""
     half = request.q.dtype in (torch.float16, torch.bfloat16)

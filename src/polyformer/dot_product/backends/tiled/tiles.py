@@ -1,4 +1,4 @@
-"""The work of `blocks` cut into tiles: a run of queries, the keys they need, where the mask must be asked.
+"""The work of `tiled` cut into tiles: a run of queries, the keys they need, where the mask must be asked.
 
 A tile's keys are intervals of key slots laid side by side; a row with many keys has several tiles, so that
 no tile is wider than `width` and memory stays linear whatever the pattern.

@@ -1,4 +1,4 @@
-"""A part of one call of `blocks`: some rows of the batch and some heads, as few as a cache holds at once."""
+"""A part of one call of `tiled`: some rows of the batch and some heads, as few as a cache holds at once."""
 
 import itertools
 import math

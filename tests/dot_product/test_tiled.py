@@ -1,4 +1,4 @@
-"""`blocks` against the definition: outputs and every gradient; its memory, dropout, precision and limits."""
+"""`tiled` against the definition: outputs and every gradient; its memory, dropout, precision and limits."""
 
 import itertools
 from collections.abc import Callable
@@ -29,8 +29,8 @@ from polyformer.patterns.layout import Keys
 
 
 def assert_agrees(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
-    """blocks = definition, in outputs and gradients."""
-    ours, expected = (results(q, k, v, backend=name, **options) for name in ("blocks", "definition"))
+    """tiled = definition, in outputs and gradients."""
+    ours, expected = (results(q, k, v, backend=name, **options) for name in ("tiled", "definition"))
     assert_same(ours, expected)
 
 
@@ -149,7 +149,7 @@ def test_gradients_reach_what_a_score_mod_captures(make: Callable[..., Any], pat
 def test_a_score_mod_may_ignore_the_scores() -> None:
     q, k, v = tensors(1, 2, 2, 20, 20)
     _, score_mod = _constant(q)
-    out = attend(q, k, v, score_mod=score_mod, backend="blocks")
+    out = attend(q, k, v, score_mod=score_mod, backend="tiled")
     torch.testing.assert_close(out, attend(q, k, v, score_mod=score_mod, backend="definition"))
     grads = torch.autograd.grad(out.sum(), [q, k, v])
     assert not grads[0].any()
@@ -161,7 +161,7 @@ def test_score_mod_under_no_grad_is_not_probed() -> None:
     q, k, v = tensors(1, 2, 2, 20, 20)
     shapes = []
     with torch.no_grad():
-        attend(q, k, v, score_mod=lambda s, b, h, i, j: shapes.append(s.shape) or s, backend="blocks")
+        attend(q, k, v, score_mod=lambda s, b, h, i, j: shapes.append(s.shape) or s, backend="tiled")
     assert shapes == [()], "it is looked through once, on scalars"
 
 
@@ -172,7 +172,7 @@ def test_only_some_inputs_want_gradients(needs: tuple[bool, ...]) -> None:
     wanted = [x for x in (q, k, v) if x.requires_grad]
     ours, expected = (
         torch.autograd.grad(attend(q, k, v, pattern=Window(3), backend=name).sin().sum(), wanted)
-        for name in ("blocks", "definition")
+        for name in ("tiled", "definition")
     )
     assert_same(list(ours), list(expected))
 
@@ -180,7 +180,7 @@ def test_only_some_inputs_want_gradients(needs: tuple[bool, ...]) -> None:
 def test_rows_that_see_nothing_give_zeros_forward_and_backward() -> None:
     q, k, v = tensors(2, 2, 2, 9, 9)
     nothing = lambda b, h, q_idx, kv_idx: (q_idx > 3) & (kv_idx < 9)  # noqa: E731
-    out, lse = attend(q, k, v, mask_mod=nothing, backend="blocks", return_lse=True)
+    out, lse = attend(q, k, v, mask_mod=nothing, backend="tiled", return_lse=True)
     assert not out[:, :, :4].any()
     assert (lse[:, :, :4] == -torch.inf).all()
     assert lse[:, :, 4:].isfinite().all()
@@ -195,7 +195,7 @@ def test_parts_join_by_log_sum_exp_with_exact_gradients() -> None:
     torch.manual_seed(0)
     q, k, v = tensors(1, 2, 2, 50, 50)
     even = [
-        attend(q, k, v, mask_mod=lambda b, h, i, j, r=r: j % 2 == r, backend="blocks", return_lse=True)
+        attend(q, k, v, mask_mod=lambda b, h, i, j, r=r: j % 2 == r, backend="tiled", return_lse=True)
         for r in (0, 1)
     ]
     outs, sums = (torch.stack(parts) for parts in zip(*even))
@@ -211,7 +211,7 @@ def test_dropout_has_the_gradients_of_what_it_computed(pattern: Pattern | None) 
 
     def function(*inputs: Tensor) -> Tensor:
         torch.manual_seed(7)
-        return attend(*inputs, pattern=pattern, dropout=0.4, backend="blocks")
+        return attend(*inputs, pattern=pattern, dropout=0.4, backend="tiled")
 
     assert torch.autograd.gradcheck(function, tensors(1, 2, 1, 7, 7))
 
@@ -219,21 +219,21 @@ def test_dropout_has_the_gradients_of_what_it_computed(pattern: Pattern | None) 
 def test_dropout_is_right_on_average_and_repeats_with_the_seed() -> None:
     torch.manual_seed(0)
     q, k, v = (x.detach() for x in tensors(1, 1, 1, 5, 5))
-    many = torch.stack([attend(q, k, v, dropout=0.3, backend="blocks") for _ in range(1000)])
+    many = torch.stack([attend(q, k, v, dropout=0.3, backend="tiled") for _ in range(1000)])
     torch.testing.assert_close(many.mean(0), attend(q, k, v), rtol=0, atol=0.1)
     assert many.std(0).min() > 0.01
     torch.manual_seed(3)
-    first = attend(q, k, v, dropout=0.3, backend="blocks")
+    first = attend(q, k, v, dropout=0.3, backend="tiled")
     torch.manual_seed(3)
-    assert torch.equal(attend(q, k, v, dropout=0.3, backend="blocks"), first)
+    assert torch.equal(attend(q, k, v, dropout=0.3, backend="tiled"), first)
 
 
 def test_random_state_is_touched_for_dropout_only() -> None:
     q, k, v = tensors(1, 1, 1, 5, 5)
     before = torch.get_rng_state()
-    attend(q, k, v, backend="blocks").sum().backward()
+    attend(q, k, v, backend="tiled").sum().backward()
     assert torch.equal(torch.get_rng_state(), before)
-    attend(q, k, v, dropout=0.5, backend="blocks")
+    attend(q, k, v, dropout=0.5, backend="tiled")
     after = torch.get_rng_state()
     torch.set_rng_state(before)
     torch.randint(2**62, ())
@@ -251,7 +251,7 @@ def test_no_tensor_grows_faster_than_the_length(
         table = torch.randn(1, 2, length, 3, requires_grad=True)
         score_mod = lambda s, b, h, i, j, table=table: s + table[b, h, i, (i - j).clamp(-1, 1) + 1]  # noqa: E731
         with LargestTensor() as seen:
-            attend(q, k, v, pattern=pattern, score_mod=score_mod, backend="blocks").sum().backward()
+            attend(q, k, v, pattern=pattern, score_mod=score_mod, backend="tiled").sum().backward()
         largest.append(seen.largest)
     assert all(big <= 2 * small for small, big in itertools.pairwise(largest)), largest
     assert largest[-1] <= 2 * 4 * (512 + 16), "q, k, v, their gradients or one tile"
@@ -271,7 +271,7 @@ def test_captured_tables_get_no_full_size_gradient_per_tile(monkeypatch: pytest.
     table = torch.randn(1, 2, 320, 3, requires_grad=True)
     with Count():
         score_mod = lambda s, b, h, i, j: s + table[b, h, i, (i - j).clamp(-1, 1) + 1]  # noqa: E731
-        attend(q, k, v, pattern=Window(8), score_mod=score_mod, backend="blocks").sum().backward()
+        attend(q, k, v, pattern=Window(8), score_mod=score_mod, backend="tiled").sum().backward()
     assert len({x.data_ptr() for x in made}) < 8, "there are 20 tiles"
 
 
@@ -286,7 +286,7 @@ def test_half_precision_errs_no_more_than_dense_attention(dtype: torch.dtype) ->
         return [out, *torch.autograd.grad((out.double() ** 2).sum(), inputs)]
 
     truth = run(exact, "definition")
-    for ours, dense, true in zip(run([q, k, v], "blocks"), run([q, k, v], "sdpa"), truth):
+    for ours, dense, true in zip(run([q, k, v], "tiled"), run([q, k, v], "sdpa"), truth):
         assert ours.dtype == dtype
         assert (ours.double() - true).abs().max() <= 2 * (dense.double() - true).abs().max()
 
@@ -298,13 +298,13 @@ def test_threads_change_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -
     torch.manual_seed(0)
     q, k, v = tensors(2, 6, 3, 40, 40)
     table, score_mod = distance_bias(40, 6)
-    options = {"tables": [table], "score_mod": score_mod, "pattern": Window(9), "backend": "blocks"}
+    options = {"tables": [table], "score_mod": score_mod, "pattern": Window(9), "backend": "tiled"}
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         first, second = results(q, k, v, **options), results(q, k, v, **options)
         with torch.inference_mode():
-            out = attend(q, k, v, score_mod=score_mod, pattern=Window(9), backend="blocks")
+            out = attend(q, k, v, score_mod=score_mod, pattern=Window(9), backend="tiled")
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(one, other) for one, other in zip(first, second))
@@ -314,7 +314,7 @@ def test_threads_change_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -
 
 def test_large_scores_do_not_overflow() -> None:
     q, k, v = (torch.full((1, 1, 40, 16), 200.0, dtype=torch.float16, requires_grad=True) for _ in range(3))
-    out, lse = attend(q, k, v, pattern=Window(4), backend="blocks", return_lse=True)
+    out, lse = attend(q, k, v, pattern=Window(4), backend="tiled", return_lse=True)
     torch.testing.assert_close(out, v)
     assert lse.isfinite().all()
     out.float().sum().backward()
@@ -327,14 +327,14 @@ def test_inputs_stay_as_they_are() -> None:
     q, k, v = tensors(1, 2, 1, 20, 20)
     table, score_mod = distance_bias(20, 2)
     copies = [x.detach().clone() for x in (q, k, v, table)]
-    results(q, k, v, tables=[table], score_mod=score_mod, pattern=Window(3), backend="blocks")
+    results(q, k, v, tables=[table], score_mod=score_mod, pattern=Window(3), backend="tiled")
     assert all(torch.equal(x, copy) for x, copy in zip((q, k, v, table), copies))
 
 
 def test_a_changed_input_is_noticed_before_backward() -> None:
     q, k, v = tensors(1, 1, 1, 5, 5)
     table, score_mod = distance_bias(5, 1)
-    out = attend(q, k, v, score_mod=score_mod, backend="blocks")
+    out = attend(q, k, v, score_mod=score_mod, backend="tiled")
     with torch.no_grad():
         table.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -343,6 +343,6 @@ def test_a_changed_input_is_noticed_before_backward() -> None:
 
 def test_a_second_derivative_is_refused() -> None:
     q, k, v = tensors(1, 1, 1, 5, 5)
-    (grad,) = torch.autograd.grad(attend(q, k, v, backend="blocks").sin().sum(), q, create_graph=True)
+    (grad,) = torch.autograd.grad(attend(q, k, v, backend="tiled").sin().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiate twice"):
         grad.sum().backward()
