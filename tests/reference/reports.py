@@ -34,4 +34,6 @@ def checked(
         assert name not in given or not torch.equal(own[name], given[name]) or not own[name].any()
     kept = {*report.copied, *report.scaled, *report.extended, *report.cut}
     missing = set(given) - kept
-    assert missing <= {*report.left, *old.unread} | {name for name in given if name.startswith("head.")}
+    assert missing <= {*report.left, *old.unused_tensors} | {
+        name for name in given if name.startswith("head.")
+    }

@@ -72,7 +72,7 @@ def test_sizes_have_as_many_parameters_as_theirs(name: str, preset: str):
     unread = [
         one
         for one, _ in theirs.named_parameters()
-        if family.ignores(one) or (one not in read and family.unread_name(task, one))
+        if family.ignores(one) or (one not in read and family.unused_key(task, one))
     ]
     counts = [sum(one.numel() for one in model.parameters()) for model in (ours, theirs)]
     counts[1] -= sum(theirs.get_parameter(one).numel() for one in unread)

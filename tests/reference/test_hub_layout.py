@@ -55,14 +55,16 @@ def test_no_tensor_is_lost(name: str, architecture: str, options: dict[str, Any]
 def test_what_nothing_reads_outlives_our_format(name: str, architecture: str, tmp_path: Path):
     theirs = tiny(name, architecture)
     ours = from_transformers(theirs)
-    assert ours.unread
+    assert ours.unused_tensors
     ours.save_pretrained(tmp_path / "own")
     again = polyformer.from_pretrained(tmp_path / "own")
-    equal(again.unread, ours.unread)
+    equal(again.unused_tensors, ours.unused_tensors)
     equal(saved_and_loaded(again, theirs, tmp_path / "hub"), theirs.state_dict())
-    ours.unread = {}
+    ours.unused_tensors = {}
     ours.save_pretrained(tmp_path / "own")
-    assert not polyformer.from_pretrained(tmp_path / "own").unread, "nothing of the model before stays"
+    assert not polyformer.from_pretrained(tmp_path / "own").unused_tensors, (
+        "nothing of the model before stays"
+    )
 
 
 def test_a_bias_without_effect_is_kept(tmp_path: Path):
@@ -81,8 +83,8 @@ def test_a_conversion_keeps_what_nothing_reads_or_says_that_it_is_left(tmp_path:
     theirs = tiny("big_bird", "BigBirdForMaskedLM")
     ours = from_transformers(theirs)
     longer, report = convert(ours, max_positions=60)
-    assert longer.unread.keys() == ours.unread.keys()
+    assert longer.unused_tensors.keys() == ours.unused_tensors.keys()
     assert not report.left
     other, report = convert(ours, polyformer.Window(4))
-    assert not other.unread
-    assert set(report.left) == set(ours.unread) == {"bert.pooler.weight", "bert.pooler.bias"}
+    assert not other.unused_tensors
+    assert set(report.left) == set(ours.unused_tensors) == {"bert.pooler.weight", "bert.pooler.bias"}

@@ -51,9 +51,9 @@ def convert(
     made.to(next(model.parameters()).dtype)
     report = keep_scores(model, made, transfer(model, made))
     if config.origin is not None:  # it is still of the family whose files hold them
-        made.unread = dict(model.unread)
+        made.unused_tensors = dict(model.unused_tensors)
         report = dataclasses.replace(
-            report, left=tuple(name for name in report.left if name not in made.unread)
+            report, left=tuple(name for name in report.left if name not in made.unused_tensors)
         )
     if global_projections:
         copy_local_projections(made)

@@ -51,8 +51,8 @@ class Task:
     the embeddings are tied. base: whether the
     trunk's tensors stand under the family's prefix. labelled: whether the number of labels and the dropout
     are those of the configuration. without: the stack that this class lacks, "encoder" or "decoder". trunk:
-    names of the trunk's tensors where they are not the family's. unread: patterns of tensors that the class
-    has and computes nothing with.
+    names of the trunk's tensors where they are not the family's. unused_keys: patterns of tensors that the
+    class has and computes nothing with.
     """
 
     head: HeadConfig
@@ -63,7 +63,7 @@ class Task:
     labelled: bool = True
     without: str = ""
     trunk: Names | None = None
-    unread: tuple[str, ...] = ()
+    unused_keys: tuple[str, ...] = ()
 
     def covers(self, field: Field) -> bool:
         """Whether a field says something of what this class has."""
@@ -260,11 +260,11 @@ class Family:
         found = links(self.table(task), own, self.layers(config))
         return [link for link in found if link.theirs not in copies]
 
-    def unread_name(self, task: str, name: str) -> str | None:
+    def unused_key(self, task: str, name: str) -> str | None:
         """The name in the class of `task` of a tensor that it computes nothing with; None for any other."""
         wanted = self.tasks[task]
         base = f"{self.base}." if self.base and wanted.base else ""
-        patterns = [one.replace("{base}", base) for one in wanted.unread]
+        patterns = [one.replace("{base}", base) for one in wanted.unused_keys]
         names = (name, f"{self.base}.{name}", name.removeprefix(f"{self.base}."))
         return next((one for one in names if any(fnmatch.fnmatchcase(one, p) for p in patterns)), None)
 
@@ -278,7 +278,10 @@ class Family:
         patterns = [*self.ignored]
         for task, wanted in self.tasks.items():
             patterns += [one.replace("{i}", "*") + end for one in self.table(task) for end in ENDINGS]
-            patterns += [*wanted.copies, *(one.replace("{base}", f"{self.base}.") for one in wanted.unread)]
+            patterns += [
+                *wanted.copies,
+                *(one.replace("{base}", f"{self.base}.") for one in wanted.unused_keys),
+            ]
         names = (name, f"{self.base}.{name}", name.removeprefix(f"{self.base}."))
         return any(fnmatch.fnmatchcase(one, pattern) for one in names for pattern in patterns)
 

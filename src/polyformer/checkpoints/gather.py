@@ -17,13 +17,13 @@ Given = Tensors | dict[str, Tensor]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gathered:
-    """weights: ours, by our names. fresh: the names of those that the files do not have. unread: theirs that
+    """weights: ours, by our names. fresh: the names of those that the files do not have. unused: theirs that
     no number depends on, by the names that they have in their class. left: the names of
     those of another head, which nothing here needs."""
 
     weights: dict[str, Tensor]
     fresh: tuple[str, ...]
-    unread: dict[str, Tensor]
+    unused: dict[str, Tensor]
     left: tuple[str, ...]
 
 
@@ -40,7 +40,7 @@ def gather(
     names = {settled(name, family.base, {*links, *copies}): name for name in given}
     weights: dict[str, Tensor] = {}
     sources: dict[str, str] = {}
-    unread: dict[str, Tensor] = {}
+    unused: dict[str, Tensor] = {}
     missing: list[str] = []
     for theirs, link in links.items():
         stored = next((one for one in (theirs, *_copies(copies, theirs)) if one in names), None)
@@ -50,18 +50,18 @@ def gather(
         value = given[names.pop(stored)]
         parts = link.part.split(value)
         if not parts:
-            unread[theirs] = value
+            unused[theirs] = value
         for name, one in zip(link.part.ours, parts):
             _check_shape(stored, name, one, own[name])
             if name in sources:  # two of theirs for one of ours: an untied class reads the later alone
-                unread[sources[name]] = weights[name]
+                unused[sources[name]] = weights[name]
             weights[name], sources[name] = one.contiguous(), theirs
     weights |= family.made(own)
     left: list[str] = []
     for name, stored in names.items():
-        kept = family.unread_name(task, name) if name not in copies else None
+        kept = family.unused_key(task, name) if name not in copies else None
         if kept is not None:
-            unread[kept] = given[stored]
+            unused[kept] = given[stored]
         elif not family.expects(name):
             raise unknown("tensor in the checkpoint", name, family.table(task))
         elif name not in copies and not family.ignores(name):
@@ -76,7 +76,7 @@ def gather(
     if fresh:
         made = _fresh_head(config, next(iter(weights.values())).dtype)
         weights |= {name: made[name] for name in fresh}
-    return Gathered(weights, fresh, unread, tuple(left))
+    return Gathered(weights, fresh, unused, tuple(left))
 
 
 def settled(name: str, base: str, expected: Collection[str]) -> str:

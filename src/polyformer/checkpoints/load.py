@@ -20,7 +20,7 @@ from polyformer.checkpoints.transfer import Report, transfer
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_json
 from polyformer.core.hub_names import check_no_revision, fetched
-from polyformer.core.unused_tensors import read_unread
+from polyformer.core.unused_tensors import read_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
 from polyformer.heads import HeadConfig
 from polyformer.model.kinds import TRAJECTORY, decode_config
@@ -101,7 +101,7 @@ def _own(folder: Path, described: Tree) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config)
     load_weights(model, {name.removeprefix("model."): given[name] for name in given}, folder)
-    model.generation, model.unread = read_generation(folder), read_unread(folder)
+    model.generation, model.unused_tensors = read_generation(folder), read_unused_tensors(folder)
     return model.eval()
 
 
@@ -184,7 +184,7 @@ def adopt(
         model = family.model(config)
     found = gather(family, task, config, given, model, fresh_head=head is not None)
     load_weights(model, _cast(found.weights, dtype), "the checkpoint")
-    model.unread = _cast(found.unread, dtype)
+    model.unused_tensors = _cast(found.unused, dtype)
     return model.eval(), found
 
 

@@ -26,7 +26,9 @@ def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
     dtypes = {one.dtype for one in model.parameters()}
     if len(dtypes) == 1:
         hub["dtype"] = str(next(iter(dtypes))).removeprefix("torch.")
-    tensors = exported(family, model.config, task, dict(model.state_dict())) | like(model.unread, dtypes)
+    tensors = exported(family, model.config, task, dict(model.state_dict())) | like(
+        model.unused_tensors, dtypes
+    )
     for name in tied_names(tensors):  # theirs is not tied here, or this name would be no link
         tensors[name] = tensors[name].clone()
     folder.mkdir(parents=True, exist_ok=True)

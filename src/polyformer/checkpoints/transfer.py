@@ -58,7 +58,7 @@ def transfer(old: Transformer, new: Transformer, fresh: Collection[str] = ()) ->
             fate = "fresh"
         fates[fate].append(name)
     used = {sources[name] for fate in ("copied", "extended", "cut") for name in fates[fate]}
-    left = [*(name for name in given if name not in used), *old.unread]
+    left = [*(name for name in given if name not in used), *old.unused_tensors]
     return Report(
         scaled=(), left=tuple(sorted(left)), **{fate: tuple(sorted(names)) for fate, names in fates.items()}
     )

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from polyformer.core.files import read_tensors, write_tensors
 
-UNREAD = "unread.safetensors"
+FILE = "unread.safetensors"
 
 
-def read_unread(folder: Path) -> dict[str, Tensor]:
+def read_unused_tensors(folder: Path) -> dict[str, Tensor]:
     """Those of a model's directory in our format."""
-    return read_tensors(folder / UNREAD) if (folder / UNREAD).is_file() else {}
+    return read_tensors(folder / FILE) if (folder / FILE).is_file() else {}
 
 
-def write_unread(unread: Mapping[str, Tensor], folder: Path) -> None:
+def write_unused_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """The reverse; a file that an earlier model left there goes."""
-    if unread:
-        write_tensors(folder / UNREAD, unread)
+    if tensors:
+        write_tensors(folder / FILE, tensors)
     else:
-        (folder / UNREAD).unlink(missing_ok=True)
+        (folder / FILE).unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, read_tensors
 from polyformer.core.initialization import initialize
 from polyformer.core.sizes import check_deviation, check_sizes
-from polyformer.core.unused_tensors import read_unread
+from polyformer.core.unused_tensors import read_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
 from polyformer.feedforward import DenseConfig
 from polyformer.model.inputs import check_mask
@@ -143,7 +143,7 @@ class TrajectoryTransformer(nn.Module):
         self.decoder = Stack(config.decoder, width, config.max_position_embeddings, cross=False)
         self.head = Predictions(width, sizes)
         self.generation: dict[str, Any] | None = None  # it writes no text
-        self.unread: dict[str, Tensor] = {}  # see polyformer.core.unused_tensors
+        self.unused_tensors: dict[str, Tensor] = {}  # see polyformer.core.unused_tensors
         initialize(self, config.initializer_range)
 
     def forward(
@@ -211,7 +211,7 @@ class TrajectoryTransformer(nn.Module):
         with torch.device("meta"):
             model = cls(config)
         load_weights(model, tensors, folder / WEIGHTS)
-        model.unread = read_unread(folder)
+        model.unused_tensors = read_unused_tensors(folder)
         return model.eval()
 
     def _check(self, states: Tensor, actions: Tensor, returns: Tensor, timesteps: Tensor) -> None:

@@ -18,7 +18,7 @@ from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.files import atomic_write, read_json, read_tensors, write_json, write_tensors
 from polyformer.core.initialization import initialize
 from polyformer.core.labels import next_labels
-from polyformer.core.unused_tensors import read_unread, write_unread
+from polyformer.core.unused_tensors import read_unused_tensors, write_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
 from polyformer.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.generation.hub import from_hub
@@ -81,7 +81,7 @@ class Transformer(nn.Module):
             )
         self.head = config.head.build(config.head_shape())
         self.generation: dict[str, Any] | None = None  # settings, as generation_config.json holds them
-        self.unread: dict[str, Tensor] = {}  # see polyformer.core.unused_tensors
+        self.unused_tensors: dict[str, Tensor] = {}  # see polyformer.core.unused_tensors
         initialize(self, config.initializer_range)
 
     encoder: Stack | None
@@ -326,7 +326,7 @@ class Transformer(nn.Module):
         with torch.device("meta"):
             model = cls(config)
         load_weights(model, tensors, folder / WEIGHTS)
-        model.generation, model.unread = read_generation(folder), read_unread(folder)
+        model.generation, model.unused_tensors = read_generation(folder), read_unused_tensors(folder)
         return model.eval()
 
     def _source_state(self, encoded: Encoded, layers: tuple[LayerState, ...]) -> ModelState:
@@ -501,7 +501,7 @@ def save(model: Transformer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, dict(model.state_dict()))
     write_generation(model, folder)
-    write_unread(model.unread, folder)
+    write_unused_tensors(model.unused_tensors, folder)
     atomic_write(folder / CONFIG, model.config.to_json().encode())
 
 

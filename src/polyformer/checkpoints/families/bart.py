@@ -139,18 +139,18 @@ class Bart(Family):
             LanguageModelConfig(bias=True, frozen_bias=True),
             {**LM_HEAD, "final_logits_bias": Row(("head.bias",))},
             copies=TIED,
-            unread=SHARED,
+            unused_keys=SHARED,
         ),
-        "Model": Task(EmbedConfig(normalize=False), copies=copies(""), base=False, unread=SHARED),
+        "Model": Task(EmbedConfig(normalize=False), copies=copies(""), base=False, unused_keys=SHARED),
         "ForSequenceClassification": Task(
             ClassifyConfig(dropout=0.0, drops_twice=True),
             {"classification_head.dense": "head.dense", "classification_head.out_proj": "head.output"},
             (field("eos_token_id", 2, "end_token"),),
             copies("model."),
-            unread=SHARED,
+            unused_keys=SHARED,
         ),
         "ForQuestionAnswering": Task(
-            SpanConfig(), {"qa_outputs": "head.output"}, copies=copies("model."), unread=SHARED
+            SpanConfig(), {"qa_outputs": "head.output"}, copies=copies("model."), unused_keys=SHARED
         ),
         "ForCausalLM": Task(
             LanguageModelConfig(),
@@ -159,7 +159,7 @@ class Bart(Family):
                 ["lm_head.weight", "model.shared.weight"], "model.decoder.embed_tokens.weight"
             ),
             without="encoder",
-            unread=("{base}decoder.layers.*.encoder_attn*",),
+            unused_keys=("{base}decoder.layers.*.encoder_attn*",),
             trunk={"decoder.embed_tokens": "tokens", **stack("decoder", 2)},
         ),
     }

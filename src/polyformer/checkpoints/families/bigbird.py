@@ -87,15 +87,15 @@ class BigBird(Family):
             MASKED,
             (act("hidden_act", "gelu_new", "activation"), field("layer_norm_eps", 1e-12, "eps")),
             COPIES,
-            unread=UNPOOLED,
+            unused_keys=UNPOOLED,
         ),
         "ForSequenceClassification": Task(
             ClassifyConfig(drops_twice=True),
             {"classifier.dense": "head.dense", "classifier.out_proj": "head.output"},
             (act("hidden_act", "gelu_new", "activation"),),
-            unread=UNPOOLED,
+            unused_keys=UNPOOLED,
         ),
-        "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}, unread=UNPOOLED),
+        "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}, unused_keys=UNPOOLED),
     }
     sizes = ("bigbird-base",)
 

@@ -79,7 +79,7 @@ class DecisionTransformer(Family):
             HEAD,
             base=False,
             labelled=False,
-            unread=("encoder.wte.weight",),
+            unused_keys=("encoder.wte.weight",),
         )
     }
 

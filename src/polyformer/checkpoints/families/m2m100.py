@@ -60,7 +60,7 @@ class M2M100(Bart):
     ignored = ("*coder.embed_tokens.weight", "*coder.version", "*coder.embed_positions.*")
     dropouts = ()
     tasks: ClassVar = {
-        "ForConditionalGeneration": Task(LanguageModelConfig(), LM_HEAD, copies=TIED, unread=SHARED),
-        "Model": Task(EmbedConfig(normalize=False), copies=copies(""), base=False, unread=SHARED),
+        "ForConditionalGeneration": Task(LanguageModelConfig(), LM_HEAD, copies=TIED, unused_keys=SHARED),
+        "Model": Task(EmbedConfig(normalize=False), copies=copies(""), base=False, unused_keys=SHARED),
     }
     sizes = ("m2m100-418m", "m2m100-1.2b")

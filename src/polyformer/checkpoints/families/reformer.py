@@ -136,7 +136,9 @@ class Reformer(Family):
     }
     ignored = ("*mask_value_float*",)
     tasks: ClassVar = {
-        "ModelWithLMHead": Task(LanguageModelConfig(), {"lm_head.decoder": "head"}, unread=("lm_head.bias",)),
+        "ModelWithLMHead": Task(
+            LanguageModelConfig(), {"lm_head.decoder": "head"}, unused_keys=("lm_head.bias",)
+        ),
         "Model": Task(EmbedConfig(pooling="last", normalize=False), base=False),
     }
     sizes = ("reformer-small", "reformer-enwik8")
