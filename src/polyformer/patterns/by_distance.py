@@ -6,6 +6,7 @@ class Near(ByDistance):
     def sees(self, distance): return (distance < 4) | (distance % 8 == 0)
 """
 
+import bisect
 import functools
 import math
 
@@ -14,8 +15,11 @@ from torch import Tensor
 
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.implied import runs
-from polyformer.patterns.layout import Keys, clip
+from polyformer.patterns.layout import Interval, Keys, unite
 from polyformer.sequence.context import Context
+
+NARROW = 16
+"""Keys that cost less to compute and mask than another interval costs to name."""
 
 
 class ByDistance(Pattern, named=False):
@@ -34,13 +38,9 @@ class ByDistance(Pattern, named=False):
         return (distance <= before) & (distance >= -after) & self.sees(distance)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
-        first, last = start + context.offset, stop - 1 + context.offset
-        before, after = self.ends()
-        least, greatest = _longest_run(self)
-        return Keys(
-            clip(first - before, last + after + 1, context.kv_len),
-            clip(last - greatest, first - least + 1, context.kv_len),
-        )
+        """The runs of distances that are seen, moved to the queries' slots: O(number of runs)."""
+        first, near = start + context.offset, _keys_around(self, stop - start)
+        return Keys(_moved(near.some, first, context.kv_len), _moved(near.full, first, context.kv_len))
 
     def reach(self) -> tuple[int, int]:
         before, after = self.ends()
@@ -50,22 +50,46 @@ class ByDistance(Pattern, named=False):
         return True
 
     def step(self) -> int:
-        return math.gcd(*_seen(self)) or 1
+        runs_seen = _runs_seen(self)
+        if any(last > first for first, last in runs_seen):
+            return 1
+        return math.gcd(*(first for first, _ in runs_seen)) or 1
 
 
 @functools.lru_cache(maxsize=256)
-def _seen(pattern: ByDistance) -> tuple[int, ...]:
-    """All distances seen, rising."""
+def _runs_seen(pattern: ByDistance) -> tuple[tuple[int, int], ...]:
+    """The runs of distances that are all seen, each its least and its greatest, from the farthest key on."""
     before, after = pattern.ends()
-    distance = torch.arange(-after, before + 1)
-    return tuple(distance[pattern.sees(distance).expand(len(distance))].tolist())
+    distance = torch.arange(before, -after - 1, -1)
+    seen = pattern.sees(distance).expand(len(distance))
+    return tuple((before - stop + 1, before - start) for start, stop in runs(seen))
 
 
-@functools.lru_cache(maxsize=256)
-def _longest_run(pattern: ByDistance) -> tuple[int, int]:
-    """The most distances in a row that are all seen: the least and the greatest of them."""
-    _, after = pattern.ends()
-    seen = torch.zeros(sum(pattern.ends()) + 1, dtype=torch.bool)
-    seen[torch.tensor(_seen(pattern), dtype=torch.long) + after] = True
-    start, stop = max(runs(seen), key=lambda run: run[1] - run[0], default=(1, 0))
-    return start - after, stop - 1 - after
+@functools.lru_cache(maxsize=1024)
+def _keys_around(pattern: ByDistance, width: int) -> Keys:
+    """The keys of `width` queries in a row, counted from the first of them; those before it are negative."""
+    some = unite((-greatest, width - least) for least, greatest in _runs_seen(pattern))
+    full = unite((width - 1 - greatest, 1 - least) for least, greatest in _runs_seen(pattern))
+    named = _without_narrow_gaps(some)
+    if named != some:  # inside a joined interval a narrow run is masked like the gaps around it
+        apart = set(named)
+        full = tuple(run for run in full if run[1] - run[0] >= NARROW or run in apart)
+    return Keys(named, full)
+
+
+def _without_narrow_gaps(intervals: tuple[Interval, ...]) -> tuple[Interval, ...]:
+    """The sorted intervals, those that fewer than `NARROW` keys part as one."""
+    joined: list[Interval] = []
+    for start, stop in intervals:
+        if joined and start - joined[-1][1] < NARROW:
+            joined[-1] = joined[-1][0], stop
+        else:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+def _moved(intervals: tuple[Interval, ...], by: int, length: int) -> tuple[Interval, ...]:
+    """The sorted intervals `by` slots further on, as far as they lie inside 0..length."""
+    first = bisect.bisect_right(intervals, -by, key=lambda interval: interval[1])
+    last = bisect.bisect_left(intervals, length - by, key=lambda interval: interval[0])
+    return tuple((max(0, start + by), min(stop + by, length)) for start, stop in intervals[first:last])
