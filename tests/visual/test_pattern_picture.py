@@ -23,9 +23,9 @@ from polyformer.visual.pattern import FULL, LIMIT, MASKED, SKIPPED, PatternPictu
 from polyformer.visual.pattern_figure import draw_pattern
 
 
-def one(pattern: Pattern, length: int, **options) -> PatternPicture:
-    (found,) = pictures(pattern, Context(length, length), **options)
-    return found
+def only_picture(pattern: Pattern, length: int, **options) -> PatternPicture:
+    (picture,) = pictures(pattern, Context(length, length), **options)
+    return picture
 
 
 def by_hand(length: int, window: int, first: int, causal: bool) -> Tensor:
@@ -39,17 +39,17 @@ def by_hand(length: int, window: int, first: int, causal: bool) -> Tensor:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [1, 13, 300])
 def test_the_mask_is_exact(length: int, causal: bool):
-    (found,) = pictures(Window(3) | Global(2), Context(length, length, causal=causal))
+    (picture,) = pictures(Window(3) | Global(2), Context(length, length, causal=causal))
     expected = by_hand(length, 3, 2, causal)
-    assert torch.equal(found.mask, expected)
-    assert found.counts == expected.sum(1).tolist()
-    assert found.density == expected.sum().item() / length**2
+    assert torch.equal(picture.mask, expected)
+    assert picture.counts == expected.sum(1).tolist()
+    assert picture.density == expected.sum().item() / length**2
 
 
 @pytest.mark.parametrize("block", [1, 5, 16])
 def test_the_work_is_that_of_the_layout(block: int):
     pattern, context = Window(4) | Global(1), Context(37, 37)
-    (found,) = pictures(pattern, context, block=block)
+    (picture,) = pictures(pattern, context, block=block)
     states = torch.zeros(37, 37, dtype=torch.long)
     for row in pattern.layout(context, block):
         for i in range(row.start, row.stop):
@@ -57,33 +57,33 @@ def test_the_work_is_that_of_the_layout(block: int):
                 some = any(a <= j < b for a, b in row.keys.some)
                 full = any(a <= j < b for a, b in row.keys.full)
                 states[i, j] = FULL if full else MASKED if some else SKIPPED
-    assert torch.equal(found.work.long(), states)
-    assert found.mask[found.work == FULL].all()
-    assert not found.mask[found.work == SKIPPED].any()
+    assert torch.equal(picture.work.long(), states)
+    assert picture.mask[picture.work == FULL].all()
+    assert not picture.mask[picture.work == SKIPPED].any()
 
 
 def test_heads_alike_are_one_picture():
     pattern = PerHead((Window(1), Full(), Window(1)))
-    found = pictures(pattern, Context(9, 9), heads=5)
-    assert [panel.heads for panel in found] == [(0, 2, 3), (1, 4)]
-    assert labels(found) == ["heads 0, 2, 3", "heads 1, 4"]
-    assert found[1].mask.all()
-    assert torch.equal(found[0].work, one(Window(1), 9).work)
+    panels = pictures(pattern, Context(9, 9), heads=5)
+    assert [panel.heads for panel in panels] == [(0, 2, 3), (1, 4)]
+    assert labels(panels) == ["heads 0, 2, 3", "heads 1, 4"]
+    assert panels[1].mask.all()
+    assert torch.equal(panels[0].work, only_picture(Window(1), 9).work)
     assert labels(pictures(Window(1), Context(9, 9))) == [""]
 
 
 def test_layers_are_chosen():
     pattern = PerLayer((Window(1), Causal()))
-    assert torch.equal(one(pattern, 9, layers=(1,)).mask, torch.ones(9, 9).tril().bool())
+    assert torch.equal(only_picture(pattern, 9, layers=(1,)).mask, torch.ones(9, 9).tril().bool())
     assert labels(pictures(pattern, Context(9, 9), layers=(0, 1))) == ["layer 0", "layer 1"]
 
 
 def test_what_the_context_forbids_counts():
     numbers = torch.tensor([[0, 0, 0, 1, 1]])
-    (found,) = pictures(Full(), Context(5, 5, q_doc=numbers, kv_doc=numbers))
-    assert found.counts == [3, 3, 3, 2, 2]
+    (picture,) = pictures(Full(), Context(5, 5, q_doc=numbers, kv_doc=numbers))
+    assert picture.counts == [3, 3, 3, 2, 2]
     (alone,) = pictures(Documents(), Context(5, 5, q_doc=numbers, kv_doc=numbers))
-    assert torch.equal(found.mask, alone.mask)
+    assert torch.equal(picture.mask, alone.mask)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_cannot_be_drawn(length: int, options: dict, message: str):
 
 
 def test_text_of_a_small_pattern():
-    text = pattern_text([one(Window(1) | Global(1), 6, block=3)], 60)
+    text = pattern_text([only_picture(Window(1) | Global(1), 6, block=3)], 60)
     assert text.split("\n") == [
         "(Window(before=1, after=1, dilation=1) | Global(tokens=1))",
         "Keys per query: 3-6, 4 on average. Density 66.7 %. The",

@@ -1,4 +1,4 @@
-"""The pages of pictures: small, the same at every build, exact, and found stale when they are."""
+"""The pages of pictures: small, the same at every build, exact, and detected when stale."""
 
 import itertools
 import re
@@ -21,13 +21,13 @@ from polyformer.visual.svg import DARK, LIGHT, SEEN, SIDE, TOP, pattern_svg, pos
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, str]:
+def files() -> dict[str, str]:
     return pages()
 
 
 def cells(svg: str, colour: str, rows: int, columns: int) -> list[Tensor]:
     """The cells painted in a colour, for each path of it."""
-    found = []
+    painted = []
     for data in re.findall(f'stroke="{colour}" transform="[^"]*" d="([^"]*)"', svg):
         flags = torch.zeros(rows, columns, dtype=torch.bool)
         for x, y, way, length in re.findall(r"M(\d+) (\d+)([hv])(\d+)", data):
@@ -35,8 +35,8 @@ def cells(svg: str, colour: str, rows: int, columns: int) -> list[Tensor]:
             area = (slice(y, y + 1), slice(x, x + length)) if way == "h" else (slice(y, y + length), x)
             assert not flags[area].any()
             flags[area] = True
-        found.append(flags)
-    return found
+        painted.append(flags)
+    return painted
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_picture_holds_its_pattern(pattern: Pattern):
     }
     for colour, flags in wanted.items():
         drawn = cells(svg, colour, 21, 21)
-        expected = [one for one in flags if one.any()]
+        expected = [panel for panel in flags if panel.any()]
         assert len(drawn) == len(expected)
         assert all(map(torch.equal, drawn, expected))
 
@@ -83,32 +83,32 @@ def test_a_heat_map_covers_every_cell_once():
     assert torch.equal(torch.as_tensor(painted), torch.ones(9, 16, dtype=torch.int))
 
 
-def test_every_member_has_a_section_and_a_small_picture(made: dict[str, str]):
+def test_every_member_has_a_section_and_a_small_picture(files: dict[str, str]):
     for name, pattern in Pattern.registry.items():
-        assert (f"\n## {name}\n" in made["patterns.md"]) == bool(pattern.row)
-        assert (f"patterns/{name}.svg" in made) == bool(pattern.row)
+        assert (f"\n## {name}\n" in files["patterns.md"]) == bool(pattern.row)
+        assert (f"patterns/{name}.svg" in files) == bool(pattern.row)
     for kind in PositionConfig.kinds:
-        assert f"\n## {kind}\n" in made["positions.md"]
-    shown = re.findall(r"!\[\w+\]\((.*)\)", made["patterns.md"] + made["positions.md"])
-    assert sorted(shown) == sorted(path for path in made if path.endswith(".svg") and "/" in path)
-    assert max(len(text) for path, text in made.items() if path.endswith(".svg")) < 15_000
+        assert f"\n## {kind}\n" in files["positions.md"]
+    shown = re.findall(r"!\[\w+\]\((.*)\)", files["patterns.md"] + files["positions.md"])
+    assert sorted(shown) == sorted(path for path in files if path.endswith(".svg") and "/" in path)
+    assert max(len(text) for path, text in files.items() if path.endswith(".svg")) < 15_000
 
 
 def test_the_same_at_every_build_and_without_matplotlib(
-    made: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     torch.manual_seed(5)
-    assert pages() == made
+    assert pages() == files
 
 
 @pytest.fixture
-def copy(tmp_path: Path, made: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+def copy(tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with a page of its own and the pages of pictures, none of them written yet."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("no tables\n")
     (tmp_path / "docs" / "design.md").write_text("by hand\n")
-    monkeypatch.setattr(module, "pages", lambda: made)
+    monkeypatch.setattr(module, "pages", lambda: files)
     monkeypatch.setattr(documentation, "ROOT", tmp_path)
     monkeypatch.setattr(documentation, "DOCS", tmp_path / "docs")
     return tmp_path / "docs"
@@ -140,11 +140,11 @@ def test_missing_stale_and_left_over_pictures_are_found(copy: Path, capsys: pyte
     assert check() == []
 
 
-def test_pictures_of_patterns_differ(made: dict[str, str]):
+def test_pictures_of_patterns_differ(files: dict[str, str]):
     """Each shows its own idea: not two are alike, but those of the same two patterns by head and by layer."""
     same = [
-        {one, other}
-        for one, other in itertools.combinations(sorted(path for path in made if "patterns/" in path), 2)
-        if made[one] == made[other]
+        {first, second}
+        for first, second in itertools.combinations(sorted(path for path in files if "patterns/" in path), 2)
+        if files[first] == files[second]
     ]
     assert same in ([], [{"patterns/PerHead.svg", "patterns/PerLayer.svg"}])

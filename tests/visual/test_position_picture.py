@@ -22,34 +22,34 @@ from polyformer.visual.position_text import position_text
 
 
 def test_alibi_is_its_bias():
-    found = position_picture(AlibiConfig(), 9, heads=4)
+    picture = position_picture(AlibiConfig(), 9, heads=4)
     distance = (torch.arange(9).view(-1, 1) - torch.arange(9)).abs()
     slopes = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8], dtype=torch.float64)
-    assert found.scores is not None
-    assert torch.equal(found.scores, -slopes.view(-1, 1, 1) * distance)
-    assert found.vectors is None
-    assert not found.learned
-    assert found.by_distance is not None
-    assert torch.equal(found.by_distance, -slopes.view(-1, 1) * torch.arange(-8, 9).abs())
-    assert list(found.groups) == ["head 0", "head 1", "head 2", "head 3"]
+    assert picture.scores is not None
+    assert torch.equal(picture.scores, -slopes.view(-1, 1, 1) * distance)
+    assert picture.vectors is None
+    assert not picture.learned
+    assert picture.by_distance is not None
+    assert torch.equal(picture.by_distance, -slopes.view(-1, 1) * torch.arange(-8, 9).abs())
+    assert list(picture.groups) == ["head 0", "head 1", "head 2", "head 3"]
 
 
 def test_rope_is_the_mean_of_its_cosines():
-    found = position_picture(PositionConfig.from_dict({"kind": "rope", "base": 100.0}, "position"), 12)
+    picture = position_picture(PositionConfig.from_dict({"kind": "rope", "base": 100.0}, "position"), 12)
     theta = 100.0 ** -(torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
     distance = (torch.arange(12).view(-1, 1) - torch.arange(12)).double()
     expected = math.sqrt(WIDTH) * ((distance[..., None] * theta).cos().mean(-1) - 1)
-    assert found.scores is not None
-    torch.testing.assert_close(found.scores[2], expected, rtol=0, atol=1e-8)
-    assert list(found.groups) == ["all heads"]
+    assert picture.scores is not None
+    torch.testing.assert_close(picture.scores[2], expected, rtol=0, atol=1e-8)
+    assert list(picture.groups) == ["all heads"]
 
 
 def test_an_input_scheme_shows_its_vectors():
-    found = position_picture(SinusoidalConfig(), 7)
-    assert found.scores is None
-    assert found.vectors is not None
-    assert torch.equal(found.vectors, sinusoids(torch.arange(7), 4 * WIDTH).double())
-    assert found.length == 7
+    picture = position_picture(SinusoidalConfig(), 7)
+    assert picture.scores is None
+    assert picture.vectors is not None
+    assert torch.equal(picture.vectors, sinusoids(torch.arange(7), 4 * WIDTH).double())
+    assert picture.length == 7
 
 
 def test_random_parameters_repeat_and_leave_the_generator_alone():

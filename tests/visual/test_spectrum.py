@@ -16,7 +16,7 @@ from polyformer.presets import create_model
 from polyformer.visual.spectrum import Spectrum, matrices, shares, spectra, spectrum
 from polyformer.visual.spectrum_figure import draw_spectra, spectrum_csv, spectrum_table
 
-MEMBERS = [one for one in MechanismConfig.kinds.values() if issubclass(one, MechanismConfig)]
+MEMBERS = [kind for kind in MechanismConfig.kinds.values() if issubclass(kind, MechanismConfig)]
 
 
 def attention(*shape: int) -> Tensor:
@@ -29,7 +29,7 @@ def model(name: str, **changes: object) -> Transformer:
 
 
 def ids(number: int, length: int) -> list[dict[str, Tensor]]:
-    return [{"input_ids": one} for one in torch.randint(30, (number, 1, length))]
+    return [{"input_ids": row} for row in torch.randint(30, (number, 1, length))]
 
 
 def test_a_matrix_of_rank_1_has_all_at_its_first_value():
@@ -57,53 +57,53 @@ def test_zeros_are_no_nan():
 
 def test_shares_are_those_of_numpy_and_their_mean():
     texts = [[attention(2, 7, 7), attention(2, 7, 7).mT], [attention(2, 7, 7) ** 2, attention(2, 7, 7)]]
-    found = spectrum(texts)
+    result = spectrum(texts)
     for layer in range(2):
         for head in range(2):
             curves = []
             for text in texts:
                 values = np.linalg.svd(text[layer][head].double().numpy(), compute_uv=False)
                 curves.append([sum(values[: i + 1]) / sum(values) for i in range(7)])
-            assert np.allclose(found.curves[layer, head], np.mean(curves, 0), rtol=0, atol=1e-12)
-    assert (found.texts, found.length, found.quarter) == (2, 7, 1)
+            assert np.allclose(result.curves[layer, head], np.mean(curves, 0), rtol=0, atol=1e-12)
+    assert (result.texts, result.length, result.quarter) == (2, 7, 1)
 
 
 @pytest.mark.parametrize(("length", "quarter"), [(4, 1), (7, 1), (8, 2), (512, 128)])
 def test_a_quarter_counts_values(length: int, quarter: int):
     """Of the identity the greatest n / 4 hold n / 4 of n: the index counts from one."""
-    found = Spectrum(shares(torch.eye(length)[None, None]), 1)
-    assert found.quarter == quarter
-    assert math.isclose(found.at_quarter.item(), quarter / length, abs_tol=1e-12)
+    result = Spectrum(shares(torch.eye(length)[None, None]), 1)
+    assert result.quarter == quarter
+    assert math.isclose(result.at_quarter.item(), quarter / length, abs_tol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["encoder-tiny", "decoder-tiny"])
 def test_a_model_is_seen_as_it_attends(name: str):
-    made, rows = model(name, num_hidden_layers=2, dropout=0.5).train(), ids(3, 9)
-    [(side, found)] = spectra(made, rows).items()
+    network, rows = model(name, num_hidden_layers=2, dropout=0.5).train(), ids(3, 9)
+    [(side, result)] = spectra(network, rows).items()
     assert side == name.removesuffix("-tiny")
-    assert made.training
-    made.eval()
-    seen = [made(**row, output_attentions=True).attentions for row in rows]
-    expected = torch.stack([torch.stack([shares(layer[0]) for layer in one]) for one in seen]).mean(0)
-    assert found.curves.shape == (2, 2, 9)
-    assert torch.allclose(found.curves, expected, rtol=0, atol=1e-12)
+    assert network.training
+    network.eval()
+    seen = [network(**row, output_attentions=True).attentions for row in rows]
+    expected = torch.stack([torch.stack([shares(layer[0]) for layer in layers]) for layers in seen]).mean(0)
+    assert result.curves.shape == (2, 2, 9)
+    assert torch.allclose(result.curves, expected, rtol=0, atol=1e-12)
 
 
 def test_an_encoder_decoder_has_two_and_none_across():
-    made = model("transformer-tiny", num_hidden_layers=2)
+    network = model("transformer-tiny", num_hidden_layers=2)
     row = {"input_ids": torch.randint(30, (1, 9)), "decoder_input_ids": torch.randint(30, (1, 6))}
-    found = spectra(made, [row])
-    assert {side: one.length for side, one in found.items()} == {"encoder": 9, "decoder": 6}
-    for layer in matrices(made.eval(), row)["decoder"]:
+    result = spectra(network, [row])
+    assert {side: result.length for side, result in result.items()} == {"encoder": 9, "decoder": 6}
+    for layer in matrices(network.eval(), row)["decoder"]:
         assert torch.equal(layer, layer.tril())
         assert torch.allclose(layer.sum(-1), torch.ones(2, 6).double())
 
 
-@pytest.mark.parametrize("member", MEMBERS, ids=lambda one: one.kind)
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.kind)
 def test_members_say_whether_they_have_a_matrix(member: type[MechanismConfig]):
     for example in member.examples():
-        made = model("encoder-tiny", attention=example).eval()
-        seen = made(**ids(1, 12)[0], output_attentions=True).attentions
+        network = model("encoder-tiny", attention=example).eval()
+        seen = network(**ids(1, 12)[0], output_attentions=True).attentions
         assert len(seen) == 1
         assert (seen[0].shape[-2:] == (12, 12)) == example.pairs
 
@@ -127,16 +127,16 @@ def test_too_few_tokens_and_no_texts():
 
 def test_table_csv_and_figure(tmp_path: Path):
     line = shares(torch.eye(8))
-    found = Spectrum(torch.stack([torch.stack([line, line]), torch.ones(2, 8).double()]), 1)
-    table = [row.split() for row in spectrum_table(found).split("\n")]
+    result = Spectrum(torch.stack([torch.stack([line, line]), torch.ones(2, 8).double()]), 1)
+    table = [row.split() for row in spectrum_table(result).split("\n")]
     assert table == [
         ["layer", "head", "0", "head", "1", "mean"],
         ["0", *["0.2500"] * 3],
         ["1", *["1.0000"] * 3],
     ]
-    rows = spectrum_csv({"encoder": found}).splitlines()
+    rows = spectrum_csv({"encoder": result}).splitlines()
     assert (len(rows), rows[:2]) == (1 + 2 * 2 * 8, ["stack,layer,head,index,share", "encoder,0,0,1,0.125"])
     assert rows[-1] == "encoder,1,1,8,1"
     pytest.importorskip("matplotlib")
-    draw_spectra({"encoder": found, "decoder": found}, "two stacks", tmp_path / "a.png")
+    draw_spectra({"encoder": result, "decoder": result}, "two stacks", tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

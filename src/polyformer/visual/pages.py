@@ -58,7 +58,7 @@ def pattern_section(name: str, member: type[Pattern]) -> tuple[str, str]:
     pattern, context = member.picture()
     layers = (0, 1) if pattern.at(0) != pattern.at(1) else (0,)
     panels = pictures(pattern, context, block=BLOCK, heads=HEADS, layers=layers)
-    numbers = "\n".join(f"- {one.text}: {one.summary()}" for one in panels)
+    numbers = "\n".join(f"- {panel.text}: {panel.summary()}" for panel in panels)
     if len(panels) == 1:
         numbers = panels[0].summary()
     expression = f"`{pattern.to_text()}` over {context.q_len} tokens:"

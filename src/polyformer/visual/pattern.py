@@ -69,22 +69,22 @@ def pictures(
     check("length", max(context.q_len, context.kv_len), LIMIT)
     check("block", block, None)
     check("heads", heads, MOST_HEADS)
-    found: list[PatternPicture] = []
+    panels: list[PatternPicture] = []
     for layer in layers:
         if layer < 0:
             raise InputError(f"layer: layers count from 0, got {layer}")
         own: list[PatternPicture] = []
         for head in range(heads):
             _join(own, _picture(pattern, context, block, layer, head))
-        found += own
-    return found
+        panels += own
+    return panels
 
 
-def check(name: str, given: int, most: int | None) -> None:
-    """Raises `InputError` unless 1 <= given <= most."""
-    if given < 1 or (most is not None and given > most):
+def check(name: str, value: int, most: int | None) -> None:
+    """Raises `InputError` unless 1 <= value <= most."""
+    if value < 1 or (most is not None and value > most):
         expected = "1 or more" if most is None else f"1 to {most}"
-        raise InputError(f"{name}: expected {expected}, got {given}")
+        raise InputError(f"{name}: expected {expected}, got {value}")
 
 
 def span(numbers: list[int]) -> str:
@@ -100,23 +100,23 @@ def share(flags: Tensor) -> float:
 
 def labels(panels: list[PatternPicture]) -> list[str]:
     """What tells the panels apart: their layers, where there are several, and their heads."""
-    layers, found = {panel.layer for panel in panels}, []
+    layers, names = {panel.layer for panel in panels}, []
     for panel in panels:
         words = [f"layer {panel.layer}"] if len(layers) > 1 else []
         if sum(other.layer == panel.layer for other in panels) > 1:
             plural = "s" if len(panel.heads) > 1 else ""
             words.append(f"head{plural} {', '.join(map(str, panel.heads))}")
-        found.append(", ".join(words))
-    return found
+        names.append(", ".join(words))
+    return names
 
 
-def _join(own: list[PatternPicture], one: PatternPicture) -> None:
-    """Add `one` to those of its layer, or its head to the picture that looks the same."""
+def _join(own: list[PatternPicture], panel: PatternPicture) -> None:
+    """Add `panel` to those of its layer, or its head to the picture that looks the same."""
     for index, other in enumerate(own):
-        if torch.equal(other.mask, one.mask) and torch.equal(other.work, one.work):
-            own[index] = dataclasses.replace(other, heads=other.heads + one.heads)
+        if torch.equal(other.mask, panel.mask) and torch.equal(other.work, panel.work):
+            own[index] = dataclasses.replace(other, heads=other.heads + panel.heads)
             return
-    own.append(one)
+    own.append(panel)
 
 
 def _picture(pattern: Pattern, context: Context, block: int, layer: int, head: int) -> PatternPicture:

@@ -41,9 +41,9 @@ class PositionPicture:
     @property
     def length(self) -> int:
         """How many tokens there are."""
-        given = self.scores if self.vectors is None else self.vectors
-        assert given is not None
-        return given.shape[-2]
+        values = self.scores if self.vectors is None else self.vectors
+        assert values is not None
+        return values.shape[-2]
 
     @property
     def effect(self) -> str:
@@ -76,10 +76,10 @@ class PositionPicture:
     @property
     def panels(self) -> dict[str, Tensor]:
         """Label -> matrix: the scores of heads that differ, and the vectors."""
-        found: dict[str, Tensor] = {}
+        panels: dict[str, Tensor] = {}
         if self.scores is not None:
-            found = {f"scores, {label}": self.scores[heads[0]] for label, heads in self.groups.items()}
-        return found if self.vectors is None else {**found, "vectors": self.vectors}
+            panels = {f"scores, {label}": self.scores[heads[0]] for label, heads in self.groups.items()}
+        return panels if self.vectors is None else {**panels, "vectors": self.vectors}
 
     @property
     def by_distance(self) -> Tensor | None:
@@ -114,17 +114,17 @@ def position_picture(
         scores = added_scores(position, shape, context)
         nothing = torch.zeros(1, length, shape.hidden_size, dtype=torch.float64)
         vectors = position.embed(nothing, torch.arange(length), 0)[0]
-    found = PositionPicture(
+    picture = PositionPicture(
         config.kind,
         scores if scores.any() else None,
         vectors if vectors.any() else None,
         any(True for _ in position.parameters()),
     )
-    if found.scores is None and found.vectors is None:
+    if picture.scores is None and picture.vectors is None:
         raise InputError(
             f"position {quote(config.kind)}: nothing to draw, it changes neither scores nor the input here"
         )
-    return found
+    return picture
 
 
 def _relations(position: Position, length: int) -> Tensor | None:

@@ -22,9 +22,9 @@ def draw_position(picture: PositionPicture, path: Path) -> None:
         figure.colorbar(axis.imshow(values.numpy(), aspect="auto", interpolation="nearest"), ax=axis)
         axis.set(title=label, ylabel=down, xlabel=across)
     if curves is not None:
-        axis, reach = axes.pop(0), picture.length - 1
+        axis, farthest = axes.pop(0), picture.length - 1
         for label, heads in picture.groups.items():
-            axis.plot(range(-reach, reach + 1), curves[heads[0]].numpy(), label=label)
+            axis.plot(range(-farthest, farthest + 1), curves[heads[0]].numpy(), label=label)
         axis.set(title="scores by distance", xlabel="how far the key lies before the query")
         axis.legend(fontsize=7, frameon=False)
     for axis in axes:

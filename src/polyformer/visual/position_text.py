@@ -21,7 +21,7 @@ def position_text(picture: PositionPicture, width: int, signs: Characters = BLOC
             *wrapped("by how far the key lies before the query", width),
             *table(curves, picture.groups, width),
         ]
-        panels = [one for one in panels if one[0].startswith("vectors")] + panels[
+        panels = [panel for panel in panels if panel[0].startswith("vectors")] + panels[
             :1
         ]  # the table has all heads
     for label, values in panels:
@@ -39,7 +39,7 @@ def table(curves: Tensor, groups: dict[str, list[int]], width: int) -> list[str]
     length, labels = curves.shape[1] // 2 + 1, ["distance", *groups]
     near = [0, *itertools.takewhile(lambda d: d < length, (2**i for i in range(length)))]
     both = not torch.allclose(curves, curves.flip(1))
-    distances = [d for one in near for d in ({one, -one} if both else {one})]
+    distances = [d for size in near for d in ({size, -size} if both else {size})]
     left = max(map(len, labels))
     shown = sorted(distances[: max(1, (width - left) // CELL)])
     lines = [f"{labels[0]:<{left}}" + "".join(f"{d:>{CELL}}" for d in shown)]

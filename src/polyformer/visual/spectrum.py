@@ -33,6 +33,7 @@ class Spectrum:
 
     @property
     def length(self) -> int:
+        """n, the tokens of each text."""
         return self.curves.shape[-1]
 
     @property
@@ -71,11 +72,11 @@ def spectra(model: Transformer, rows: Sequence[Mapping[str, Tensor]]) -> dict[st
     training = model.training
     model.eval()
     try:
-        found = [{side: _curves(one) for side, one in matrices(model, row).items()} for row in rows]
+        by_text = [{side: _curves(layers) for side, layers in matrices(model, row).items()} for row in rows]
     finally:
         model.train(training)
-    sides = found[0] if found else {}
-    return {side: _mean([one[side] for one in found]) for side in sides}
+    sides = by_text[0] if by_text else {}
+    return {side: _mean([curves[side] for curves in by_text]) for side in sides}
 
 
 def check(model: Transformer) -> None:
@@ -85,8 +86,10 @@ def check(model: Transformer) -> None:
             assert stack is not None
             mechanism = stack.mechanism.at(layer)
             if not mechanism.pairs:
-                members = [one for one in MechanismConfig.kinds.values() if issubclass(one, MechanismConfig)]
-                able = sorted(quote(one.kind) for one in members if one.pairs)
+                members = [
+                    kind for kind in MechanismConfig.kinds.values() if issubclass(kind, MechanismConfig)
+                ]
+                able = sorted(quote(member.kind) for member in members if member.pairs)
                 raise InputError(
                     f"mechanism {quote(mechanism.kind)} has no attention matrix of tokens by tokens; "
                     f"these have one: {', '.join(able)}"
@@ -98,12 +101,12 @@ def matrices(model: Transformer, row: Mapping[str, Tensor]) -> dict[str, list[Te
     """The self-attention [H, n, n] of every layer on one text, by stack."""
     output = model(**row, output_attentions=True)
     own = "encoder" if model.decoder is None else "decoder"
-    found = {"encoder": output.encoder_attentions, own: output.attentions}
-    return {side: [one[0] for one in layers] for side, layers in found.items() if layers is not None}
+    attentions = {"encoder": output.encoder_attentions, own: output.attentions}
+    return {side: [layer[0] for layer in layers] for side, layers in attentions.items() if layers is not None}
 
 
 def _curves(layers: Sequence[Tensor]) -> Tensor:
-    return torch.stack([shares(one).cpu() for one in layers])
+    return torch.stack([shares(matrix).cpu() for matrix in layers])
 
 
 def _mean(curves: list[Tensor]) -> Spectrum:

@@ -10,11 +10,11 @@ from polyformer.core.figures import new_figure, save_figure
 from polyformer.visual.spectrum import Spectrum
 
 
-def spectrum_table(found: Spectrum) -> str:
+def spectrum_table(spectrum: Spectrum) -> str:
     """A row for each layer: share(n / 4) of every head, and their mean."""
-    heads = range(found.at_quarter.shape[1])
+    heads = range(spectrum.at_quarter.shape[1])
     lines = [f"{'layer':>5}" + "".join(f"{f'head {head}':>9}" for head in heads) + f"{'mean':>9}"]
-    for layer, row in enumerate(found.at_quarter):
+    for layer, row in enumerate(spectrum.at_quarter):
         lines.append(
             f"{layer:>5}" + "".join(f"{share:>9.4f}" for share in [*row.tolist(), row.mean().item()])
         )
@@ -26,8 +26,8 @@ def spectrum_csv(spectra: Mapping[str, Spectrum]) -> str:
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["stack", "layer", "head", "index", "share"])
-    for side, found in spectra.items():
-        for layer, heads in enumerate(found.curves.tolist()):
+    for side, spectrum in spectra.items():
+        for layer, heads in enumerate(spectrum.curves.tolist()):
             for head, curve in enumerate(heads):
                 rows.writerows([side, layer, head, i, f"{share:.6g}"] for i, share in enumerate(curve, 1))
     return text.getvalue()
@@ -40,26 +40,26 @@ def draw_spectra(spectra: Mapping[str, Spectrum], title: str, path: Path) -> Non
     """
     figure = new_figure(9.5, 3.6 * len(spectra) + 0.4)
     rows = figure.subplots(len(spectra), 2, squeeze=False)
-    for (curves, heat), (side, found) in zip(rows, spectra.items()):
-        layers, heads = found.at_quarter.shape
+    for (curves, heat), (side, spectrum) in zip(rows, spectra.items()):
+        layers, heads = spectrum.at_quarter.shape
         colours = figure_colours(layers)
-        index = range(1, found.length + 1)
-        for layer, curve in enumerate(found.curves.mean(1).tolist()):
+        index = range(1, spectrum.length + 1)
+        for layer, curve in enumerate(spectrum.curves.mean(1).tolist()):
             curves.plot(index, curve, color=colours[layer], label=f"layer {layer}")
-        curves.axvline(found.quarter, color="0.7", linewidth=1, linestyle=":")
+        curves.axvline(spectrum.quarter, color="0.7", linewidth=1, linestyle=":")
         curves.set(
             title=f"{side}: means over heads",
             xlabel="singular values",
             ylabel="share of their sum",
-            xlim=(0, found.length),
+            xlim=(0, spectrum.length),
             ylim=(0, 1.02),
         )
         curves.legend(fontsize=7, frameon=False, loc="lower right", ncol=1 + (layers - 1) // 8)
-        least = math.floor(20 * found.at_quarter.min().item()) / 20  # colours from a round number up to 1
-        shown = heat.imshow(found.at_quarter.numpy(), aspect="auto", vmin=least, vmax=1)
+        least = math.floor(20 * spectrum.at_quarter.min().item()) / 20  # colours from a round number up to 1
+        shown = heat.imshow(spectrum.at_quarter.numpy(), aspect="auto", vmin=least, vmax=1)
         figure.colorbar(shown, ax=heat)
         heat.set(
-            title=f"{side}: share of the greatest {found.quarter}",
+            title=f"{side}: share of the greatest {spectrum.quarter}",
             xlabel="head",
             ylabel="layer",
             xticks=range(heads),

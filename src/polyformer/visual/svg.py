@@ -54,11 +54,11 @@ def position_svg(picture: PositionPicture) -> str:
 
 def runs(flags: Tensor) -> list[tuple[int, int, int]]:
     """The runs of true cells in the rows of [n, m], as (column, row, width)."""
-    found = []
+    cells = []
     for y, row in enumerate(F.pad(flags.int(), (1, 1)).diff()):
         starts, stops = (row == 1).nonzero().flatten().tolist(), (row == -1).nonzero().flatten().tolist()
-        found += [(start, y, stop - start) for start, stop in zip(starts, stops)]
-    return found
+        cells += [(start, y, stop - start) for start, stop in zip(starts, stops)]
+    return cells
 
 
 def _path(colour: str, flags: Tensor) -> str:
@@ -80,12 +80,12 @@ def _place(left: int, width: int, rows: int, columns: int, paths: list[str]) -> 
 
 def _curves(curves: Tensor, groups: dict[str, list[int]]) -> str:
     """A line for each group of heads [H, 2T - 1]; on the right the key lies before the query."""
-    reach = curves.shape[1] // 2
+    farthest = curves.shape[1] // 2
     known = curves[curves.isfinite()]
     low, high = float(known.min()), float(known.max())
-    across, down = SIDE / max(reach, 1), SIDE / max(high - low, 1e-12)
+    across, down = SIDE / max(farthest, 1), SIDE / max(high - low, 1e-12)
     lines = [
-        _text(0, f"{low:.3g} to {high:.3g}, at distances {-reach} to {reach}"),
+        _text(0, f"{low:.3g} to {high:.3g}, at distances {-farthest} to {farthest}"),
         f'<rect y="{TOP}" width="{2 * SIDE}" height="{SIDE}" fill="none" stroke="{GREY}"/>\n',
         f'<path stroke="{LIGHT}" d="M{SIDE} {TOP}v{SIDE}"/>\n',
     ]

@@ -15,6 +15,7 @@ def tree(model: nn.Module) -> str:
 
 
 def parameters(module: nn.Module) -> int:
+    """How many numbers are in its parameters, tied ones once."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
