@@ -13,7 +13,7 @@ from torch import Tensor
 from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
 from polyformer.heads import ClassifyConfig, TagConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import create_model
 
 VOCAB = 31

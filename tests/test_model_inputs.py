@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.model.trajectory import TrajectoryConfig, TrajectoryTransformer
+from polyformer.model import TrajectoryConfig, TrajectoryTransformer
 from polyformer.presets import create_model
 
 SIZES = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.model.trajectory import PredictionConfig, TrajectoryConfig, TrajectoryTransformer
+from polyformer.model import PredictionConfig, TrajectoryConfig, TrajectoryTransformer
 
 
 def config(**options: Any) -> TrajectoryConfig:

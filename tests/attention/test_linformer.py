@@ -12,7 +12,7 @@ from polyformer.attention.base import MechanismConfig
 from polyformer.attention.linformer.length_projections import ConvolutionShorten, LinearShorten
 from polyformer.attention.linformer.linformer import SHARING, Linformer
 from polyformer.core.errors import InputError
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.ops.softmax import recorded
 from polyformer.position import LearnedConfig
 from polyformer.sequence.context import Context, positions_from_mask

@@ -13,7 +13,7 @@ from polyformer.core.auxiliary_losses import penalties
 from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import prepare
 from polyformer.dot_product.backends.tiled.tiles import plan
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import Pattern
 from polyformer.patterns.layout import count
 from polyformer.patterns.spans import Reach

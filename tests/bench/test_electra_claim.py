@@ -13,7 +13,7 @@ from polyformer.bench.probing import Probe, features, probe
 from polyformer.bench.reproduce.electra import ElectraClaim, costs, recipe, verdict
 from polyformer.cli import main
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.tasks import MaskedModelling, MaskedModellingConfig
 

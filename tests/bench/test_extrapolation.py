@@ -11,7 +11,7 @@ import torch
 from polyformer import InputError
 from polyformer.bench.reproduce import extrapolation
 from polyformer.bench.reproduce.extrapolation import ExtrapolationClaim, perplexity, run, table, verdict
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 
 PAPER = {"sinusoidal": (24.0, 400.0), "rope": (24.0, 90.0), "t5": (23.5, 25.0), "alibi": (24.0, 20.3)}

@@ -12,7 +12,7 @@ from polyformer.checkpoints import convert
 from polyformer.cli import main
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import ETC, BlockWindow, Global, Marked, Random, Window
 from polyformer.presets import create_model
 

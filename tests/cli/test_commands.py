@@ -13,7 +13,8 @@ import yaml
 
 import polyformer
 from polyformer.cli import COMMANDS, main
-from polyformer.model.transformer import ModelOutput, Transformer
+from polyformer.model import Transformer
+from polyformer.outputs import ModelOutput
 
 Trained = Callable[[str], Path]
 HEAVY = ("torch", "datasets", "tokenizers", "accelerate", "transformers", "matplotlib", "numpy")

@@ -12,7 +12,7 @@ from polyformer import from_pretrained
 from polyformer.cli import main
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns.base import Pattern
 from polyformer.plugins import NAMED, import_named
 from polyformer.presets import create_model

@@ -11,7 +11,7 @@ import pytest
 from polyformer.attention import LinformerConfig
 from polyformer.cli import main
 from polyformer.commands.subject import cut, subject
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import create_model
 
 Trained = Callable[[str], Path]

@@ -17,7 +17,7 @@ from polyformer.attention import LSHConfig, RoutingConfig, SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.core.config import Config
 from polyformer.feedforward import DenseConfig, ExpertsConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.outputs import ModelOutput
 from polyformer.patterns import Global, Pattern, Window
 from polyformer.patterns.marked import reads_marks

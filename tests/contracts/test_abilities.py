@@ -12,7 +12,7 @@ from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
 from polyformer.attention.base import ABILITIES, WAYS_OUT, MechanismConfig
 from polyformer.core.errors import InputError
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.position import AlibiConfig
 
 

@@ -15,7 +15,7 @@ from polyformer.architecture import ModelConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.weights import ALIGNMENT
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import Pattern
 from polyformer.presets import MODELS
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyformer.attention import AlternateConfig, LSHConfig, SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import MODELS
 from polyformer.stack import StackConfig
 

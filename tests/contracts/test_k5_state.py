@@ -9,7 +9,7 @@ from members import LENGTH, Case, assert_same, gradients, score, selected
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.outputs import ModelState
 
 CASES = selected("causal", "caches", shape=("decoder", "pair"))

@@ -11,7 +11,7 @@ from members import Case, cases, gradients, score, selected
 from torch import Tensor
 
 from polyformer.generation import GenerationConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.stack import StackConfig
 
 

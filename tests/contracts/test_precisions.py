@@ -17,7 +17,7 @@ from test_k8_training import GENERATES
 from torch import Tensor
 
 from polyformer.generation import GenerationConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.ops import linear, products
 
 

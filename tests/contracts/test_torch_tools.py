@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import polyformer
 from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import Window
 
 PRESETS = "decoder-tiny", "gpt2", "bert-base", "transformer-base", "t5-base", "deberta-base"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
 from polyformer.heads import LanguageModelConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.position import LearnedConfig
 from polyformer.stack import EmbeddingConfig, StackConfig
 

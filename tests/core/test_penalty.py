@@ -7,7 +7,7 @@ from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.attention import AdaptiveSpanConfig, DynamicSpanConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.core.auxiliary_losses import joined, penalize, penalties
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.stack import AttentionConfig, StackConfig
 
 

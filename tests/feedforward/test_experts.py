@@ -17,7 +17,7 @@ from polyformer.feedforward import (
     GatedConfig,
 )
 from polyformer.feedforward.experts import balance, within
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.sequence.context import Context
 

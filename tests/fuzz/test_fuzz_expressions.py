@@ -13,7 +13,7 @@ from polyformer.block import BlockConfig
 from polyformer.core.expression import with_options
 from polyformer.feedforward import FeedForwardConfig
 from polyformer.heads import HeadConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns.base import Pattern
 from polyformer.position import PositionConfig
 from polyformer.sequence.context import Context

@@ -10,7 +10,7 @@ from transformers_twins import twins as pair
 
 from polyformer.generation import Generated
 from polyformer.generation.hub import from_hub
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 
 STEPS = 9
 EARLY = (True, False, "never")

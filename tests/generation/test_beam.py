@@ -9,7 +9,7 @@ from tiny_models import BOS, EOS, FAMILIES, VOCAB, decoder, left_padded, next_lo
 
 from polyformer import GenerationConfig, InputError
 from polyformer.generation import BeamConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 
 
 def reference(

@@ -7,7 +7,7 @@ from tiny_models import EOS, FAMILIES, PAD, VOCAB, decoder, left_padded, next_lo
 from polyformer import GenerationConfig, InputError, create_model
 from polyformer.architecture import SpecialTokens
 from polyformer.generation import decoder as decoder_module
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.ops.linear import PackedWeights
 
 

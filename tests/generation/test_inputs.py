@@ -8,7 +8,7 @@ from tiny_models import BOS, SPECIAL, VOCAB, decoder, left_padded, prompts
 from torch import Tensor
 
 from polyformer import Causal, InputError, Marked, Window, create_model
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns.base import Pattern
 
 ROWS, LENGTH, NEW = 3, 7, 6

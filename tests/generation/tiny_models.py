@@ -4,7 +4,7 @@ import torch
 
 from polyformer import create_model
 from polyformer.architecture import SpecialTokens
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 
 VOCAB, PAD, BOS, EOS = 13, 0, 1, 2
 SPECIAL = SpecialTokens(pad=PAD, bos=BOS, eos=EOS)

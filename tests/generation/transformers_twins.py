@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from polyformer.checkpoints import from_transformers
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 
 VOCAB, PAD, EOS, LENGTH = 31, 0, 2, 7
 SPECIAL = {"pad_token_id": PAD, "bos_token_id": EOS, "eos_token_id": EOS}

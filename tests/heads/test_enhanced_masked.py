@@ -13,7 +13,7 @@ from polyformer.block import BlockConfig, ParallelConfig, PostNormConfig, PreNor
 from polyformer.core.errors import InputError
 from polyformer.feedforward import DenseConfig
 from polyformer.heads import EnhancedMaskedConfig, LanguageModelConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.position import DebertaConfig, NoPositionConfig
 from polyformer.stack import AttentionConfig, StackConfig
 

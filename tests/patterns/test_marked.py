@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import Global, Marked, Pattern, Window
 from polyformer.presets import create_model
 from polyformer.sequence.context import Context

@@ -13,7 +13,7 @@ from attention_cases import assert_same, dense, random_context, results, tensors
 from polyformer.attention.softmax_attention import SoftmaxAttention
 from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import Causal, Full, PerHead, Strided, Window
 from polyformer.patterns.mods import Mod
 from polyformer.patterns.user_defined import as_pattern

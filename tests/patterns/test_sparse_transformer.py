@@ -10,7 +10,7 @@ from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import BlockWindow, Fixed, Pattern, PerHead, PerLayer, Strided, Summary, Window
 from polyformer.patterns.layout import count
 from polyformer.sequence.context import Context

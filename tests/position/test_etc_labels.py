@@ -11,7 +11,7 @@ from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import ETC
 from polyformer.position import EtcLabelsConfig, Shape, Site
 from polyformer.position.etc_labels import EtcLabels

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.core.errors import InputError
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.position import (
     LearnedConfig,
     PositionConfig,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyformer.attention import SoftmaxConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import Window
 from polyformer.presets import create_model, model_config
 

@@ -7,7 +7,7 @@ from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
 from polyformer.data import Collate
 from polyformer.data.structured import structured
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import ETC, Pattern, PerLayer
 from polyformer.position import EtcLabelsConfig
 from polyformer.presets import create_model, model_config

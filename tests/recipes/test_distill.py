@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from polyformer import InputError
 from polyformer.architecture import ModelConfig
 from polyformer.cli import main
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.objectives.distillation import DistillationConfig, chosen_layers
 from polyformer.presets import model_config
 from polyformer.recipes import Recipe, Run, fit

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyformer.data import Splits, Tokenizer, TokenizerConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.recipes.report import baselines, number, sample, table
 from polyformer.tasks import LanguageModellingConfig

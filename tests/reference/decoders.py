@@ -13,7 +13,7 @@ import polyformer
 from polyformer.architecture import ModelConfig
 from polyformer.checkpoints import FAMILIES
 from polyformer.generation.hub import from_hub
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 
 PAD = 0

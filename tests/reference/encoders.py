@@ -9,7 +9,7 @@ from families import counted, texts, verify
 from torch import Tensor, nn
 
 from polyformer.checkpoints import FAMILIES
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 
 VOCAB, LENGTH = 23, 11

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import polyformer
 from polyformer.checkpoints import FAMILIES
 from polyformer.checkpoints.save import exported
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 
 Inputs = dict[str, Tensor]
 

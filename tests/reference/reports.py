@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from polyformer.checkpoints import Report
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 
 FATES = ("copied", "scaled", "extended", "cut", "fresh")
 

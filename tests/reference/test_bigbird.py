@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import BlockWindow, Global, GlobalEnd, Links, Pattern, PerHead, PerLayer, Random
 from polyformer.presets import create_model, model_config
 

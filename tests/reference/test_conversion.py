@@ -22,7 +22,7 @@ from polyformer.attention import (
 from polyformer.attention.base import MechanismConfig
 from polyformer.checkpoints import FAMILIES, convert, from_transformers
 from polyformer.core.errors import InputError
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import Pattern, Window
 from polyformer.position.base import changes_scores
 

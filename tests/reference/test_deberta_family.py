@@ -15,7 +15,7 @@ from torch import Tensor
 import polyformer
 from polyformer.checkpoints import FAMILIES
 from polyformer.core.errors import InputError
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"

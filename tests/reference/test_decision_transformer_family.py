@@ -17,7 +17,7 @@ import polyformer  # noqa: E402
 from polyformer.checkpoints import FAMILIES  # noqa: E402
 from polyformer.checkpoints.save import exported  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
-from polyformer.model.trajectory import TrajectoryConfig, TrajectoryTransformer  # noqa: E402
+from polyformer.model import TrajectoryConfig, TrajectoryTransformer  # noqa: E402
 
 SIZES: dict[str, Any] = {
     "state_dim": 5,

@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 from polyformer.checkpoints import FAMILIES  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
-from polyformer.model.transformer import Transformer  # noqa: E402
+from polyformer.model import Transformer  # noqa: E402
 from polyformer.presets import model_config  # noqa: E402
 
 EVERYWHERE = {

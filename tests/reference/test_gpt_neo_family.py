@@ -21,7 +21,7 @@ from transformers.models.gpt_neo import modeling_gpt_neo  # noqa: E402
 
 import polyformer  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
-from polyformer.model.transformer import Transformer  # noqa: E402
+from polyformer.model import Transformer  # noqa: E402
 from polyformer.presets import MODELS  # noqa: E402
 
 SIZES: dict[str, Any] = {

@@ -14,7 +14,7 @@ import polyformer  # noqa: E402
 from polyformer import hub  # noqa: E402
 from polyformer.data import Tokenizer, TokenizerConfig  # noqa: E402
 from polyformer.generation import GenerationConfig  # noqa: E402
-from polyformer.model.transformer import Transformer  # noqa: E402
+from polyformer.model import Transformer  # noqa: E402
 from polyformer.patterns import Global, Window  # noqa: E402
 from polyformer.presets import create_model  # noqa: E402
 

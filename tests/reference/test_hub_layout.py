@@ -10,7 +10,7 @@ from torch import nn
 
 import polyformer
 from polyformer.checkpoints import FAMILIES, convert, from_transformers
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 
 CASES = [
     (name, architecture, options)

@@ -14,7 +14,7 @@ from torch import Tensor
 import polyformer
 from polyformer.checkpoints import FAMILIES
 from polyformer.core.errors import InputError
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import Marked, Window
 from polyformer.presets import create_model
 

@@ -19,7 +19,7 @@ from transformers.models.m2m_100 import modeling_m2m_100  # noqa: E402
 import polyformer  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
 from polyformer.generation.hub import from_hub  # noqa: E402
-from polyformer.model.transformer import Transformer  # noqa: E402
+from polyformer.model import Transformer  # noqa: E402
 from polyformer.position import Shape, SinusoidalConfig  # noqa: E402
 from polyformer.presets import model_config  # noqa: E402
 

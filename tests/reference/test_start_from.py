@@ -19,7 +19,7 @@ from polyformer.heads import (
     PretrainingConfig,
     TagConfig,
 )
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import create_model, model_config
 from polyformer.recipes.recipe import ModelChoice
 

@@ -20,7 +20,7 @@ import polyformer  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
 from polyformer.core.files import write_tensors  # noqa: E402
 from polyformer.generation.hub import from_hub  # noqa: E402
-from polyformer.model.transformer import Transformer  # noqa: E402
+from polyformer.model import Transformer  # noqa: E402
 from polyformer.presets import model_config  # noqa: E402
 
 SIZES: dict[str, Any] = {

@@ -9,7 +9,7 @@ from torch import Tensor
 from polyformer.dot_product import attend as module
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.documents import by_document
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import Window
 from polyformer.presets import model_config
 from polyformer.sequence.context import Context

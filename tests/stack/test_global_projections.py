@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.outputs import ModelOutput
 from polyformer.patterns import Global, Marked, Pattern, PerHead, PerLayer, Window
 from polyformer.position import NoPositionConfig, Shape

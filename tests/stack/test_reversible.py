@@ -14,7 +14,7 @@ from polyformer.core.auxiliary_losses import penalties
 from polyformer.core.errors import InputError
 from polyformer.feedforward import DenseConfig, ExpertsConfig
 from polyformer.heads import EnhancedMaskedConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.ops.norms import LayerNormConfig
 from polyformer.position import LearnedPerLayerConfig, NoPositionConfig, T5BiasConfig
 from polyformer.presets import model_config

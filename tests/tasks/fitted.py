@@ -9,7 +9,7 @@ import torch
 from polyformer.architecture import ModelConfig
 from polyformer.data import Splits
 from polyformer.data.batching import Batch
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.tasks import Fitting, TextTask
 
 Metrics = dict[str, float]

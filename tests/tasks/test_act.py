@@ -15,7 +15,7 @@ from polyformer.cli import main
 from polyformer.core.files import read_tensors
 from polyformer.data.episodes import Episodes
 from polyformer.data.windows import Windows
-from polyformer.model.trajectory import TrajectoryTransformer
+from polyformer.model import TrajectoryTransformer
 from polyformer.recipes import ModelChoice, Recipe, Run, fit
 from polyformer.tasks import ActingConfig
 

@@ -7,7 +7,7 @@ import torch
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
 from polyformer.data import Splits, Tokenizer, TokenizerConfig, default_documents
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import ETC
 from polyformer.position import EtcLabelsConfig
 from polyformer.presets import model_config

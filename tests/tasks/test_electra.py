@@ -11,7 +11,7 @@ import polyformer
 from polyformer.cli import main
 from polyformer.core.errors import InputError
 from polyformer.data import Splits, Tokenizer, TokenizerConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.tasks import Electra, ElectraConfig, Fitting
 from polyformer.tasks.electra import Detected, GeneratorAndModel, generator_config

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyformer.data import DataConfig, Splits, Tokenizer, TokenizerConfig, load
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.tasks import Fitting, LanguageModelling, LanguageModellingConfig, Workers
 from polyformer.training import Task

@@ -12,7 +12,7 @@ from fitted import learned
 from polyformer import InputError
 from polyformer.cli import main
 from polyformer.data import Splits, TokenizerConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.recipes.sheet import image_baselines, write_sheet
 from polyformer.tasks import ImageConfig, ImageModelling

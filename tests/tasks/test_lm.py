@@ -11,7 +11,7 @@ import torch
 from polyformer import GenerationConfig, InputError
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.formats import read_articles
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.ops.cross_entropy import linear_cross_entropy
 from polyformer.presets import model_config
 from polyformer.tasks import LanguageModelling, LanguageModellingConfig

@@ -8,7 +8,7 @@ import torch
 
 from polyformer import InputError
 from polyformer.data import MaskingConfig, Splits, Tokenizer, TokenizerConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.recipes import Recipe, fit
 from polyformer.tasks import Fitting, MaskedModelling, MaskedModellingConfig

@@ -9,7 +9,7 @@ from fitted import learned
 
 from polyformer import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.tasks import Answering, AnsweringConfig
 

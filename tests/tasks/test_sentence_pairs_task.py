@@ -9,7 +9,7 @@ from fitted import learned
 from polyformer import InputError
 from polyformer.data import MaskingConfig, Splits, Tokenizer, TokenizerConfig
 from polyformer.heads import MaskedConfig, PretrainingConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.tasks import Fitting, NextSentenceConfig, SentenceOrderConfig, SentencePairs
 from polyformer.tasks.sentence_pairs import SentencePairsConfig

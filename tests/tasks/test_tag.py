@@ -5,7 +5,7 @@ import torch
 
 from polyformer import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.tasks import Tagging, TaggingConfig
 from polyformer.tasks.tag import entities

@@ -7,7 +7,7 @@ from fitted import learned
 
 from polyformer import InputError
 from polyformer.data import MaskingConfig, Tokenizer, TokenizerConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.tasks import TranslationModelling, TranslationModellingConfig
 

@@ -6,7 +6,7 @@ import torch
 from polyformer import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.generation import BeamConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.tasks import Translation, TranslationConfig
 

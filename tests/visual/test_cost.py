@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyformer.architecture import ModelConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.visual.cost import cost
 from polyformer.visual.tree import parameters, tree

@@ -11,7 +11,7 @@ from torch import Tensor
 from polyformer.attention import LinformerConfig, MemoryCompressedConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.core.errors import InputError
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import create_model
 from polyformer.visual.spectrum import Spectrum, matrices, shares, spectra, spectrum
 from polyformer.visual.spectrum_figure import draw_spectra, spectrum_csv, spectrum_table

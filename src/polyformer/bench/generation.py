@@ -17,7 +17,7 @@ from polyformer.checkpoints import FAMILIES, from_transformers
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
 from polyformer.generation import BeamConfig, GenerationConfig, SpecialIds
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 
 SMALL_GPTJ = {

@@ -14,7 +14,7 @@ import torch
 
 from polyformer.bench.labelled_texts import Texts
 from polyformer.core.errors import InputError
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.tasks import TextTask
 
 PENALTIES = (0.01, 0.1, 1.0)

@@ -18,7 +18,7 @@ from polyformer.attention import AlternateConfig, SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.checkpoints.transfer import Report, transfer
 from polyformer.core.errors import InputError, quote
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import Pattern
 from polyformer.patterns.marked import reads_marks
 from polyformer.stack import MultiHeadAttention, Stack, StackConfig, copy_local_projections

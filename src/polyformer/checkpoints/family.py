@@ -26,7 +26,7 @@ from polyformer.checkpoints.values import check_values
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.registry import Registry
 from polyformer.heads import HeadConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 
 PROBLEM = choice(
     "problem_type",

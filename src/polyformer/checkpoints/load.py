@@ -23,9 +23,9 @@ from polyformer.core.hub_names import check_no_revision, fetched
 from polyformer.core.unused_tensors import read_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
 from polyformer.heads import HeadConfig
-from polyformer.model.kinds import TRAJECTORY, decode_config
-from polyformer.model.trajectory import TrajectoryTransformer
-from polyformer.model.transformer import CONFIG, Transformer, read_generation
+from polyformer.model import TrajectoryTransformer, Transformer, decode_config
+from polyformer.model.kinds import TRAJECTORY
+from polyformer.model.saving import CONFIG, read_generation
 
 WRAPPED = "polyformer"
 """The model_type of our models inside transformers."""

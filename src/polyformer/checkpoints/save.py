@@ -11,7 +11,8 @@ from polyformer.checkpoints.fields import differences
 from polyformer.checkpoints.tensors import INDEX, SINGLE
 from polyformer.core.errors import InputError
 from polyformer.core.files import tied_names, write_json, write_tensors
-from polyformer.model.transformer import CONFIG, Transformer, write_generation
+from polyformer.model import Transformer
+from polyformer.model.saving import CONFIG, write_generation
 
 SHARD = 5 * 1000**3
 """Bytes of weights from which on they are written as several files."""

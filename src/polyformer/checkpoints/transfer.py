@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polyformer.heads import HeadConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.position import Position
 
 

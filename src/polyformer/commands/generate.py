@@ -9,7 +9,7 @@ from polyformer.commands.base import argument, option
 
 if TYPE_CHECKING:
     from polyformer.generation import GenerationConfig
-    from polyformer.model.transformer import Transformer
+    from polyformer.model import Transformer
     from polyformer.recipes.writer import Writer
 
 EXAMPLES = """examples:

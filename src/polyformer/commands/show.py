@@ -9,7 +9,7 @@ from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
     from polyformer.architecture import ModelConfig
-    from polyformer.model.kinds import AnyConfig
+    from polyformer.model import AnyConfig
 
 EXAMPLES = """examples:
   polyformer show gpt2
@@ -62,7 +62,7 @@ def show_model(name: str) -> None:
     import torch
 
     from polyformer.architecture import ModelConfig
-    from polyformer.model.kinds import build_model
+    from polyformer.model import build_model
     from polyformer.visual.tree import parameters, tree
 
     config = described(name)
@@ -78,8 +78,8 @@ def show_model(name: str) -> None:
 
 def described(name: str) -> "AnyConfig":
     """The configuration of a preset, or of the model in a directory."""
-    from polyformer.model.kinds import read_config
-    from polyformer.model.transformer import CONFIG
+    from polyformer.model import read_config
+    from polyformer.model.saving import CONFIG
     from polyformer.presets import model_config
 
     if not Path(name).is_dir():

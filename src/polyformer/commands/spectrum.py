@@ -14,7 +14,7 @@ from polyformer.commands.subject import inputs, subject
 from polyformer.core.errors import InputError, quote, unknown
 
 if TYPE_CHECKING:
-    from polyformer.model.transformer import Transformer
+    from polyformer.model import Transformer
     from polyformer.visual.spectrum import Spectrum
 
 EXAMPLES = """examples:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from polyformer.data import DataConfig, Tokenizer
-    from polyformer.model.transformer import Transformer
+    from polyformer.model import Transformer
 
 CHARACTERS = 32
 """Of a long text no more is read than so many characters a token: few words are longer."""

@@ -24,7 +24,7 @@ segments the state knows how they go on."""
 
 
 class Writer(Protocol):
-    """What generation asks of a model: `polyformer.model.transformer.Transformer` has it."""
+    """What generation asks of a model: `polyformer.model.Transformer` has it."""
 
     encoder: Stack | None
     decoder: Stack | None

@@ -15,7 +15,7 @@ from polyformer.hub.config import TRAJECTORY, PolyformerConfig
 from polyformer.hub.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Arguments, settle_text, taking
 from polyformer.hub.offload import loaded
 from polyformer.hub.resize import resize
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.sequence.tokens import NO_TOKENS, Given
 

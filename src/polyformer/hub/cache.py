@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.state import State
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.outputs import ModelState
 from polyformer.sequence.tokens import Tokens
 from polyformer.stack import LayerState

@@ -6,7 +6,7 @@ import transformers
 
 from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
-from polyformer.model.trajectory import TrajectoryConfig
+from polyformer.model import TrajectoryConfig
 
 PROBLEMS = {
     "single_label": "single_label_classification",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns.marked import reads_marks
 
 Arguments = dict[str, Any]

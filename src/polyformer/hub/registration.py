@@ -19,8 +19,7 @@ from polyformer.hub.tasks import (
 )
 from polyformer.hub.trajectories import PolyformerDecisionTransformer
 from polyformer.hub.writers import PolyformerForCausalLM, PolyformerForSeq2SeqLM
-from polyformer.model.trajectory import TrajectoryTransformer
-from polyformer.model.transformer import Transformer
+from polyformer.model import TrajectoryTransformer, Transformer
 
 BY_HEAD: dict[str, type[PolyformerModel]] = {
     "embed": PolyformerModel,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.heads.vocabulary import VocabularyHead
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 
 
 def resize(model: nn.Module, size: int) -> None:

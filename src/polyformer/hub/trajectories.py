@@ -10,7 +10,7 @@ from polyformer.hub.base import PolyformerModel
 from polyformer.hub.config import PolyformerConfig
 from polyformer.hub.inputs import ASKED, Arguments, taking
 from polyformer.hub.offload import loaded
-from polyformer.model.trajectory import TrajectoryConfig, TrajectoryTransformer
+from polyformer.model import TrajectoryConfig, TrajectoryTransformer
 
 
 class PolyformerDecisionTransformer(PolyformerModel):

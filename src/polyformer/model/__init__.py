@@ -8,13 +8,20 @@ from polyformer.model.kinds import (
     load_pretrained,
     read_config,
 )
-from polyformer.model.trajectory import TrajectoryConfig, TrajectoryTransformer
+from polyformer.model.trajectory import (
+    PredictionConfig,
+    TrajectoryConfig,
+    TrajectoryOutput,
+    TrajectoryTransformer,
+)
 from polyformer.model.transformer import Transformer
 
 __all__ = [
     "AnyConfig",
     "AnyModel",
+    "PredictionConfig",
     "TrajectoryConfig",
+    "TrajectoryOutput",
     "TrajectoryTransformer",
     "Transformer",
     "build_model",

@@ -8,8 +8,9 @@ from typing import Any
 
 from polyformer.architecture import ModelConfig
 from polyformer.core.files import read_json
+from polyformer.model.saving import CONFIG
 from polyformer.model.trajectory import TrajectoryConfig, TrajectoryTransformer
-from polyformer.model.transformer import CONFIG, Transformer
+from polyformer.model.transformer import Transformer
 
 AnyConfig = ModelConfig | TrajectoryConfig
 AnyModel = Transformer | TrajectoryTransformer

@@ -11,7 +11,6 @@ returns are predicted too, as its code has it, without a loss of their own.
 
 import contextlib
 import dataclasses
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -21,14 +20,11 @@ from polyformer.architecture import OriginConfig
 from polyformer.block import PreNormConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import read_json, read_tensors
 from polyformer.core.initialization import initialize
 from polyformer.core.sizes import check_deviation, check_sizes
-from polyformer.core.unused_tensors import read_unused_tensors
-from polyformer.core.weights import check_layers, load_weights
 from polyformer.feedforward import DenseConfig
 from polyformer.model.inputs import check_mask
-from polyformer.model.transformer import CONFIG, WEIGHTS, Transformer
+from polyformer.model.saving import PretrainedMixin
 from polyformer.ops.linear import Linear
 from polyformer.ops.softmax import recorded
 from polyformer.plugins import Saved
@@ -127,12 +123,14 @@ class Predictions(nn.Module):
         return actions.tanh() if self.bounded else actions
 
 
-class TrajectoryTransformer(nn.Module):
-    """See `forward`."""
+class TrajectoryTransformer(PretrainedMixin):
+    """See `forward`. It writes no text, so it has no settings for `generate`."""
+
+    config_type = TrajectoryConfig
+    config: TrajectoryConfig
 
     def __init__(self, config: TrajectoryConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width, sizes = config.hidden_size, config.head
         self.timesteps = nn.Embedding(config.max_timesteps, width)
         self.returns = Linear(1, width)
@@ -142,8 +140,6 @@ class TrajectoryTransformer(nn.Module):
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.decoder = Stack(config.decoder, width, config.max_position_embeddings, cross=False)
         self.head = Predictions(width, sizes)
-        self.generation: dict[str, Any] | None = None  # it writes no text
-        self.unused_tensors: dict[str, Tensor] = {}  # see polyformer.core.unused_tensors
         initialize(self, config.initializer_range)
 
     def forward(
@@ -194,25 +190,6 @@ class TrajectoryTransformer(nn.Module):
             None if collect is None else tuple(collect),
             tuple(records) if output_attentions else None,
         )
-
-    def save_pretrained(self, directory: str | Path, format: str = "polyformer") -> None:
-        """Write config.json and model.safetensors, as `Transformer.save_pretrained`."""
-        Transformer.save_pretrained(self, directory, format)  # type: ignore[arg-type]
-
-    @classmethod
-    def from_pretrained(cls, directory: str | Path) -> "TrajectoryTransformer":
-        """The model that `save_pretrained` wrote, in evaluation mode."""
-        folder = Path(directory)
-        if not (folder / CONFIG).is_file():
-            raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
-        described, tensors = read_json(folder / CONFIG, dict), read_tensors(folder / WEIGHTS)
-        config = TrajectoryConfig.from_dict(described)
-        check_layers(config, len(tensors), folder / WEIGHTS)
-        with torch.device("meta"):
-            model = cls(config)
-        load_weights(model, tensors, folder / WEIGHTS)
-        model.unused_tensors = read_unused_tensors(folder)
-        return model.eval()
 
     def _check(self, states: Tensor, actions: Tensor, returns: Tensor, timesteps: Tensor) -> None:
         if timesteps.dim() != 2 or timesteps.is_floating_point():

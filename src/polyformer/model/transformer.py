@@ -2,9 +2,7 @@
 
 import contextlib
 import dataclasses
-import importlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,17 +11,15 @@ from torch import Tensor, nn
 from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.auxiliary_losses import Penalties, joined, penalties
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import training_pass
-from polyformer.core.files import atomic_write, read_json, read_tensors, write_json, write_tensors
 from polyformer.core.initialization import initialize
 from polyformer.core.labels import next_labels
-from polyformer.core.unused_tensors import read_unused_tensors, write_unused_tensors
-from polyformer.core.weights import check_layers, load_weights
 from polyformer.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.generation.hub import from_hub
 from polyformer.heads import HeadInput, LastLayer
 from polyformer.model.inputs import check_given, check_ids, check_labels
+from polyformer.model.saving import PretrainedMixin
 from polyformer.ops.softmax import recorded
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.patterns import Causal, Full
@@ -33,11 +29,6 @@ from polyformer.sequence.context import Context
 from polyformer.sequence.tokens import NO_TOKENS, Given, Tokens
 from polyformer.sequence.unpadding import unpadding
 from polyformer.stack import Embedding, LayerState, Source, Stack
-
-FORMATS = {"polyformer": "polyformer.model.transformer", "hub": "polyformer.checkpoints"}
-"""Formats of files, and the module whose `save` writes them, found when it is needed."""
-
-CONFIG, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
 
 Goals = tuple[Tensor | None, Tensor | None]
 """Labels of the tokens, and of the text as a whole."""
@@ -56,15 +47,16 @@ class Encoded:
     penalties: Penalties
 
 
-class Transformer(nn.Module):
+class Transformer(PretrainedMixin):
     """See `forward`. `recompute` on its stacks trades time for memory in training; `unpads` leaves padding
     out of what is computed, where that pays."""
 
+    config_type = ModelConfig
+    config: ModelConfig
     unpads = True
 
     def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width, positions = config.hidden_size, config.max_position_embeddings
         size = config.embedding.width(width)
         self.tokens = nn.Embedding(config.vocab_size, size)
@@ -80,8 +72,6 @@ class Transformer(nn.Module):
                 None if stack is None else Embedding(config.embedding, width, stack.norm, stack.dropout),
             )
         self.head = config.head.build(config.head_shape())
-        self.generation: dict[str, Any] | None = None  # settings, as generation_config.json holds them
-        self.unused_tensors: dict[str, Tensor] = {}  # see polyformer.core.unused_tensors
         initialize(self, config.initializer_range)
 
     encoder: Stack | None
@@ -301,34 +291,6 @@ class Transformer(nn.Module):
             config = from_hub(self.generation)
         return generate(self, input_ids, attention_mask, config, streamer, decode, **more)
 
-    def save_pretrained(self, directory: str | Path, format: str = "polyformer") -> None:
-        """Write config.json and model.safetensors into `directory`, each whole or not at all.
-
-        `format`: "polyformer", which holds any model, or "hub", which transformers reads: for models that
-        are of one of its families (`polyformer.checkpoints`).
-        Raises `InputError` for a model that is of none.
-        """
-        if format not in FORMATS:
-            raise unknown("format", format, FORMATS)
-        importlib.import_module(FORMATS[format]).save(self, Path(directory))
-
-    @classmethod
-    def from_pretrained(cls, directory: str | Path) -> "Transformer":
-        """The model that `save_pretrained` wrote; raises `InputError` for anything else."""
-        folder = Path(directory)
-        if not (folder / CONFIG).is_file():
-            raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
-        config, tensors = (
-            ModelConfig.from_dict(read_json(folder / CONFIG, dict)),
-            read_tensors(folder / WEIGHTS),
-        )
-        check_layers(config, len(tensors), folder / WEIGHTS)
-        with torch.device("meta"):
-            model = cls(config)
-        load_weights(model, tensors, folder / WEIGHTS)
-        model.generation, model.unused_tensors = read_generation(folder), read_unused_tensors(folder)
-        return model.eval()
-
     def _source_state(self, encoded: Encoded, layers: tuple[LayerState, ...]) -> ModelState:
         return ModelState(NO_TOKENS, layers, encoded.hidden, encoded.tokens.valid, encoded.tokens.length)
 
@@ -494,23 +456,3 @@ def _tokens(past: Tokens, given: Given) -> Tokens:
     """The tokens in `past` followed by those that are given."""
     assert given.ids is not None
     return past.extended(given.ids, given.mask, given.positions, given.documents, given.segments, given.marks)
-
-
-def save(model: Transformer, folder: Path) -> None:
-    """Write `model` in the format of this library."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / WEIGHTS, dict(model.state_dict()))
-    write_generation(model, folder)
-    write_unused_tensors(model.unused_tensors, folder)
-    atomic_write(folder / CONFIG, model.config.to_json().encode())
-
-
-def read_generation(folder: Path) -> dict[str, Any] | None:
-    """The settings for `generate` in a model's directory, where there are any."""
-    return read_json(folder / GENERATION, dict) if (folder / GENERATION).is_file() else None
-
-
-def write_generation(model: Transformer, folder: Path) -> None:
-    """The reverse."""
-    if model.generation is not None:
-        write_json(folder / GENERATION, model.generation)

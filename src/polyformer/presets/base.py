@@ -5,8 +5,7 @@ from typing import Any
 
 from polyformer.architecture import ModelConfig
 from polyformer.core.registry import Registry
-from polyformer.model.kinds import AnyConfig, build_model
-from polyformer.model.transformer import Transformer
+from polyformer.model import AnyConfig, Transformer, build_model
 
 MODELS: Registry[Callable[[], AnyConfig]] = Registry("model")
 """Preset name to the function that makes its configuration; the function's docstring cites the source."""

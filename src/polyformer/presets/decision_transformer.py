@@ -5,7 +5,7 @@ State and action sizes are those of transformers' configuration until a task's d
 
 import dataclasses
 
-from polyformer.model.trajectory import TrajectoryConfig
+from polyformer.model import TrajectoryConfig
 from polyformer.presets.base import register
 
 

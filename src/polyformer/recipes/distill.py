@@ -17,7 +17,7 @@ from polyformer.core.labels import IGNORED, next_labels
 from polyformer.data import Splits
 from polyformer.data.batching import Batch
 from polyformer.heads import ClassifyConfig, LanguageModelConfig, MaskedConfig, TagConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.objectives.distillation import DistillationConfig, distillation_loss
 from polyformer.outputs import ModelOutput
 from polyformer.recipes.recipe import ModelChoice, Recipe

@@ -14,8 +14,8 @@ from polyformer.core.files import read_tensors
 from polyformer.core.weights import load_weights
 from polyformer.data import Splits, Tokenizer, load
 from polyformer.data.fingerprint import fingerprint
-from polyformer.model.kinds import build_model
-from polyformer.model.transformer import WEIGHTS, Transformer, read_generation
+from polyformer.model import Transformer, build_model
+from polyformer.model.saving import WEIGHTS, read_generation
 from polyformer.recipes.distill import Distilling
 from polyformer.recipes.recipe import Recipe
 from polyformer.recipes.resume import DATA, check_data, check_same, folder_of

@@ -16,7 +16,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.data import Collate, Tokenizer
 from polyformer.data.answers import encode_marked, marked_windows
 from polyformer.heads import ClassifyConfig, TagConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.position import LearnedConfig, LearnedPerLayerConfig
 from polyformer.tasks.base import batched, required
 from polyformer.tasks.qa import AnsweringConfig, answers

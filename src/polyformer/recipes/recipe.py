@@ -9,7 +9,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.expression import first_name, with_options
 from polyformer.data import DataConfig, TokenizerConfig
-from polyformer.model.kinds import decode_config
+from polyformer.model import decode_config
 from polyformer.objectives.distillation import DistillationConfig
 from polyformer.patterns.base import Pattern
 from polyformer.plugins import telling

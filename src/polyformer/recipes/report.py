@@ -4,7 +4,7 @@ import math
 
 from polyformer.data import Splits
 from polyformer.generation import GenerationConfig, SamplingConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.tasks import LanguageModelling
 from polyformer.tasks.lm import text_metrics
 from polyformer.tasks.ngram import NGram

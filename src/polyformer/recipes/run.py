@@ -23,8 +23,8 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.files import atomic_write, read_bounded, write_json
 from polyformer.core.parsing import JSON_BYTES, YAML_BYTES, parse_json
 from polyformer.data import Tokenizer
-from polyformer.model.kinds import build_model, load_pretrained, read_config
-from polyformer.model.transformer import CONFIG, WEIGHTS, Transformer, read_generation, write_generation
+from polyformer.model import Transformer, build_model, load_pretrained, read_config
+from polyformer.model.saving import CONFIG, WEIGHTS, read_generation, write_generation
 from polyformer.recipes.recipe import Recipe
 from polyformer.tasks import Answering, Classification, LanguageModelling, Tagging, TextTask, Translation
 from polyformer.training.checkpoint import Checkpoints, load_model

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyformer.core.figures import new_figure, save_figure
 from polyformer.data import Splits
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.tasks import ImageModelling
 from polyformer.tasks.base import Rows
 

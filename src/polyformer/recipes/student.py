@@ -8,7 +8,7 @@ from polyformer.architecture import ModelConfig
 from polyformer.attention import AlternateConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.feedforward import AlternateFeedForwardConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.objectives.distillation import chosen_layers
 from polyformer.stack import StackConfig
 

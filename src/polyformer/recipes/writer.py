@@ -10,7 +10,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError, unknown
 from polyformer.generation import BeamConfig, GenerationConfig
 from polyformer.generation.hub import from_hub
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.recipes.reader import Reader
 from polyformer.tasks.base import batched
 from polyformer.tasks.translate import ROOM

@@ -19,7 +19,8 @@ from polyformer.core.errors import InputError
 from polyformer.data.batching import Batch, Row
 from polyformer.data.episodes import ROLES, Episodes
 from polyformer.data.windows import Windows
-from polyformer.model.trajectory import TrajectoryConfig, squared_error
+from polyformer.model import TrajectoryConfig
+from polyformer.model.trajectory import squared_error
 from polyformer.tasks.base import HeldOut, Rows, TaskConfig, TextTask
 from polyformer.training.config import at_least
 

@@ -34,7 +34,7 @@ from polyformer.data import (
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
 from polyformer.data.windows import Windows
 from polyformer.heads import HeadConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.outputs import ModelOutput
 from polyformer.training import share
 from polyformer.training.config import at_least

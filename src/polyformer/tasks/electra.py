@@ -25,7 +25,7 @@ from polyformer.data import MaskingConfig, Tokenizer
 from polyformer.data.batching import Batch, Row
 from polyformer.feedforward.base import SizedConfig
 from polyformer.heads import DetectConfig, HeadConfig, MaskedConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.objectives.detection import draw, replaced
 from polyformer.position import Learned
 from polyformer.tasks.base import MaskingTask, Rows, TaskConfig, check_room, exp

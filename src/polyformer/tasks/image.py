@@ -25,7 +25,7 @@ from polyformer.data.batching import Batch, Row
 from polyformer.data.images import GREYS, quantised
 from polyformer.generation import GenerationConfig, SamplingConfig
 from polyformer.heads import HeadConfig, LanguageModelConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.patterns import Local2D
 from polyformer.position import GridConfig
 from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
+from polyformer.core.labels import next_labels
 from polyformer.data import Tokenizer, pack
 from polyformer.data.batching import Batch, Row
 from polyformer.generation import GenerationConfig
 from polyformer.heads import HeadConfig, LanguageModelConfig
-from polyformer.model.transformer import Transformer, next_labels
+from polyformer.model import Transformer
 from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, exp, required
 from polyformer.training.config import at_least
 

@@ -17,7 +17,7 @@ from polyformer.data import Tokenizer
 from polyformer.data.batching import Batch, Row
 from polyformer.generation import BeamConfig, GenerationConfig
 from polyformer.heads import HeadConfig, LanguageModelConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, exp, required, too_long
 from polyformer.training.config import at_least
 

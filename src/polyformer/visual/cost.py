@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 
 
 @dataclasses.dataclass(frozen=True)

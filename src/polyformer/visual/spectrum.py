@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polyformer.attention.base import MechanismConfig
 from polyformer.core.errors import InputError, quote
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 
 LEAST = 4
 """Tokens of the shortest text: a quarter of it is one singular value."""

@@ -31,7 +31,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
 from polyformer.data.batching import Batch
 from polyformer.heads import DetectConfig, MaskedConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.recipes import Recipe
 from polyformer.recipes.fit import Fitted

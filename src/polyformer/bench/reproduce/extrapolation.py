@@ -23,7 +23,7 @@ from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer
 from polyformer.position import PositionConfig
 from polyformer.recipes import Recipe
 from polyformer.recipes.fit import Fitted

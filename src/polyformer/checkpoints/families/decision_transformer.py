@@ -12,7 +12,7 @@ from polyformer.checkpoints.families.gpt2 import (
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.fields import Tree, act, choice, field
 from polyformer.checkpoints.names import layered
-from polyformer.model.trajectory import PredictionConfig, TrajectoryConfig, TrajectoryTransformer
+from polyformer.model import PredictionConfig, TrajectoryConfig, TrajectoryTransformer
 from polyformer.position import LearnedConfig
 
 FIELDS = (
