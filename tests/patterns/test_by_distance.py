@@ -129,7 +129,7 @@ def test_it_agrees_with_the_definition_at_odd_sizes(pattern: ByDistance, queries
         context = random_context(2, queries, keys, causal=causal, documents=documents, padding=padding)
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
         results = []
-        for backend in ("blocks", "definition"):
+        for backend in ("tiled", "definition"):
             out = attend(*inputs, pattern=pattern, context=context, backend=backend)
             results.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
         torch.testing.assert_close(*results)
