@@ -1,7 +1,7 @@
 """What a model is made of: its configuration, and what is built from nothing else."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
@@ -47,8 +47,6 @@ class ModelConfig(Saved):
     special: SpecialTokens = SpecialTokens()
     initializer_range: float | None = None
     origin: OriginConfig | None = dataclasses.field(default=None, compare=False)
-
-    row: ClassVar[str] = "A2"
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "max_position_embeddings"):

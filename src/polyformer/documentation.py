@@ -5,10 +5,12 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from polyformer.core.config import Config
+from polyformer.core.registry import in_package
 from polyformer.patterns.base import Pattern
 from polyformer.presets import MODELS, create_model
 
@@ -21,15 +23,23 @@ FAMILIES = ("model", "tasks", "training")
 """What must be imported for every family of configurations to be known."""
 
 
-def members() -> Iterator[tuple[str, str, str, str, str]]:
-    """Every registered member: family, name, row, first sentence, paper."""
+class Member(NamedTuple):
+    """A registered class, with the axis that it stands on and the name that it is written by."""
+
+    axis: str
+    name: str
+    cls: type[Config] | type[Pattern]
+
+
+def members() -> Iterator[Member]:
+    """Every registered member, users' own among them."""
     for package in FAMILIES:
         importlib.import_module(f"polyformer.{package}")
     for family in sorted(Config.__subclasses__(), key=lambda one: one.__name__):
         for kind, member in sorted(family.kinds.items()):
-            yield family.__name__.removesuffix("Config"), kind, member.row, sentence(member), member.paper
+            yield Member(family.__name__.removesuffix("Config"), kind, member)
     for name, pattern in sorted(Pattern.registry.items()):
-        yield "Pattern", name, pattern.row, sentence(pattern), pattern.paper
+        yield Member("Pattern", name, pattern)
 
 
 def sentence(thing: object) -> str:
@@ -39,11 +49,12 @@ def sentence(thing: object) -> str:
 
 
 def member_table() -> str:
-    """The members as a Markdown table."""
-    lines = ["| axis | name | row | what | source |", "|---|---|---|---|---|"]
+    """The members of this package as a Markdown table."""
+    lines = ["| axis | name | what | source |", "|---|---|---|---|"]
     lines += [
-        f"| {axis} | `{name}` | {row} | {_cell(what)} | {paper} |"
-        for axis, name, row, what, paper in members()
+        f"| {axis} | `{name}` | {_cell(sentence(member))} | {member.paper} |"
+        for axis, name, member in members()
+        if in_package(member)
     ]
     return "\n".join(lines)
 
@@ -68,17 +79,15 @@ def family_table() -> str:
     from polyformer.checkpoints import FAMILIES
 
     lines = [
-        "| model_type | row | source | objective | classes | sizes (parameters) | only with |",
-        "|---|---|---|---|---|---|---|",
+        "| model_type | source | objective | classes | sizes (parameters) | only with |",
+        "|---|---|---|---|---|---|",
     ]
     for name in sorted(FAMILIES):
         one = FAMILIES[name]
         classes = ", ".join(f"`{one.classes}{task}`" for task in one.tasks)
         sizes = ", ".join(f"`{size}` ({parameters(size):,})" for size in one.sizes)
         fixed = ", ".join(f"`{option}={value!r}`" for option, value in one.fixed.items())
-        lines.append(
-            f"| `{name}` | {one.row} | {one.paper} | {one.objective} | {classes} | {sizes} | {fixed} |"
-        )
+        lines.append(f"| `{name}` | {one.paper} | {one.objective} | {classes} | {sizes} | {fixed} |")
     return "\n".join(lines)
 
 

@@ -24,6 +24,7 @@ from polyformer.patterns.marked import reads_marks
 from polyformer.position import LearnedConfig, RelationLabelsConfig
 from polyformer.presets import MODELS
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
+from registered import registered
 
 VOCAB, HEADS, LENGTH = 17, 2, 11
 SIZES = {
@@ -220,19 +221,17 @@ def members() -> list[tuple[str, Config]]:
     """Every example of every member of every family, and every pattern as a mechanism."""
     found: list[tuple[str, Config]] = []
     for family in families():
-        for kind, member in family.kinds.items():
-            examples = member.examples()
-            found += [
-                (f"{family.__name__.removesuffix('Config')}-{kind}-{i}", one)
-                for i, one in enumerate(examples)
-            ]
+        for member in registered(family.kinds):
+            name = f"{family.__name__.removesuffix('Config')}-{member.kind}"
+            found += [(f"{name}-{i}", one) for i, one in enumerate(member.examples())]
     return found + [(f"Pattern-{name}", SoftmaxConfig(pattern=one)) for name, one in patterns()]
 
 
 def patterns() -> list[tuple[str, Pattern]]:
     """Every example of every pattern that has a name of its own."""
-    named = [one for one in Pattern.registry.values() if one.row]
-    return [(example.to_text(), example) for one in named for example in one.examples()]
+    return [
+        (example.to_text(), example) for cls in registered(Pattern.registry) for example in cls.examples()
+    ]
 
 
 def mechanisms() -> list[tuple[str, MechanismConfig]]:

@@ -37,7 +37,7 @@ def test_a_preset_survives_json_at_full_size(name: str):
 @pytest.mark.parametrize(("name", "pattern"), patterns())
 def test_a_pattern_survives_its_text(name: str, pattern: Pattern):
     assert Pattern.from_text(pattern.to_text()) == pattern
-    if type(pattern).row:  # a union has a sign and no name
+    if type(pattern).__name__ in Pattern.registry:  # a union has a sign and no name
         with pytest.raises(InputError, match="no_such_option"):
             Pattern.from_text(f"{type(pattern).__name__}(no_such_option=1)")
 

@@ -18,8 +18,9 @@ from polyformer.patterns.base import Pattern
 from polyformer.position import PositionConfig
 from polyformer.sequence.context import Context
 from polyformer.visual.pattern import pictures
+from registered import registered
 
-PATTERNS = [one.to_text() for cls in Pattern.registry.values() if cls.row for one in cls.examples()]
+PATTERNS = [one.to_text() for cls in registered(Pattern.registry) for one in cls.examples()]
 PARTS = {
     "mechanism": MechanismConfig,
     "position": PositionConfig,
@@ -80,7 +81,7 @@ def test_patterns(text: str):
 @cases(150)
 @given(st.data())
 def test_numbers_in_patterns(data: st.DataObject):
-    name = data.draw(st.sampled_from([cls.__name__ for cls in Pattern.registry.values() if cls.row]))
+    name = data.draw(st.sampled_from([cls.__name__ for cls in registered(Pattern.registry)]))
     numbers = data.draw(st.lists(st.sampled_from(NUMBERS), max_size=4))
     survives(lambda: draw_pattern(f"{name}({', '.join(map(str, numbers))})"))
 

@@ -12,6 +12,7 @@ from polyformer.dot_product.backends.tiled.tiles import tiles
 from polyformer.patterns import Causal, Global, Pattern, Window
 from polyformer.patterns.layout import Interval, Keys, Row, clip, count, intersect, subtract, unite
 from polyformer.sequence.context import Context
+from registered import registered
 
 intervals = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=6).map(unite)
 
@@ -97,7 +98,7 @@ def test_the_layout_covers_the_mask(
     assert_covers(pattern, context.rows(1, 2), 1, block)
 
 
-named = [example for cls in Pattern.registry.values() if cls.row for example in cls.examples()]
+named = [example for cls in registered(Pattern.registry) for example in cls.examples()]
 
 
 @pytest.mark.parametrize("pattern", named, ids=str)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from polyformer import documentation
+from polyformer.core.registry import in_package
 from polyformer.patterns import Full, Global, Pattern, PerHead, Window
 from polyformer.position import AlibiConfig, PositionConfig, SinusoidalConfig
 from polyformer.sequence.context import Context
@@ -85,8 +86,8 @@ def test_a_heat_map_covers_every_cell_once():
 
 def test_every_member_has_a_section_and_a_small_picture(files: dict[str, str]):
     for name, pattern in Pattern.registry.items():
-        assert (f"\n## {name}\n" in files["patterns.md"]) == bool(pattern.row)
-        assert (f"patterns/{name}.svg" in files) == bool(pattern.row)
+        assert (f"\n## {name}\n" in files["patterns.md"]) == in_package(pattern)
+        assert (f"patterns/{name}.svg" in files) == in_package(pattern)
     for kind in PositionConfig.kinds:
         assert f"\n## {kind}\n" in files["positions.md"]
     shown = re.findall(r"!\[\w+\]\((.*)\)", files["patterns.md"] + files["positions.md"])

@@ -42,7 +42,6 @@ class AdaptiveSpanConfig(MechanismConfig):
     backend: str = "auto"
 
     kind: ClassVar[str] = "adaptive_span"
-    row: ClassVar[str] = "S10"
     paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
 
     def __post_init__(self) -> None:

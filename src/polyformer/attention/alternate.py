@@ -18,7 +18,6 @@ class AlternateConfig(MechanismConfig):
     mechanisms: tuple[MechanismConfig, ...]
 
     kind: ClassVar[str] = "alternate"
-    row: ClassVar[str] = "L7"
     paper: ClassVar[str] = "Liu et al. 2018 (T-DMCA), section 4.2.5"
 
     def __post_init__(self) -> None:

@@ -43,7 +43,6 @@ class DynamicSpanConfig(MechanismConfig):
     backend: str = "auto"
 
     kind: ClassVar[str] = "dynamic_span"
-    row: ClassVar[str] = "S11"
     paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
 
     def __post_init__(self) -> None:

@@ -28,7 +28,6 @@ class SoftmaxConfig(MechanismConfig):
     backend: str = "auto"
 
     kind: ClassVar[str] = "softmax"
-    row: ClassVar[str] = "A1"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
 
     def __post_init__(self) -> None:

@@ -34,7 +34,6 @@ class SVDConfig(MechanismConfig):
     dropout: float = 0.0  # of attention weights, after the decomposition
 
     kind: ClassVar[str] = "svd"
-    row: ClassVar[str] = "L4"
     paper: ClassVar[str] = "Wang et al. 2020, section 3, equation 6"
     causal: ClassVar[bool] = False
     packs: ClassVar[bool] = False

@@ -15,7 +15,6 @@ class ParallelConfig(BlockConfig):
     """x + the sum of dropout(f(norm(x))) over all sub-layers f."""
 
     kind: ClassVar[str] = "parallel"
-    row: ClassVar[str] = "T14"
     paper: ClassVar[str] = "Wang and Komatsuzaki 2021 (GPT-J)"
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Parallel":

@@ -15,7 +15,6 @@ class PostNormConfig(BlockConfig):
     """norm(x + dropout(f(x))), for every sub-layer f."""
 
     kind: ClassVar[str] = "post"
-    row: ClassVar[str] = "A2"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.1"
     normalizes_output: ClassVar[bool] = True
 

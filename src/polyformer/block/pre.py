@@ -24,7 +24,6 @@ class PreNormConfig(BlockConfig):
     finite: bool = False
 
     kind: ClassVar[str] = "pre"
-    row: ClassVar[str] = "A3"
     paper: ClassVar[str] = "Xiong et al. 2020, section 3"
 
     @classmethod

@@ -33,7 +33,6 @@ class ReversibleConfig(BlockConfig):
     join: str = "mean"  # what becomes of the two streams at the end: that, or "concat"
 
     kind: ClassVar[str] = "reversible"
-    row: ClassVar[str] = "C2"
     paper: ClassVar[str] = "Gomez et al. 2017, section 3.1; Kitaev et al. 2020 (Reformer), section 3"
     reversible: ClassVar[bool] = True
 

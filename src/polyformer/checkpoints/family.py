@@ -84,7 +84,6 @@ class Family:
 
     model_type: ClassVar[str]
     classes: ClassVar[str]
-    row: ClassVar[str]
     paper: ClassVar[str]
     objective: ClassVar[str]
     base: ClassVar[str] = ""

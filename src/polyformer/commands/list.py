@@ -31,14 +31,15 @@ def run(options: Options) -> None:
         print(f"{axis:<{widths[0]}}  {name:<{widths[1]}}  {'; '.join(text for text in rest if text)}")
 
 
-def entries() -> list[tuple[str, str, str, str, str]]:
-    """Everything with a name: (axis, name, row of the table of members, what it is, source)."""
+def entries() -> list[tuple[str, str, str, str]]:
+    """Everything with a name: (axis, name, what it is, source)."""
     from polyformer.documentation import members, sentence
     from polyformer.presets import MODELS
     from polyformer.recipes.find import recipe_names, recipe_text
 
     recipes = [
-        ("recipe", name, "", recipe_text(name).splitlines()[0].lstrip("# "), "") for name in recipe_names()
+        ("recipe", name, recipe_text(name).splitlines()[0].lstrip("# "), "") for name in recipe_names()
     ]
-    presets = [("preset", name, "", sentence(MODELS[name]), "") for name in MODELS.names()]
-    return [*recipes, *presets, *members()]
+    presets = [("preset", name, sentence(MODELS[name]), "") for name in MODELS.names()]
+    others = [(axis, name, sentence(member), member.paper) for axis, name, member in members()]
+    return [*recipes, *presets, *others]

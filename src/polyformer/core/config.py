@@ -23,12 +23,11 @@ from polyformer.core.registry import register
 class Config:
     """Base of every configuration.
 
-    Class attributes of a member: `kind` its tag in files; `row` its row in the table of members;
-    `paper` where it comes from. Checks stand in `__post_init__` and raise `InputError`.
+    Class attributes of a member: `kind` its tag in files, `paper` where it comes from. Checks stand in
+    `__post_init__` and raise `InputError`.
     """
 
     kind: ClassVar[str] = ""
-    row: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     family: ClassVar[type["Config"]]
     kinds: ClassVar[dict[str, type["Config"]]]

@@ -23,6 +23,11 @@ def register(registry: dict[str, type[T]], name: str, cls: type[T], what: str) -
     registry[name] = cls
 
 
+def in_package(item: object) -> bool:
+    """Whether a class or a function is defined in this package, not by a user or by an installed plugin."""
+    return getattr(item, "__module__", "").partition(".")[0] == __name__.partition(".")[0]
+
+
 class Registry(Generic[T]):
     """Names to things of one sort, in the order in which they were registered."""
 

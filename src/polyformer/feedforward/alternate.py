@@ -17,7 +17,6 @@ class AlternateFeedForwardConfig(FeedForwardConfig):
     feedforwards: tuple[FeedForwardConfig, ...]
 
     kind: ClassVar[str] = "alternate"
-    row: ClassVar[str] = "A8"
     paper: ClassVar[str] = "Lepikhin et al. 2021 (GShard), section 2.1"
 
     def __post_init__(self) -> None:

@@ -32,7 +32,6 @@ class ChunkedConfig(FeedForwardConfig):
     chunk: int = 512  # tokens, of all rows together
 
     kind: ClassVar[str] = "chunked"
-    row: ClassVar[str] = "C3"
     paper: ClassVar[str] = "Kitaev et al. 2020 (Reformer), section 3"
 
     def __post_init__(self) -> None:

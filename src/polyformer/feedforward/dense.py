@@ -20,7 +20,6 @@ class DenseConfig(SizedConfig):
     """act(x W_in + b_in) W_out + b_out."""
 
     kind: ClassVar[str] = "dense"
-    row: ClassVar[str] = "A7"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.3"
 
     def build(self, hidden_size: int) -> "Dense":

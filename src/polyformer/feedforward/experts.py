@@ -47,7 +47,6 @@ class ExpertsConfig(FeedForwardConfig):
     jitter: float = 0.0  # in training the router reads x times uniform numbers in [1 - jitter, 1 + jitter]
 
     kind: ClassVar[str] = "experts"
-    row: ClassVar[str] = "A8"
     paper: ClassVar[str] = "Shazeer et al. 2017; Fedus et al. 2022 (Switch), section 2"
     tokenwise: ClassVar[bool] = False
 

@@ -23,7 +23,6 @@ class GatedConfig(SizedConfig):
     bias: bool = False
 
     kind: ClassVar[str] = "gated"
-    row: ClassVar[str] = "A7"
     paper: ClassVar[str] = "Shazeer 2020, equations 5 and 6"
 
     def build(self, hidden_size: int) -> "Gated":

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
@@ -119,8 +119,6 @@ class GenerationConfig(Config):
     special: SpecialIds = SpecialIds()
     sampling: SamplingConfig = SamplingConfig()
     beam: BeamConfig = BeamConfig()
-
-    row: ClassVar[str] = "A6"
 
     def __post_init__(self) -> None:
         self._check_lengths()

@@ -36,7 +36,6 @@ class ClassifyConfig(HeadConfig):
     end_token: int | None = None
 
     kind: ClassVar[str] = "classify"
-    row: ClassVar[str] = "A3"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.1"
 
     def __post_init__(self) -> None:
@@ -120,7 +119,6 @@ class TagConfig(HeadConfig):
     dropout: float = 0.1
 
     kind: ClassVar[str] = "tag"
-    row: ClassVar[str] = "A3"
     paper: ClassVar[str] = "Devlin et al. 2019, section 5.3"
 
     def __post_init__(self) -> None:
@@ -157,7 +155,6 @@ class SpanConfig(HeadConfig):
     span_dropout: float = 0.0  # of the hidden states
 
     kind: ClassVar[str] = "span"
-    row: ClassVar[str] = "A3"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.2"
 
     def build(self, shape: HeadShape) -> "Span":

@@ -25,7 +25,6 @@ class DetectConfig(HeadConfig):
     activation: str = "gelu"
 
     kind: ClassVar[str] = "detect"
-    row: ClassVar[str] = "T7"
     paper: ClassVar[str] = "Clark et al. 2020, section 2"
 
     def __post_init__(self) -> None:

@@ -24,7 +24,6 @@ class EmbedConfig(HeadConfig):
     normalize: bool = True
 
     kind: ClassVar[str] = "embed"
-    row: ClassVar[str] = "A3"
     paper: ClassVar[str] = "Reimers and Gurevych 2019, section 3"
 
     def __post_init__(self) -> None:

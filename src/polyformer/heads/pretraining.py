@@ -31,7 +31,6 @@ class PretrainingConfig(HeadConfig):
     sentence: HeadConfig = dataclasses.field(default_factory=_classify)
 
     kind: ClassVar[str] = "pretraining"
-    row: ClassVar[str] = "T1"
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1"
 
     def parts(self) -> dict[str, str]:

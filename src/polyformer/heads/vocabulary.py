@@ -32,7 +32,6 @@ class LanguageModelConfig(VocabularyConfig):
     scaled: bool = False  # hidden states divided by sqrt(hidden_size) first, as T5's where tied
 
     kind: ClassVar[str] = "language_model"
-    row: ClassVar[str] = "A4"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.4"
 
     def __post_init__(self) -> None:
@@ -109,7 +108,6 @@ class MaskedConfig(VocabularyConfig):
     eps: float = 1e-12  # of the norm
 
     kind: ClassVar[str] = "masked"
-    row: ClassVar[str] = "A3"
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1, task 1"
 
     def __post_init__(self) -> None:
@@ -151,7 +149,6 @@ class EnhancedMaskedConfig(MaskedConfig):
     max_position_embeddings: int = 512  # of the table P; a longer text is an error
 
     kind: ClassVar[str] = "enhanced_masked"
-    row: ClassVar[str] = "P10"
     paper: ClassVar[str] = "He et al. 2021 (DeBERTa), section 3.2"
     causal: ClassVar[bool] = False
     again: ClassVar[bool] = True

@@ -73,7 +73,6 @@ class TrajectoryConfig(Saved):
     initializer_range: float | None = 0.02
     origin: OriginConfig | None = dataclasses.field(default=None, compare=False)
 
-    row: ClassVar[str] = "T21"
     paper: ClassVar[str] = "Chen et al. 2021, section 3"
 
     def __post_init__(self) -> None:

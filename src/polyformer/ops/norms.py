@@ -30,7 +30,6 @@ class LayerNormConfig(NormConfig):
     bias: bool = True
 
     kind: ClassVar[str] = "layer"
-    row: ClassVar[str] = "A7"
     paper: ClassVar[str] = "Ba et al. 2016, equation 4"
 
     @classmethod
@@ -46,7 +45,6 @@ class RMSNormConfig(NormConfig):
     """x / sqrt(mean(x^2) + eps) * weight."""
 
     kind: ClassVar[str] = "rms"
-    row: ClassVar[str] = "A7"
     paper: ClassVar[str] = "Zhang and Sennrich 2019, equation 4"
 
     def build(self, width: int) -> nn.Module:

@@ -37,7 +37,6 @@ class Pattern:
 
     registry: ClassVar[dict[str, type["Pattern"]]] = {}
     operators: ClassVar[dict[str, Callable[..., "Pattern"]]] = {}
-    row: ClassVar[str] = ""
     paper: ClassVar[str] = ""
 
     def __init_subclass__(cls, named: bool = True, **options: object) -> None:

@@ -26,7 +26,6 @@ class BlockWindow(BlockPattern):
     before: int = 1
     after: int = 1
 
-    row: ClassVar[str] = "S9"
     paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), appendix D"
 
     def __post_init__(self) -> None:

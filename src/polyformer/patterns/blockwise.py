@@ -30,7 +30,6 @@ class Blockwise(BlockPattern):
     size: int
     permutation: tuple[int, ...] = (0,)
 
-    row: ClassVar[str] = "S6"
     paper: ClassVar[str] = "Qiu et al. 2020 (BlockBERT), section 3.1"
 
     def __post_init__(self) -> None:

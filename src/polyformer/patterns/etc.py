@@ -46,7 +46,6 @@ class ETC(GlobalPattern):
     hard_g2l: bool = False  # a global token sees the long tokens of its own segment only
     hard_l2g: bool = False  # a long token sees the global tokens of its own segment only
 
-    row: ClassVar[str] = "S7"
     paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3"
 
     def __post_init__(self) -> None:

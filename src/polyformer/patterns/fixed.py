@@ -35,7 +35,6 @@ class Summary(Pattern):
     stride: int
     columns: int = 1
 
-    row: ClassVar[str] = "S4"
     paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.2"
 
     def __post_init__(self) -> None:

@@ -29,7 +29,6 @@ class GlobalEnd(GlobalPattern):
 
     tokens: int = 1
 
-    row: ClassVar[str] = "S9"
     paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), section 2 (ITC)"
 
     def __post_init__(self) -> None:

@@ -20,7 +20,6 @@ class Global(GlobalPattern):
 
     tokens: int = 1
 
-    row: ClassVar[str] = "S8"
     paper: ClassVar[str] = "Beltagy et al. 2020 (Longformer), section 3.1"
 
     def __post_init__(self) -> None:

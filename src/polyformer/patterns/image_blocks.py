@@ -78,7 +78,6 @@ class Local1D(_Blocks):
     query_block: int
     memory: int
 
-    row: ClassVar[str] = "S1"
     paper: ClassVar[str] = "Parmar et al. 2018 (Image Transformer), section 4.2.1"
 
     def __post_init__(self) -> None:
@@ -118,7 +117,6 @@ class Local2D(_Blocks):
     query: tuple[int, int]
     memory: tuple[int, int, int]
 
-    row: ClassVar[str] = "S2"
     paper: ClassVar[str] = "Parmar et al. 2018 (Image Transformer), section 4.2.2"
 
     def __post_init__(self) -> None:

@@ -15,7 +15,6 @@ from polyformer.sequence.context import Context
 class Full(Pattern):
     """Every query sees every key."""
 
-    row: ClassVar[str] = "A1"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
 
     def every(self, stride: int) -> Pattern:
@@ -36,7 +35,6 @@ class Full(Pattern):
 class Causal(Pattern):
     """A query sees its own slot and earlier ones."""
 
-    row: ClassVar[str] = "A1"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2.3"
 
     def every(self, stride: int) -> Pattern:
@@ -56,8 +54,6 @@ class Causal(Pattern):
 @dataclasses.dataclass(frozen=True)
 class Padding(Pattern):
     """Only real keys are seen: those with `context.kv_valid`; every key where the context has none."""
-
-    row: ClassVar[str] = "A1"
 
     def every(self, stride: int) -> Pattern:
         return self
@@ -82,8 +78,6 @@ class Padding(Pattern):
 @dataclasses.dataclass(frozen=True)
 class Documents(Pattern):
     """A query sees the keys of its own document: equal numbers in `context.q_doc` and `context.kv_doc`."""
-
-    row: ClassVar[str] = "A1"
 
     def every(self, stride: int) -> Pattern:
         return self

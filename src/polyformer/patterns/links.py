@@ -26,7 +26,6 @@ class Links(BlockPattern):
     size: int
     table: tuple[tuple[int, ...], ...]
 
-    row: ClassVar[str] = "S9"
     paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), section 2"
 
     def __post_init__(self) -> None:

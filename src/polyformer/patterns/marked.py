@@ -21,7 +21,6 @@ class Marked(GlobalPattern):
     from row to row. `attend` reads them from `Context(q_marked=..., kv_marked=...)`.
     """
 
-    row: ClassVar[str] = "S8"
     paper: ClassVar[str] = "Beltagy et al. 2020 (Longformer), section 3.1"
 
     def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:

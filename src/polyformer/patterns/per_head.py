@@ -51,7 +51,6 @@ class _Choice(Pattern):
 class PerHead(_Choice):
     """Head h has pattern h; with fewer patterns than heads they begin again."""
 
-    row: ClassVar[str] = "S5"
     paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.3"
 
     def at(self, layer: int) -> Pattern:
@@ -86,7 +85,6 @@ class PerHead(_Choice):
 class PerLayer(_Choice):
     """Layer l of a stack has pattern l; with fewer patterns than layers they begin again."""
 
-    row: ClassVar[str] = "S5"
     paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.3"
 
     def at(self, layer: int) -> Pattern:

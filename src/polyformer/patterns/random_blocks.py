@@ -42,7 +42,6 @@ class Random(BlockPattern):
     size: int = 64
     seed: int = 0
 
-    row: ClassVar[str] = "S9"
     paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), section 2"
 
     def __post_init__(self) -> None:

@@ -30,7 +30,6 @@ class Whole(GlobalPattern):
 
     tokens: int
 
-    row: ClassVar[str] = "S9"
     paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), section 2"
 
     def __post_init__(self) -> None:

@@ -35,7 +35,6 @@ class Strided(Pattern):
 
     stride: int
 
-    row: ClassVar[str] = "S3"
     paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.2"
 
     def __post_init__(self) -> None:

@@ -25,7 +25,6 @@ class Window(Pattern):
     after: int | None = None  # by default as many as `before`
     dilation: int = 1
 
-    row: ClassVar[str] = "S8"
     paper: ClassVar[str] = "Beltagy et al. 2020 (Longformer), section 3.1"
 
     def __post_init__(self) -> None:

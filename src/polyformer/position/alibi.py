@@ -25,7 +25,6 @@ class AlibiConfig(PositionConfig):
     """Linear biases."""
 
     kind: ClassVar[str] = "alibi"
-    row: ClassVar[str] = "P7"
     paper: ClassVar[str] = "Press et al. 2022 (ALiBi), section 3"
 
     def build(self, shape: Shape) -> "Alibi":

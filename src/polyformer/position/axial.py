@@ -27,7 +27,6 @@ class AxialConfig(PositionConfig):
     widths: tuple[int, ...] | None = None
 
     kind: ClassVar[str] = "axial"
-    row: ClassVar[str] = "T20"
     paper: ClassVar[str] = "Kitaev et al. 2020 (Reformer), appendix D"
 
     def __post_init__(self) -> None:

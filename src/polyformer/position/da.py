@@ -25,7 +25,6 @@ class DistanceAwareConfig(PositionConfig):
     """Scores rescaled by distance."""
 
     kind: ClassVar[str] = "da"
-    row: ClassVar[str] = "P8"
     paper: ClassVar[str] = "Wu et al. 2021 (DA-Transformer), section 3"
 
     def build(self, shape: Shape) -> "DistanceAware":

@@ -48,7 +48,6 @@ class DebertaConfig(PositionConfig):
     absolute: bool = False  # a learned position in the input too; a longer text is then an error
 
     kind: ClassVar[str] = "deberta"
-    row: ClassVar[str] = "P10"
     paper: ClassVar[str] = "He et al. 2021 (DeBERTa), section 3.1"
 
     def __post_init__(self) -> None:

@@ -38,7 +38,6 @@ class EtcLabelsConfig(PositionConfig):
     max_distance: int = 12  # tokens, from which on all share a label
 
     kind: ClassVar[str] = "etc_labels"
-    row: ClassVar[str] = "P12"
     paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3"
 
     def __post_init__(self) -> None:

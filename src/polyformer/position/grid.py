@@ -26,7 +26,6 @@ class GridConfig(PositionConfig):
     shape: tuple[int, ...]
 
     kind: ClassVar[str] = "grid"
-    row: ClassVar[str] = "S2"
     paper: ClassVar[str] = "Parmar et al. 2018 (Image Transformer), section 3.1"
 
     def __post_init__(self) -> None:

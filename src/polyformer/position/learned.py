@@ -20,7 +20,6 @@ class LearnedConfig(PositionConfig):
     offset: int = 0
 
     kind: ClassVar[str] = "learned"
-    row: ClassVar[str] = "P2"
     paper: ClassVar[str] = "Vaswani et al. 2017, table 3, row E"
 
     def build(self, shape: Shape) -> "Learned":
@@ -40,7 +39,6 @@ class LearnedPerLayerConfig(PositionConfig):
     """A table for every layer, added to its input."""
 
     kind: ClassVar[str] = "learned_per_layer"
-    row: ClassVar[str] = "P3"
     paper: ClassVar[str] = "Al-Rfou et al. 2018, section 3.3"
 
     def build(self, shape: Shape) -> "Learned":

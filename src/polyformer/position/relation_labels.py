@@ -31,7 +31,6 @@ class RelationLabelsConfig(PositionConfig):
     num_labels: int = 32
 
     kind: ClassVar[str] = "relation_labels"
-    row: ClassVar[str] = "P12"
     paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3"
 
     def __post_init__(self) -> None:

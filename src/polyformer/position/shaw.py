@@ -29,7 +29,6 @@ class ShawConfig(PositionConfig):
     values: bool = True  # relative values too
 
     kind: ClassVar[str] = "shaw"
-    row: ClassVar[str] = "P4"
     paper: ClassVar[str] = "Shaw et al. 2018, section 3"
 
     def __post_init__(self) -> None:

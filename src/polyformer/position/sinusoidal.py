@@ -29,7 +29,6 @@ class SinusoidalConfig(PositionConfig):
     offset: int = 0
 
     kind: ClassVar[str] = "sinusoidal"
-    row: ClassVar[str] = "P1"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.5"
 
     def __post_init__(self) -> None:

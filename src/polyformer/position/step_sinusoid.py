@@ -23,7 +23,6 @@ class StepSinusoidConfig(PositionConfig):
     base: float = 10000.0
 
     kind: ClassVar[str] = "step_sinusoid"
-    row: ClassVar[str] = "P11"
     paper: ClassVar[str] = "Dehghani et al. 2019 (Universal Transformer), section 2.1"
 
     def __post_init__(self) -> None:

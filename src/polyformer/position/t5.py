@@ -28,7 +28,6 @@ class T5BiasConfig(PositionConfig):
     max_distance: int = 128  # tokens, from which on all share a bucket
 
     kind: ClassVar[str] = "t5"
-    row: ClassVar[str] = "P9"
     paper: ClassVar[str] = "Raffel et al. 2020 (T5), section 2.1"
 
     def __post_init__(self) -> None:

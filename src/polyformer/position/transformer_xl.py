@@ -32,7 +32,6 @@ class TransformerXLConfig(PositionConfig):
     clamp_distance: int | None = None  # farther tokens count as this far; None for no limit
 
     kind: ClassVar[str] = "transformer_xl"
-    row: ClassVar[str] = "P5"
     paper: ClassVar[str] = "Dai et al. 2019 (Transformer-XL), section 3.3"
 
     def __post_init__(self) -> None:

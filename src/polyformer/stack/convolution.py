@@ -8,7 +8,6 @@ sees the token that follows, so that no decoder can. He et al. 2021, released co
 """
 
 import dataclasses
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,8 +25,6 @@ class ConvolutionConfig(Config):
     """Three tokens wide."""
 
     convolution_activation: str = "gelu"
-
-    row: ClassVar[str] = "T8"
 
     def __post_init__(self) -> None:
         activation(self.convolution_activation)

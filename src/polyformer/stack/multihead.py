@@ -7,7 +7,6 @@ groups of query heads share one (Ainslie et al. 2023). Vaswani et al. 2017, sect
 """
 
 import dataclasses
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -35,8 +34,6 @@ class AttentionConfig(Config):
     bias: bool | tuple[str, ...] = True  # of all four projections, or of those named
     mechanism: MechanismConfig = SoftmaxConfig()
     global_projections: bool = False  # global tokens have projections of their own (stack/global_projections)
-
-    row: ClassVar[str] = "A1"
 
     def __post_init__(self) -> None:
         heads = self.num_attention_heads

@@ -42,7 +42,6 @@ class ActingConfig(TaskConfig):
     needs: ClassVar[tuple[str, ...]] = ROLES
     tokenized: ClassVar[bool] = False
     kind: ClassVar[str] = "act"
-    row: ClassVar[str] = "R2"
     paper: ClassVar[str] = "Chen et al. 2021 (Decision Transformer)"
 
     def __post_init__(self) -> None:

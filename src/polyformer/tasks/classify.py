@@ -38,7 +38,6 @@ class ClassificationConfig(TaskConfig):
 
     needs: ClassVar[tuple[str, ...]] = ("text", "label")
     kind: ClassVar[str] = "classify"
-    row: ClassVar[str] = "A3"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.1"
 
     def __post_init__(self) -> None:
@@ -75,7 +74,6 @@ class PairClassificationConfig(ClassificationConfig):
 
     needs: ClassVar[tuple[str, ...]] = ("text", "pair", "label")
     kind: ClassVar[str] = "classify_pair"
-    row: ClassVar[str] = "O13"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.1 (QQP, QNLI)"
 
     def __post_init__(self) -> None:

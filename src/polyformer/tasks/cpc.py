@@ -42,7 +42,6 @@ class ContrastiveModellingConfig(TaskConfig):
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
     kind: ClassVar[str] = "cpc"
-    row: ClassVar[str] = "O10"
     paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3"
 
     def __post_init__(self) -> None:

@@ -28,7 +28,6 @@ class DenoisingConfig(TaskConfig):
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
     kind: ClassVar[str] = "denoise"
-    row: ClassVar[str] = "O8"
     paper: ClassVar[str] = "Lewis et al. 2020, section 2.2"
 
     def __post_init__(self) -> None:

@@ -47,7 +47,6 @@ class ElectraConfig(TaskConfig):
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
     kind: ClassVar[str] = "electra"
-    row: ClassVar[str] = "O6"
     paper: ClassVar[str] = "Clark et al. 2020, section 2"
 
     def __post_init__(self) -> None:

@@ -44,7 +44,6 @@ class ImageConfig(TaskConfig):
 
     needs: ClassVar[tuple[str, ...]] = ("image", "height", "width")
     kind: ClassVar[str] = "image"
-    row: ClassVar[str] = "S1"
     paper: ClassVar[str] = "Parmar et al. 2018 (Image Transformer)"
 
     def __post_init__(self) -> None:

@@ -34,7 +34,6 @@ class LanguageModellingConfig(TaskConfig):
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
     kind: ClassVar[str] = "lm"
-    row: ClassVar[str] = "A4"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,7 +32,6 @@ class MaskedModellingConfig(TaskConfig):
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
     kind: ClassVar[str] = "mlm"
-    row: ClassVar[str] = "A3"
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1"
 
     def __post_init__(self) -> None:

@@ -46,7 +46,6 @@ class AnsweringConfig(TaskConfig):
 
     needs: ClassVar[tuple[str, ...]] = ("question", "context", "answers")
     kind: ClassVar[str] = "qa"
-    row: ClassVar[str] = "O12"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.2"
 
     def __post_init__(self) -> None:

@@ -63,7 +63,6 @@ class NextSentenceConfig(SentencePairsConfig):
     """Guess hidden tokens, and whether the second segment follows the first."""
 
     kind: ClassVar[str] = "nsp"
-    row: ClassVar[str] = "O3"
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1, task 2"
     make = staticmethod(next_sentence_pairs)
 
@@ -75,7 +74,6 @@ class SentenceOrderConfig(SentencePairsConfig):
     masking: MaskingConfig = MaskingConfig(unit="word", longest=3)
 
     kind: ClassVar[str] = "sop"
-    row: ClassVar[str] = "O4"
     paper: ClassVar[str] = "Lan et al. 2020, section 3.1"
     make = staticmethod(sentence_order_pairs)
 

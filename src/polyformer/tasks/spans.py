@@ -34,7 +34,6 @@ class SpanCorruptionConfig(TaskConfig):
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
     kind: ClassVar[str] = "span_corruption"
-    row: ClassVar[str] = "O7"
     paper: ClassVar[str] = "Raffel et al. 2020, section 3.3.4"
 
     def __post_init__(self) -> None:

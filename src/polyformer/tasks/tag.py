@@ -30,7 +30,6 @@ class TaggingConfig(TaskConfig):
 
     needs: ClassVar[tuple[str, ...]] = ("tokens", "tags")
     kind: ClassVar[str] = "tag"
-    row: ClassVar[str] = "A3"
     paper: ClassVar[str] = "Devlin et al. 2019, section 5.3"
 
     def __post_init__(self) -> None:

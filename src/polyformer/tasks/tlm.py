@@ -36,7 +36,6 @@ class TranslationModellingConfig(TaskConfig):
 
     needs: ClassVar[tuple[str, ...]] = ("source", "target")
     kind: ClassVar[str] = "tlm"
-    row: ClassVar[str] = "O5"
     paper: ClassVar[str] = "Lample and Conneau 2019, section 3.4"
 
     def __post_init__(self) -> None:

@@ -34,7 +34,6 @@ class TranslationConfig(TaskConfig):
 
     needs: ClassVar[tuple[str, ...]] = ("source", "target")
     kind: ClassVar[str] = "translate"
-    row: ClassVar[str] = "A2"
     paper: ClassVar[str] = "Vaswani et al. 2017"
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The mean of the weights of several checkpoints: the first Transformer's last step (row A5)."""
+"""The mean of the weights of several checkpoints: the first Transformer's last step."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -30,7 +30,6 @@ class Adam(OptimizerConfig):
     """Adam without decay; the defaults are the first Transformer's."""
 
     kind: ClassVar[str] = "adam"
-    row: ClassVar[str] = "A5"
     paper: ClassVar[str] = "Kingma and Ba 2015; values of Vaswani et al. 2017, section 5.3"
 
     betas: tuple[float, float] = (0.9, 0.98)

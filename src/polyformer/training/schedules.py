@@ -90,7 +90,6 @@ class InverseSquareRoot(ScheduleConfig):
     """min(step / warmup, sqrt(warmup / step)): `lr` is the peak, reached at step `warmup`."""
 
     kind: ClassVar[str] = "inverse-sqrt"
-    row: ClassVar[str] = "A5"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 5.3, equation 3, divided by its peak"
 
     warmup: int = 4000
@@ -104,7 +103,6 @@ class Noam(ScheduleConfig):
     """hidden_size^-0.5 * min(step^-0.5, step * warmup^-1.5): the paper's own rate, where `lr` is 1."""
 
     kind: ClassVar[str] = "noam"
-    row: ClassVar[str] = "A5"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 5.3, equation 3"
 
     hidden_size: int

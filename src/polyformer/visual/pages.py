@@ -4,6 +4,7 @@ import inspect
 import sys
 
 from polyformer.core.errors import InputError
+from polyformer.core.registry import in_package
 from polyformer.patterns.base import Pattern
 from polyformer.position import PositionConfig
 from polyformer.visual.gallery import gallery_svg
@@ -38,13 +39,15 @@ def pages() -> dict[str, str]:
     """Every file of the pages, by its path under `docs`."""
     files, text = {}, [PATTERNS.format(block=BLOCK)]
     for name, pattern in sorted(Pattern.registry.items()):
-        if pattern.row:
+        if in_package(pattern):
             section, files[f"patterns/{name}.svg"] = pattern_section(name, pattern)
             text.append(section)
     files["patterns.md"], files["gallery.svg"] = "\n".join(text), gallery_svg()
     text = [POSITIONS]
     for kind, scheme in sorted(PositionConfig.kinds.items()):
         assert issubclass(scheme, PositionConfig)
+        if not in_package(scheme):
+            continue
         section, picture = position_section(kind, scheme)
         text.append(section)
         if picture is not None:
@@ -84,6 +87,6 @@ def _section(*paragraphs: str) -> str:
 
 
 def _head(name: str, member: type[Pattern] | type[PositionConfig], doc: str | None) -> list[str]:
-    """Title, docstring, row and source."""
-    source = "; ".join(filter(None, [f"Row {member.row}" if member.row else "", member.paper]))
-    return [f"## {name}", inspect.cleandoc(doc or "").strip(), *([f"{source}."] if source else [])]
+    """Title, docstring and source."""
+    source = [f"{member.paper}."] if member.paper else []
+    return [f"## {name}", inspect.cleandoc(doc or "").strip(), *source]

@@ -41,7 +41,6 @@ class PerformerConfig(MechanismConfig):
     plain: bool = False  # all pairs at once: the definition
 
     kind: ClassVar[str] = "performer"
-    row: ClassVar[str] = "L6"
     paper: ClassVar[str] = "Choromanski et al. 2021, section 2"
     relates: ClassVar[bool] = False
     eager: ClassVar[str] = (

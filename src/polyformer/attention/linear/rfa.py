@@ -45,7 +45,6 @@ class RFAConfig(MechanismConfig):
     plain: bool = False  # all pairs at once: the definition
 
     kind: ClassVar[str] = "rfa"
-    row: ClassVar[str] = "L5"
     paper: ClassVar[str] = "Peng et al. 2021, section 3"
     relates: ClassVar[bool] = False
     eager: ClassVar[str] = (

@@ -51,7 +51,6 @@ class LinformerConfig(MechanismConfig):
     backend: str = "auto"
 
     kind: ClassVar[str] = "linformer"
-    row: ClassVar[str] = "L1"
     paper: ClassVar[str] = "Wang et al. 2020, section 4"
     causal: ClassVar[bool] = False
     packs: ClassVar[bool] = False

@@ -58,7 +58,6 @@ class LSHConfig(MechanismConfig):
     key_eps: float = 0.0  # keeps keys of no length finite
 
     kind: ClassVar[str] = "lsh"
-    row: ClassVar[str] = "C1"
     paper: ClassVar[str] = "Kitaev et al. 2020, section 2"
     relates: ClassVar[bool] = False
     shares_queries: ClassVar[bool] = True

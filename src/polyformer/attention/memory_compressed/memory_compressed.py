@@ -43,7 +43,6 @@ class MemoryCompressedConfig(MechanismConfig):
     plain: bool = False  # slot by slot: the definition
 
     kind: ClassVar[str] = "memory_compressed"
-    row: ClassVar[str] = "L7"
     paper: ClassVar[str] = "Liu et al. 2018 (T-DMCA), section 4.2.5"
     relates: ClassVar[bool] = False
     pairs: ClassVar[bool] = False

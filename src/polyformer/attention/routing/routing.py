@@ -49,7 +49,6 @@ class RoutingConfig(MechanismConfig):
     plain: bool = False  # all pairs at once: the definition
 
     kind: ClassVar[str] = "routing"
-    row: ClassVar[str] = "C4"
     paper: ClassVar[str] = "Roy et al. 2021, section 4"
     relates: ClassVar[bool] = False
     eager: ClassVar[str] = "the sizes of its parts hang on how many tokens chose each cluster"

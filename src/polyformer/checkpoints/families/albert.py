@@ -73,7 +73,6 @@ class Albert(Family):
 
     model_type = "albert"
     classes = "Albert"
-    row = "T6"
     paper = "Lan et al. 2020"
     objective = "masked language modelling of n-grams and sentence-order prediction"
     base = "albert"

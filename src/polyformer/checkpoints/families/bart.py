@@ -104,7 +104,6 @@ class Bart(Family):
 
     model_type = "bart"
     classes = "Bart"
-    row = "T16"
     paper = "Lewis et al. 2020"
     objective = "denoising: text infilling and shuffled sentences"
     base = "model"

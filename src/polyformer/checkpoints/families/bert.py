@@ -91,7 +91,6 @@ class Bert(Family):
 
     model_type = "bert"
     classes = "Bert"
-    row = "T1"
     paper = "Devlin et al. 2019"
     objective = "masked language modelling and next sentence prediction"
     base = "bert"

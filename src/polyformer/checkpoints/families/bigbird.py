@@ -56,7 +56,6 @@ class BigBird(Family):
 
     model_type = "big_bird"
     classes = "BigBird"
-    row = "T18"
     paper = "Zaheer et al. 2020"
     objective = "masked language modelling"
     base = "bert"

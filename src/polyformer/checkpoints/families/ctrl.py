@@ -45,7 +45,6 @@ class Ctrl(Family):
 
     model_type = "ctrl"
     classes = "CTRL"
-    row = "T11"
     paper = "Keskar et al. 2019"
     objective = "causal language modelling after a control code"
     base = "transformer"

@@ -124,7 +124,6 @@ def fields(**defaults: Any) -> tuple[Field, ...]:
 class DebertaFamily(Family):
     """What the versions have in common."""
 
-    row = "T8"
     objective = "masked language modelling"
     base = "deberta"
     fixed: ClassVar = {"pooler_dropout": 0.0, "talking_head": False}

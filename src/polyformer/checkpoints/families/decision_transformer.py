@@ -46,7 +46,6 @@ class DecisionTransformer(Family):
 
     model_type = "decision_transformer"
     classes = "DecisionTransformer"
-    row = "T21"
     paper = "Chen et al. 2021"
     objective = "recorded actions, given states and returns to go"
     template: ClassVar[Any] = dataclasses.replace(

@@ -32,7 +32,6 @@ class DistilBert(Family):
 
     model_type = "distilbert"
     classes = "DistilBert"
-    row = "T2"
     paper = "Sanh et al. 2019"
     objective = "distillation: the teacher's predictions and states, and masked language modelling"
     base = "distilbert"

@@ -31,7 +31,6 @@ class Electra(Family):
 
     model_type = "electra"
     classes = "Electra"
-    row = "T7"
     paper = "Clark et al. 2020"
     objective = "replaced-token detection, with a generator trained beside it"
     base = "electra"

@@ -49,7 +49,6 @@ class Gpt(Family):
 
     model_type = "openai-gpt"
     classes = "OpenAIGPT"
-    row = "T9"
     paper = "Radford et al. 2018"
     objective = "causal language modelling"
     base = "transformer"

@@ -123,7 +123,6 @@ class Gpt2(Family):
 
     model_type = "gpt2"
     classes = "GPT2"
-    row = "T10"
     paper = "Radford et al. 2019"
     objective = "causal language modelling"
     base = "transformer"

@@ -47,7 +47,6 @@ class GptNeo(Family):
 
     model_type = "gpt_neo"
     classes = "GPTNeo"
-    row = "T13"
     paper = "Black et al. 2021"
     objective = "causal language modelling"
     base = "transformer"

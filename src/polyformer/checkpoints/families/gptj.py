@@ -54,7 +54,6 @@ class GptJ(Family):
 
     model_type = "gptj"
     classes = "GPTJ"
-    row = "T14"
     paper = "Wang and Komatsuzaki 2021"
     objective = "causal language modelling"
     base = "transformer"

@@ -37,7 +37,6 @@ class Longformer(Family):
 
     model_type = "longformer"
     classes = "Longformer"
-    row = "T19"
     paper = "Beltagy et al. 2020"
     objective = "masked language modelling"
     base = "longformer"

@@ -49,7 +49,6 @@ class M2M100(Bart):
 
     model_type = "m2m_100"
     classes = "M2M100"
-    row = "T17"
     paper = "Fan et al. 2021"
     objective = "translation in all directions"
     template = model_config("m2m100-418m")

@@ -89,7 +89,6 @@ class Reformer(Family):
 
     model_type = "reformer"
     classes = "Reformer"
-    row = "T20"
     paper = "Kitaev et al. 2020"
     objective = "causal language modelling"
     base = "reformer"

@@ -45,7 +45,6 @@ class Roberta(Family):
 
     model_type = "roberta"
     classes = "Roberta"
-    row = "T3"
     paper = "Liu et al. 2019"
     objective = "masked language modelling, masked anew in every epoch"
     base = "roberta"

@@ -98,7 +98,6 @@ class T5(Family):
 
     model_type = "t5"
     classes = "T5"
-    row = "T15"
     paper = "Raffel et al. 2020"
     objective = "span corruption"
     base = "transformer"

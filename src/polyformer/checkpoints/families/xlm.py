@@ -40,7 +40,6 @@ class Xlm(Family):
 
     model_type = "xlm"
     classes = "XLM"
-    row = "T4"
     paper = "Conneau and Lample 2019"
     objective = "causal, masked and translation language modelling"
     base = "transformer"

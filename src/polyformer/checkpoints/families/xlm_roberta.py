@@ -13,7 +13,6 @@ class XlmRoberta(Roberta):
 
     model_type = "xlm-roberta"
     classes = "XLMRoberta"
-    row = "T5"
     paper = "Conneau et al. 2020"
     objective = "masked language modelling of a hundred languages"
     template = model_config("xlm-roberta-base")

@@ -40,7 +40,6 @@ class InterpolationConfig(RopeExtensionConfig):
     """Position interpolation: all positions divided by `factor`."""
 
     kind: ClassVar[str] = "interpolation"
-    row: ClassVar[str] = "P6"
     paper: ClassVar[str] = "Chen et al. 2023 (position interpolation), section 2.3"
 
     def slowed(self, theta: Tensor, base: float) -> Tensor:
@@ -56,7 +55,6 @@ class NtkConfig(RopeExtensionConfig):
     """NTK-aware: a larger base; the fastest pair turns as before, the slowest `factor` times slower."""
 
     kind: ClassVar[str] = "ntk"
-    row: ClassVar[str] = "P6"
     paper: ClassVar[str] = "Peng et al. 2024 (YaRN), section 3.1"
 
     def slowed(self, theta: Tensor, base: float) -> Tensor:
@@ -81,7 +79,6 @@ class YarnConfig(RopeExtensionConfig):
     attention_factor: float | None = None  # the size of turned channels; by default 0.1 ln(factor) + 1
 
     kind: ClassVar[str] = "yarn"
-    row: ClassVar[str] = "P6"
     paper: ClassVar[str] = "Peng et al. 2024 (YaRN), sections 3.2 to 3.4"
 
     def __post_init__(self) -> None:

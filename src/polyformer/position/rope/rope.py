@@ -40,7 +40,6 @@ class RopeConfig(PositionConfig):
     extension: RopeExtensionConfig | None = None
 
     kind: ClassVar[str] = "rope"
-    row: ClassVar[str] = "P6"
     paper: ClassVar[str] = "Su et al. 2021 (RoFormer), section 3.2"
 
     def __post_init__(self) -> None:

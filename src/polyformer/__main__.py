@@ -1,0 +1,8 @@
+"""`python -m polyformer` is the command `polyformer`."""
+
+import sys
+
+from polyformer.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""A user's own members: registered by their definition alone, saved, and loaded in another process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MEMBERS = '''
+import dataclasses
+from typing import ClassVar
+
+from polyformer.attention import SoftmaxConfig
+from polyformer.patterns import Pattern
+
+
+@dataclasses.dataclass(frozen=True)
+class Backwards(Pattern):
+    """No more than `tokens` tokens back: neither a source nor anything else is declared."""
+
+    tokens: int = 2
+
+    def allows(self, context, b, h, q_idx, kv_idx):
+        distance = context.distance(q_idx, kv_idx)
+        return (distance >= 0) & (distance <= self.tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plain(SoftmaxConfig):
+    kind: ClassVar[str] = "plain"
+'''
+
+SAVE = """
+import sys
+import torch, polyformer
+from polyformer.plugins import import_named
+
+import_named("members_of_users.py")
+torch.manual_seed(0)
+model = polyformer.create_model("decoder-tiny", attention=sys.argv[1]).eval()
+model.save_pretrained("saved")
+torch.save(model(torch.arange(9)[None]).logits, "logits.pt")
+"""
+
+LOAD = """
+import torch, polyformer
+
+model = polyformer.from_pretrained("saved")
+assert torch.equal(model(torch.arange(9)[None]).logits, torch.load("logits.pt"))
+"""
+
+
+def run(*words: str, folder: Path) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "attention", ["Backwards(3)", "Backwards(1) | Global(1)", "plain", "plain(pattern=Backwards(2))"]
+)
+def test_it_is_saved_and_loaded_in_another_process(attention: str, tmp_path: Path):
+    (tmp_path / "members_of_users.py").write_text(MEMBERS)
+    run("-c", SAVE, attention, folder=tmp_path)
+    run("-c", "import members_of_users\n" + LOAD, folder=tmp_path)
+    shown = run("-m", "polyformer", "show", "saved", "--import", "members_of_users.py", folder=tmp_path)
+    assert shown.startswith("saved: ")
