@@ -10,8 +10,9 @@ import polyformer
 from polyformer.attention import PerformerConfig, RFAConfig
 from polyformer.attention.base import Mechanism, MechanismConfig
 from polyformer.attention.linear.feature_attention import LinearState
+from polyformer.attention.linear.feature_maps import MAPS, Kernel
 from polyformer.core.errors import InputError
-from polyformer.ops.random_features import MAPS, Kernel, RandomDirections, directions
+from polyformer.ops.random_directions import RandomDirections, directions
 from polyformer.sequence.context import Context
 
 MEMBERS: list[MechanismConfig] = [

@@ -11,7 +11,7 @@ Deviations: the maxima that keep exponentials in range are those of each query a
 log domain by a running maximum, where the paper's code takes one over the batch and the future, and adds a
 small number to every feature: here nothing is added, and padding weighs exactly nothing. The heads of a
 layer share W, as there. Denominators below `floor` times the sum of weights, which only features with a sign
-have, count as that. Costs: see core/linear_attention.
+have, count as that. Costs: see `feature_attention`.
 """
 
 import dataclasses
@@ -20,12 +20,16 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
-from polyformer.attention.linear.feature_attention import LinearState, definition, exact, linear_attention
+from polyformer.attention.linear.definition import definition
+from polyformer.attention.linear.feature_attention import LinearState, linear_attention
+from polyformer.attention.linear.feature_maps import MAPS, Kernel, check_features
+from polyformer.attention.linear.inputs import Inputs
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.state import State
 from polyformer.dot_product.guard import guarded
-from polyformer.ops.random_features import MAPS, Kernel, RandomDirections, check_features
+from polyformer.ops.precision import at_least_float32, without_autocast
+from polyformer.ops.random_directions import RandomDirections
 from polyformer.sequence.context import Context
 
 
@@ -53,9 +57,11 @@ class PerformerConfig(MechanismConfig):
             raise InputError(f"floor: expected 0 or more, got {self.floor}")
 
     def build(self, num_heads: int, head_size: int) -> "Performer":
+        """In linear time, or by all pairs if `plain`."""
         return (PlainPerformer if self.plain else Performer)(self, head_size)
 
     def definition(self) -> "PerformerConfig":
+        """All pairs at once."""
         return dataclasses.replace(self, plain=True)
 
     def cross(self) -> "PerformerConfig":
@@ -64,6 +70,7 @@ class PerformerConfig(MechanismConfig):
 
     @classmethod
     def examples(cls) -> tuple["PerformerConfig", ...]:
+        """Few features of every map."""
         return (
             cls(features=16),
             cls(features=9, orthogonal=False, redraw_every=2),
@@ -72,7 +79,7 @@ class PerformerConfig(MechanismConfig):
 
 
 class Performer(Mechanism):
-    """Its state is the sums of `core/linear_attention`."""
+    """Its state is the sums over keys, a `LinearState`."""
 
     def __init__(self, config: PerformerConfig, head_size: int):
         super().__init__()
@@ -80,6 +87,7 @@ class Performer(Mechanism):
         self.directions = RandomDirections(config.features, head_size, config.orthogonal, config.redraw_every)
 
     def new_state(self, reserve: int) -> State:
+        """Sums over no keys; they take no more room with more tokens."""
         return LinearState()
 
     def kernel(self, q: Tensor) -> Kernel:
@@ -97,8 +105,9 @@ class Performer(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
+        """Attention by phi of q / D^(1/4) and k / D^(1/4)."""
         factor = q.shape[3] ** -0.25
-        y, state = self._mix(exact(q) * factor, exact(k) * factor, v, context, state)
+        y, state = self._mix(at_least_float32(q) * factor, at_least_float32(k) * factor, v, context, state)
         self.directions.watch(y)
         return y.to(q.dtype), state
 
@@ -110,13 +119,15 @@ class Performer(Mechanism):
 
 
 class PlainPerformer(Performer):
-    """By the equation; its state is all keys and values."""
+    """By the equation over all pairs (`definition`); its state is all keys and values."""
 
     def new_state(self, reserve: int) -> State:
+        """A key-value cache."""
         return KeyValueCache(reserve=reserve)
 
     def _mix(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
     ) -> tuple[Tensor, State | None]:
         k, v, state = appended(state, k, v)
-        return definition(q, k, v, self.kernel(q), context), state
+        with without_autocast(q):
+            return definition(Inputs.of(q, k, v, self.kernel(q), context), context), state

@@ -12,7 +12,7 @@ b_h) for head h. Without causality all queries read the sums over all keys. Peng
 Deviations: the paper's gate reads the layer's input; a mechanism sees its projection, the key. Without
 causality, where the paper has no gates, they weigh keys by 1 - g alone. sigma is one number a head. An
 estimate may be near 0 or below: denominators count as no less than `floor` times the sum of weights. The
-heads of a layer share W. Costs: see core/linear_attention, with 2 M numbers for M features.
+heads of a layer share W. Costs: see `feature_attention`, with 2 M numbers for M features.
 """
 
 import dataclasses
@@ -23,12 +23,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
-from polyformer.attention.linear.feature_attention import LinearState, definition, exact, linear_attention
+from polyformer.attention.linear.definition import definition
+from polyformer.attention.linear.feature_attention import LinearState, linear_attention
+from polyformer.attention.linear.feature_maps import MAPS, Kernel, check_features
+from polyformer.attention.linear.inputs import Inputs
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.state import State
 from polyformer.dot_product.guard import guarded
-from polyformer.ops.random_features import MAPS, Kernel, RandomDirections, check_features
+from polyformer.ops.precision import at_least_float32, without_autocast
+from polyformer.ops.random_directions import RandomDirections
 from polyformer.sequence.context import Context
 
 
@@ -59,9 +63,11 @@ class RFAConfig(MechanismConfig):
             raise InputError(f"floor: expected 0 or more, got {self.floor}")
 
     def build(self, num_heads: int, head_size: int) -> "RFA":
+        """In linear time, or by all pairs if `plain`."""
         return (PlainRFA if self.plain else RFA)(self, num_heads, head_size)
 
     def definition(self) -> "RFAConfig":
+        """All pairs at once."""
         return dataclasses.replace(self, plain=True)
 
     def cross(self) -> "RFAConfig":
@@ -70,11 +76,12 @@ class RFAConfig(MechanismConfig):
 
     @classmethod
     def examples(cls) -> tuple["RFAConfig", ...]:
+        """Few features, without gates and with them."""
         return cls(features=12), cls(features=31, gated=True, orthogonal=True, redraw_every=2)
 
 
 class RFA(Mechanism):
-    """Its state is the sums of `core/linear_attention`."""
+    """Its state is the sums over keys, a `LinearState`."""
 
     def __init__(self, config: RFAConfig, num_heads: int, head_size: int):
         super().__init__()
@@ -84,6 +91,7 @@ class RFA(Mechanism):
         self.gate: Gate | None = Gate(num_heads, head_size) if config.gated else None
 
     def new_state(self, reserve: int) -> State:
+        """Sums over no keys; they take no more room with more tokens."""
         return LinearState()
 
     @guarded
@@ -96,11 +104,13 @@ class RFA(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
-        asked, told = exact(q), exact(k).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        v = v.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        factor = exact(self.log_sigma).to(asked.dtype).neg().exp().view(-1, 1, 1)
-        unit_q, unit_k = (F.normalize(x, dim=-1) * factor for x in (asked, told))
-        weight, decay = (None, None) if self.gate is None else self.gate(told)
+        """Attention by phi of unit queries and keys over sigma, with the gates' log weights and decays."""
+        groups = q.shape[1] // k.shape[1]
+        queries, keys = at_least_float32(q), at_least_float32(k).repeat_interleave(groups, dim=1)
+        v = v.repeat_interleave(groups, dim=1)
+        factor = at_least_float32(self.log_sigma).to(queries.dtype).neg().exp().view(-1, 1, 1)
+        unit_q, unit_k = (F.normalize(x, dim=-1) * factor for x in (queries, keys))
+        weight, decay = (None, None) if self.gate is None else self.gate(keys)
         y, state = self._mix(unit_q, unit_k, v, context, state, weight, decay)
         self.directions.watch(y)
         return y.to(q.dtype), state
@@ -132,13 +142,14 @@ class Gate(nn.Module):
         self.bias = nn.Parameter(torch.full((num_heads,), 3.0))
 
     def forward(self, k: Tensor) -> tuple[Tensor, Tensor]:
+        """log(1 - g), the log weight of each key, and log g, the log decay before it."""
         vector, bias = (x.to(k.dtype) for x in (self.vector, self.bias))
-        told = (k * vector.unsqueeze(1)).sum(-1) + bias.unsqueeze(-1)
-        return F.logsigmoid(-told), F.logsigmoid(told)
+        logit = (k * vector.unsqueeze(1)).sum(-1) + bias.unsqueeze(-1)
+        return F.logsigmoid(-logit), F.logsigmoid(logit)
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen(State):
+class GatedCache(State):
     """All keys and values, and the gates of the keys [B, H, T], if any."""
 
     cache: KeyValueCache
@@ -147,10 +158,11 @@ class Seen(State):
 
 
 class PlainRFA(RFA):
-    """By the equation; its state is everything seen."""
+    """By the equation over all pairs (`definition`); its state is all keys, values and gates."""
 
     def new_state(self, reserve: int) -> State:
-        return Seen(KeyValueCache(reserve=reserve))
+        """A key-value cache and the gates."""
+        return GatedCache(KeyValueCache(reserve=reserve))
 
     def _mix(
         self,
@@ -163,7 +175,7 @@ class PlainRFA(RFA):
         decay: Tensor | None,
     ) -> tuple[Tensor, State | None]:
         if state is not None:
-            assert isinstance(state, Seen)
+            assert isinstance(state, GatedCache)
             k, v, cache = state.cache.append(k, v)
             if (
                 weight is not None
@@ -172,5 +184,7 @@ class PlainRFA(RFA):
                 and state.decay is not None
             ):
                 weight, decay = torch.cat([state.weight, weight], 2), torch.cat([state.decay, decay], 2)
-            state = Seen(cache, weight, decay)
-        return definition(q, k, v, self.kernel(q), context, weight, decay), state
+            state = GatedCache(cache, weight, decay)
+        with without_autocast(q):
+            inputs = Inputs.of(q, k, v, self.kernel(q), context, weight, decay)
+            return definition(inputs, context), state

@@ -34,7 +34,7 @@ from polyformer.core.state import State
 from polyformer.dot_product.guard import guarded
 from polyformer.ops.linear import linear
 from polyformer.ops.precision import at_least_float32, without_autocast
-from polyformer.ops.random_features import RandomDirections
+from polyformer.ops.random_directions import RandomDirections
 from polyformer.ops.softmax import recording, softmax
 from polyformer.sequence.context import Context
 

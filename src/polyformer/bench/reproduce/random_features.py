@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.linear.feature_attention import linear_attention
+from polyformer.attention.linear.feature_maps import MAPS, Kernel
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
-from polyformer.ops.random_features import MAPS, Kernel, directions
+from polyformer.ops.random_directions import directions
 from polyformer.sequence.context import Context
 from polyformer.training.config import at_least
 

@@ -1,0 +1,105 @@
+"""The sums over keys that a query reads instead of the keys themselves.
+
+S = sum_j w_j v_j phi(k_j)^T        z = sum_j w_j phi(k_j)        y = S phi(q) / (z . phi(q))
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.linear.feature_maps import Kernel
+from polyformer.attention.linear.weights import bounded, finite_top
+from polyformer.ops.products import product
+
+RUN = 128
+"""Tokens of a run, whose pairs a causal pass multiplies out."""
+
+CACHED = 1 << 17
+"""Features of the heads that are computed together on a CPU, at most: what its cache holds."""
+
+
+class Sums(NamedTuple):
+    """S [N, Dv, M] and z [N, M], both times e^-top; top and mass [N].
+
+    `top` is the greatest log weight so far, as the present token sees it; `mass` the sum of e^(weight - top).
+    """
+
+    numerators: Tensor
+    denominators: Tensor
+    top: Tensor
+    mass: Tensor
+
+
+def no_sums(heads: int, width: int, kernel: Kernel) -> Sums:
+    """The sums before the first key, for values of `width` numbers."""
+    table = kernel.directions
+    none = table.new_zeros(heads)
+    return Sums(
+        table.new_zeros(heads, width, kernel.width),
+        table.new_zeros(heads, kernel.width),
+        none - torch.inf,
+        none,
+    )
+
+
+def absorb(kernel: Kernel, k: Tensor, v: Tensor, weight: Tensor, past: Sums) -> Sums:
+    """The sums over the past and all of the keys k [N, C, D], values v [N, C, Dv], log weights [N, C]."""
+    features, scale = kernel.features(k)
+    weight = weight + scale
+    top = torch.maximum(weight.amax(-1), past.top)
+    share, kept = (weight - finite_top(top).unsqueeze(-1)).exp_(), (past.top - finite_top(top)).exp_()
+    numerators = product((v * share.unsqueeze(-1)).mT.contiguous(), features)
+    return Sums(
+        numerators.add_(past.numerators * kept.view(-1, 1, 1)),
+        weighted_sum(share, features).addcmul_(past.denominators, kept.unsqueeze(-1)),
+        top,
+        share.sum(-1).addcmul_(past.mass, kept),
+    )
+
+
+def recurrent_step(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, decay: Tensor | None, past: Sums
+) -> tuple[Tensor, Sums]:
+    """One token a row: S = e^decay S + e^weight v phi(k)^T, z likewise; output [N, 1, Dv] and the next
+    sums."""
+    (phi_q, _), (phi_k, scale) = kernel.features(q[:, 0]), kernel.features(k[:, 0])
+    weight = weight[:, 0] + scale
+    past_top = past.top if decay is None else past.top + decay[:, 0]
+    top = torch.maximum(weight, past_top).detach()
+    share, kept = (
+        (weight - finite_top(top)).exp().unsqueeze(-1),
+        (past_top - finite_top(top)).exp().unsqueeze(-1),
+    )
+    value = (v[:, 0] * share).unsqueeze(2)
+    numerators = torch.baddbmm(past.numerators * kept.unsqueeze(-1), value, phi_k.unsqueeze(1))
+    denominators = past.denominators * kept + phi_k * share
+    mass = (past.mass * kept.squeeze(-1) + share.squeeze(-1)).detach()
+    total = bounded((denominators * phi_q).sum(-1), mass, kernel.floor)
+    out = matrix_vector(numerators, phi_q) / total.unsqueeze(-1)
+    return out.unsqueeze(1), Sums(numerators, denominators, top, mass)
+
+
+def matrix_vector(matrix: Tensor, vector: Tensor) -> Tensor:
+    """matrix [N, C, M], vector [N, M] -> [N, C]."""
+    return torch.bmm(matrix, vector.unsqueeze(-1)).squeeze(-1)
+
+
+def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
+    """weights [N, C], rows [N, C, M] -> [N, M]."""
+    return torch.bmm(weights.unsqueeze(1), rows).squeeze(1)
+
+
+def head_groups(heads: int, length: int, kernel: Kernel) -> list[slice]:
+    """Groups of the N heads computed together: all on an accelerator, on a CPU what a cache holds and threads
+    share."""
+    most = heads
+    if not kernel.directions.is_cuda:
+        fits = CACHED // (min(RUN, length) * kernel.width)
+        most = max(1, min(fits, -(-heads // torch.get_num_threads())))
+    return runs(heads, most)
+
+
+def runs(length: int, step: int) -> list[slice]:
+    """`length` tokens in runs of at most `step`."""
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]

@@ -1,0 +1,78 @@
+"""How keys weigh in sums of features: relative to a running maximum, and denominators kept away from zero.
+
+Weights are kept as logarithms. What is summed is e^(log weight - top), where `top` is the greatest log weight
+that a query attends to, a maximum over the past alone: it moves with the tokens, is undone exactly, and knows
+neither the future nor padding, whose log weight is -inf.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class RunWeights(NamedTuple):
+    """The weights in a run of C tokens, all relative to the running maximum.
+
+    Args:
+        pairs: [N, C, C], of key j for query i, 0 for later keys.
+        past: [N, C], of the keys before the run for each query.
+        keys: [N, C], of each key in the sums after the run.
+        kept: [N], of the keys before the run in the sums after it.
+        top: [N], the greatest log weight after the run.
+    """
+
+    pairs: Tensor
+    past: Tensor
+    keys: Tensor
+    kept: Tensor
+    top: Tensor
+
+
+def run_weights(weight: Tensor, decay: Tensor | None, top: Tensor) -> RunWeights:
+    """Of log weights [N, C] of the keys, log decays [N, C] before each token, and the past's `top` [N].
+
+    A decay before a token divides the weights of all keys before it. The same ratios come from multiplying
+    the later keys: with F_i the sum of the decays up to i, w_ij = exp(weight_j - F_j) up to a factor of i.
+    """
+    if decay is not None:
+        decays = decay.cumsum(-1)
+        weight = weight - decays
+    running = torch.maximum(weight.cummax(-1).values, top.unsqueeze(-1))
+    finite = finite_top(running)
+    last = finite[:, -1:]
+    pairs = (weight.unsqueeze(1) - finite.unsqueeze(2)).exp_().tril_()
+    past, keys = (top.unsqueeze(-1) - finite).exp_(), (weight - last).exp_()
+    next_top = running[:, -1] if decay is None else running[:, -1] + decays[:, -1]
+    return RunWeights(pairs, past, keys, past[:, -1], next_top)
+
+
+def finite_top(top: Tensor) -> Tensor:
+    """`top`, finite where no key has come yet, so that e^(-inf - top) = 0 there and not NaN."""
+    return top.clamp_min(torch.finfo(top.dtype).min)
+
+
+def bounded(total: Tensor, mass: Tensor, floor: float) -> Tensor:
+    """Denominators, raised to `floor` * mass where they are less; what is raised is a constant to gradients.
+
+    mass is the sum of the weights: what the denominator would be if every phi(q) . phi(k) were 1. Features
+    with a sign may estimate a denominator near 0, and a numerator over the floor is small. Without a floor
+    denominators stay as they are, negative ones too: only those too small to divide by are raised.
+    """
+    least = (mass.detach() * floor).clamp_min(torch.finfo(total.dtype).tiny ** 0.8)
+    return torch.where((total if floor else total.abs()) > least, total, least)
+
+
+def inverted(total: Tensor, mass: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """1 / denominator, and the same with zeros where the denominator was raised to its floor."""
+    raised = bounded(total, mass, floor)
+    inverse = raised.reciprocal()
+    return inverse, inverse * (raised == total)
+
+
+def grad_ratio(grad: Tensor, out: Tensor, inverse: Tensor, unraised: Tensor) -> tuple[Tensor, Tensor]:
+    """Of out = numerator / denominator: the gradients of numerators [N, C, Dv] and denominators [N, C].
+
+    grad_numerator = grad / denominator        grad_denominator = -(grad . out) / denominator
+    """
+    return grad * inverse.unsqueeze(-1), -(grad * out).sum(-1) * unraised
