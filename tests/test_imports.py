@@ -41,7 +41,7 @@ SHARED = {
     "heads": {"base", "problem_types"},
     "presets": {"base"},
     "objectives": {"base"},
-    "tasks": {"base"},
+    "tasks": {"base", "labels", "masking", "metrics", "text"},
 }
 """Folders of alternatives, and what their members share: a member, a file or a package, imports no other."""
 

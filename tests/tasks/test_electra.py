@@ -14,7 +14,7 @@ from polyformer.data import Splits, Tokenizer, TokenizerConfig
 from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.tasks import Electra, ElectraConfig, Fitting
-from polyformer.tasks.electra import Detected, GeneratorAndModel, generator_config
+from polyformer.tasks.electra import ElectraOutput, GeneratorAndModel, generator_config
 
 ROWS = [{"text": f"line {i} of a small text with words in it, and {i * 7} more"} for i in range(12)]
 
@@ -28,7 +28,7 @@ def task() -> Electra:
 def joined(task: Electra, **options: object) -> GeneratorAndModel:
     torch.manual_seed(0)
     options = {"hidden_size": 32, "num_attention_heads": 4, "dropout": 0.0, **options}
-    return task.join(Transformer(task.adapt(model_config("encoder-tiny", options))))
+    return task.training_module(Transformer(task.adapt(model_config("encoder-tiny", options))))
 
 
 def first(task: Electra) -> dict[str, torch.Tensor]:
@@ -85,8 +85,8 @@ def test_the_loss_is_its_definition(task: Electra):
 
 def test_no_gradient_flows_from_the_model_into_the_generator(task: Electra):
     pair, batch = joined(task), first(task)
-    output: Detected = pair(**batch)
-    (output.loss - output.guessing).backward()
+    output: ElectraOutput = pair(**batch)
+    (output.loss - output.generator_loss).backward()
     shared = {id(one) for one in pair.model.parameters()}
     own = [one for one in pair.generator.parameters() if id(one) not in shared]
     assert own
@@ -108,7 +108,7 @@ def test_both_share_their_embeddings_and_nothing_else(task: Electra):
     }
     assert shared == expected, "named under the generator, which comes first"
     before = pair.model.tokens.weight.detach().clone()
-    pair(**first(task)).guessing.backward()
+    pair(**first(task)).generator_loss.backward()
     torch.optim.SGD(pair.parameters(), lr=1.0).step()
     assert not torch.equal(pair.model.tokens.weight, before)
     assert pair.generator.tokens.weight is pair.model.tokens.weight

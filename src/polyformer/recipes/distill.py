@@ -23,7 +23,7 @@ from polyformer.outputs import ModelOutput
 from polyformer.recipes.recipe import ModelChoice, Recipe
 from polyformer.recipes.run import Run
 from polyformer.recipes.student import student_config
-from polyformer.tasks import Fitting, TextTask
+from polyformer.tasks import Fitting, Task
 
 
 def distilled(teacher: str | Path, layers: int | None = None) -> Recipe:
@@ -46,7 +46,7 @@ class Distilling(Fitting):
 
     def __init__(
         self,
-        task: TextTask,
+        task: Task,
         splits: Splits,
         seed: int,
         student: Transformer,
@@ -74,10 +74,10 @@ class Distilling(Fitting):
         return self.teacher(**{name: one for name, one in batch.items() if name != "labels"})
 
 
-def check_distils(task: TextTask, config: ModelConfig) -> None:
+def check_distils(task: Task, config: ModelConfig) -> None:
     """Raises `InputError` for what has no soft labels, or more to its loss than the labels'."""
     head = config.head
-    if type(task).loss is not TextTask.loss or not isinstance(
+    if type(task).loss is not Task.loss or not isinstance(
         head, ClassifyConfig | TagConfig | LanguageModelConfig | MaskedConfig
     ):
         raise InputError(

@@ -21,7 +21,7 @@ from polyformer.recipes.recipe import Recipe
 from polyformer.recipes.resume import DATA, check_data, check_same, folder_of
 from polyformer.recipes.run import STEPS, Run
 from polyformer.recipes.student import take_layers
-from polyformer.tasks import Fitting, TextTask
+from polyformer.tasks import Fitting, Task
 from polyformer.training import Result
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.engine import is_main
@@ -36,7 +36,7 @@ class Fitted:
     """A finished run: its parts in memory, and its metrics by split ("validation", "test")."""
 
     run: Run
-    task: TextTask
+    task: Task
     splits: Splits
     model: Transformer
     result: Result
@@ -91,7 +91,7 @@ def _fit(
         model.generation = read_generation(run.folder)
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed + 1)  # a helper's weights are not the model's
-        joined = task.join(model)
+        joined = task.training_module(model)
     fitting = _fitting(recipe, task, splits, model)
     if is_main():
         print("".join(f"{note}\n" for note in task.notes), end="")
@@ -114,7 +114,7 @@ def _fit(
     scores: Scores = {}
     if is_main():
         model.save_pretrained(run.folder)
-        for name, helper in task.helpers(joined).items():
+        for name, helper in task.auxiliary_models(joined).items():
             helper.save_pretrained(run.folder / name)
         scores = score(task, joined, splits, result.metrics)
         parameters = sum(one.numel() for one in model.parameters())
@@ -135,7 +135,7 @@ def _tokenizer(
     return Run.open(known).tokenizer
 
 
-def _model(recipe: Recipe, task: TextTask) -> Transformer:
+def _model(recipe: Recipe, task: Task) -> Transformer:
     """The model for `task`, with weights drawn from the recipe's seed."""
     base = recipe.model_config()
     config = task.adapt(base)
@@ -157,7 +157,7 @@ def _first_weights(recipe: Recipe, model: Transformer, start: str | Path | None)
         load_weights(model, read_tensors(Path(start) / WEIGHTS), Path(start) / WEIGHTS)
 
 
-def _fitting(recipe: Recipe, task: TextTask, splits: Splits, model: Transformer) -> Fitting:
+def _fitting(recipe: Recipe, task: Task, splits: Splits, model: Transformer) -> Fitting:
     """The task and its data; under a teacher, whose layers `model` then takes."""
     lesson = recipe.distillation
     if lesson is None:
@@ -167,7 +167,7 @@ def _fitting(recipe: Recipe, task: TextTask, splits: Splits, model: Transformer)
     return Distilling(task, splits, recipe.seed, model, teacher, lesson)
 
 
-def score(task: TextTask, model: nn.Module, splits: Splits, measured: dict[str, float]) -> Scores:
+def score(task: Task, model: nn.Module, splits: Splits, measured: dict[str, float]) -> Scores:
     """The final metrics of every split; `measured`: what is known already of the validation split."""
     scores: Scores = {}
     if splits.validation is not None:

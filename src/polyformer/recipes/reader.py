@@ -18,8 +18,8 @@ from polyformer.data.answers import encode_marked, marked_windows
 from polyformer.heads import ClassifyConfig, TagConfig
 from polyformer.model import Transformer
 from polyformer.position import LearnedConfig, LearnedPerLayerConfig
-from polyformer.tasks.base import batched, required
 from polyformer.tasks.qa import AnsweringConfig, answers
+from polyformer.tasks.text import batched, required
 
 COMMANDS = {"classify": "classify", "tag": "tag", "span": "answer"}
 """Which command a head is for; a language model's depends on its stacks."""

@@ -26,7 +26,7 @@ from polyformer.data import Tokenizer
 from polyformer.model import Transformer, build_model, load_pretrained, read_config
 from polyformer.model.saving import CONFIG, WEIGHTS, read_generation, write_generation
 from polyformer.recipes.recipe import Recipe
-from polyformer.tasks import Answering, Classification, LanguageModelling, Tagging, TextTask, Translation
+from polyformer.tasks import Answering, Classification, LanguageModelling, Tagging, Task, Translation
 from polyformer.training.checkpoint import Checkpoints, load_model
 from polyformer.training.environment import versions
 from polyformer.training.state import step_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 RECIPE, RECORD = "recipe.yaml", "run.json"
 STEPS = "steps"  # in run.json when a training has ended
 
-WANTED: dict[type[TextTask], str] = {
+WANTED: dict[type[Task], str] = {
     Answering: "answer",
     Classification: "classify",
     LanguageModelling: "generate",
@@ -47,7 +47,7 @@ WANTED: dict[type[TextTask], str] = {
 }
 """The command that uses what a task has trained."""
 
-T = TypeVar("T", bound=TextTask)
+T = TypeVar("T", bound=Task)
 R = TypeVar("R", bound="Reader")
 
 
@@ -121,7 +121,7 @@ class Run:
         return load_tokenizer(self.folder)
 
     @cached_property
-    def task(self) -> TextTask:
+    def task(self) -> Task:
         return self.recipe.task.build(self.tokenizer if self.recipe.task.tokenized else None)
 
     def task_of(self, kind: type[T]) -> T:
@@ -136,7 +136,7 @@ class Run:
         """What the task's metrics are of: the model, with what was trained beside it if anything was."""
         if not self.finished:
             return self._unfinished(device)[1]
-        return self.task.join(self.model(device), self.folder)
+        return self.task.training_module(self.model(device), self.folder)
 
     def model(self, device: str = "auto") -> Transformer:
         """The trained model, ready to use; of a run that has not ended, as its last checkpoint has it."""
@@ -162,7 +162,7 @@ class Run:
             raise InputError(f"{self.folder}: this run has no checkpoint yet; {way}")
         place = choose_device(device)
         model: Any = build_model(read_config(self.folder))
-        joined = self.task.join(model)
+        joined = self.task.training_module(model)
         load_model(latest, joined)
         model.generation = read_generation(self.folder)
         print(f"{self.folder} has not ended: this is its step {step_of(latest)}", file=sys.stderr)

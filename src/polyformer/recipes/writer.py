@@ -12,7 +12,7 @@ from polyformer.generation import BeamConfig, GenerationConfig
 from polyformer.generation.hub import from_hub
 from polyformer.model import Transformer
 from polyformer.recipes.reader import Reader
-from polyformer.tasks.base import batched
+from polyformer.tasks.text import batched
 from polyformer.tasks.translate import ROOM
 
 LENGTHS = "max_length", "max_new_tokens"

@@ -1,7 +1,7 @@
-"""Tasks: what a model is trained to do with text, and how well it does it."""
+"""Tasks: what a model is trained to do, and how well it does it."""
 
 from polyformer.tasks.act import Acting, ActingConfig
-from polyformer.tasks.base import HeldOut, TaskConfig, TextTask, Workers
+from polyformer.tasks.base import HeldOut, Task, TaskConfig, Workers
 from polyformer.tasks.classify import (
     Classification,
     ClassificationConfig,
@@ -19,6 +19,7 @@ from polyformer.tasks.qa import Answering, AnsweringConfig
 from polyformer.tasks.sentence_pairs import NextSentenceConfig, SentenceOrderConfig, SentencePairs
 from polyformer.tasks.spans import SpanCorruption, SpanCorruptionConfig
 from polyformer.tasks.tag import Tagging, TaggingConfig
+from polyformer.tasks.text import TextTask, TextTaskConfig
 from polyformer.tasks.tlm import TranslationModelling, TranslationModellingConfig
 from polyformer.tasks.translate import Translation, TranslationConfig
 
@@ -52,8 +53,10 @@ __all__ = [
     "SpanCorruptionConfig",
     "Tagging",
     "TaggingConfig",
+    "Task",
     "TaskConfig",
     "TextTask",
+    "TextTaskConfig",
     "Translation",
     "TranslationConfig",
     "TranslationModelling",

@@ -1,7 +1,7 @@
-"""Acting as recorded: predict each action of an episode from the return that followed, and what was before.
+"""Acting from recorded episodes: predict each action from the return to go and from what came before.
 
-Windows of `context` steps; returns are not discounted; mean squared error of vectors, cross-entropy of
-choices. Chen et al. 2021 (Decision Transformer), section 3.
+Rows are windows of `context` steps; returns are not discounted; the loss is the mean squared error of vectors
+or the cross-entropy of choices. Chen et al. 2021 (Decision Transformer), section 3.
 
 Deviation: returns are divided by the largest of the training data, where the paper has a number for each
 environment.
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyformer.core.errors import InputError
-from polyformer.data.batching import Batch, Row
+from polyformer.data.batching import Batch
 from polyformer.data.episodes import ROLES, Episodes
 from polyformer.data.windows import Windows
 from polyformer.model import TrajectoryConfig
 from polyformer.model.trajectory import squared_error
-from polyformer.tasks.base import HeldOut, Rows, TaskConfig, TextTask
+from polyformer.tasks.base import HeldOut, Rows, Task, TaskConfig
 from polyformer.training.config import at_least
 
 Numbers = tuple[float, ...]
@@ -29,18 +29,17 @@ Numbers = tuple[float, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActingConfig(TaskConfig):
-    """Predict the actions of recorded episodes. What is None is as the training episodes have it."""
+    """Predict the actions of recorded episodes. Options of None are taken from the training episodes."""
 
-    context: int = 20  # steps that are read at once, of three tokens each
+    context: int = 20  # steps in a row, of three tokens each
     discrete: bool | None = None  # an action is a choice, not a vector
     usual_action: Numbers | None = None  # the mean vector, or the share of each choice
     bounded: bool | None = None  # all actions are between -1 and 1
     state_mean: Numbers | None = None
     state_std: Numbers | None = None
-    return_scale: float | None = None  # what returns are divided by
+    return_scale: float | None = None  # returns are divided by it
 
     needs: ClassVar[tuple[str, ...]] = ROLES
-    tokenized: ClassVar[bool] = False
     kind: ClassVar[str] = "act"
     paper: ClassVar[str] = "Chen et al. 2021 (Decision Transformer)"
 
@@ -49,140 +48,141 @@ class ActingConfig(TaskConfig):
         at_least(1, context=self.context)
 
     def resolve(self, rows: Rows) -> Self:
+        """With the statistics of the training episodes for all options that are None."""
         if not hasattr(rows, "__len__"):
             raise InputError("data.streaming: episodes are held in memory; set it to false")
-        found = Episodes.of(rows)
-        if found.discrete and found.actions.min() < 0:
-            raise InputError(f"actions: a choice is a number from 0 on, got {found.actions.min()}")
-        if found.discrete:
-            usual = np.bincount(found.actions) / len(found.actions)
+        episodes = Episodes.of(rows)
+        if episodes.discrete and episodes.actions.min() < 0:
+            raise InputError(f"actions: a choice is a number from 0 on, got {episodes.actions.min()}")
+        if episodes.discrete:
+            usual = np.bincount(episodes.actions) / len(episodes.actions)
         else:
-            usual = found.actions.mean(0, dtype=np.float64)
-        observations = found.observations.astype(np.float64)
-        told = {
-            "discrete": found.discrete,
+            usual = episodes.actions.mean(0, dtype=np.float64)
+        observations = episodes.observations.astype(np.float64)
+        statistics = {
+            "discrete": episodes.discrete,
             "usual_action": tuple(usual.tolist()),
-            "bounded": not found.discrete and bool(np.abs(found.actions).max() <= 1),
+            "bounded": not episodes.discrete and bool(np.abs(episodes.actions).max() <= 1),
             "state_mean": tuple(observations.mean(0).tolist()),
             "state_std": tuple((observations.std(0) + 1e-6).tolist()),  # as the paper's code
-            "return_scale": float(np.abs(found.returns).max()) or 1.0,
+            "return_scale": float(np.abs(episodes.returns).max()) or 1.0,
         }
-        return dataclasses.replace(
-            self, **{name: value for name, value in told.items() if getattr(self, name) is None}
-        )
+        missing = {name: value for name, value in statistics.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **missing)
 
     def build(self, tokenizer: Any = None) -> "Acting":
+        """The task; it has no tokenizer."""
         return Acting(self)
 
 
-class Acting(TextTask):
+class Acting(Task):
     """Metrics over every step of the held-out episodes:
 
     loss, baseline_loss          mean squared error of vectors, or nats of choices; that of the usual action
-    accuracy, baseline_accuracy  of choices: the share that is guessed right
+    accuracy, baseline_accuracy  of choices: the share that is predicted correctly
     """
 
     sums = 5
 
     def __init__(self, config: ActingConfig):
+        super().__init__(config)
         if config.usual_action is None or config.state_mean is None or config.state_std is None:
             raise InputError("state_mean: not known before the training episodes are; call resolve(rows)")
-        self.config, self.notes = config, []
-        self.batch_tokens = config.batch_tokens
+        self.config, self.state_size = config, len(config.state_mean)
         self.usual = torch.tensor(config.usual_action, dtype=torch.float64)
-        self.room: int | None = None  # of the model's table of timesteps
+        self.mean, self.deviation = (
+            np.array(numbers, np.float32) for numbers in (config.state_mean, config.state_std)
+        )
+        self.max_timesteps: int | None = None  # of the model that was adapted
 
     def adapt(self, config: Any) -> Any:
+        """`config`, of a model of trajectories, with the sizes of states and actions."""
         if not isinstance(config, TrajectoryConfig):
             raise InputError("model: this task needs a model of trajectories, such as the preset dt-gym")
-        own = self.config
-        assert own.usual_action is not None
-        assert own.state_mean is not None
-        bounded = config.head.bounded and bool(own.bounded)
         head = dataclasses.replace(
             config.head,
-            state_size=len(own.state_mean),
-            action_size=len(own.usual_action),
-            bounded=bounded,
+            state_size=self.state_size,
+            action_size=len(self.usual),
+            bounded=config.head.bounded and bool(self.config.bounded),
         )
-        self.room = config.max_timesteps
+        self.max_timesteps = config.max_timesteps
         return dataclasses.replace(config, head=head)
 
-    def prepare(self, rows: Any) -> list[Row]:
-        raise NotImplementedError("episodes are served as windows: see `served`")
-
-    def served(self, rows: Any, seed: int) -> Windows:
+    def training_batches(self, rows: Any, seed: int) -> Windows:
+        """Windows of all episodes in random order."""
         return self._windows(rows, seed, shuffle=True)
 
     def held_out(self, rows: Rows) -> HeldOut:
+        """Windows of all episodes in order."""
         return HeldOut(self._windows(rows, 0, shuffle=False), {})
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean over the steps of `batch`."""
         return self._loss(self._actions(model, batch), batch)
 
     def weight(self, batch: Batch) -> int:
-        """Real steps."""
+        """Steps that are not padding."""
         return int(batch["attention_mask"].sum())
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        found, real = self._actions(model, batch).double(), batch["attention_mask"].bool()
-        usual, steps = self.usual.to(found.device), real.sum().double()
-        # a choice that training never had costs the baseline a lot, not everything
-        usual = (usual.clamp_min(1e-6).log() if self.config.discrete else usual).expand_as(found)
-        losses = [self._loss(one, batch) * steps for one in (found, usual)]
-        right = [self._right(one, batch)[real].sum().double() for one in (found, usual)]
-        return torch.stack([*losses, *right, steps])
+        """The summed losses of the model and of the usual action, the correct choices of both, and steps."""
+        predicted, real = self._actions(model, batch).double(), batch["attention_mask"].bool()
+        usual, steps = self.usual.to(predicted.device), real.sum().double()
+        # the clamp: a choice that is absent in training gives the baseline a large loss, not an infinite one
+        usual = (usual.clamp_min(1e-6).log() if self.config.discrete else usual).expand_as(predicted)
+        losses = [self._loss(actions, batch) * steps for actions in (predicted, usual)]
+        correct = [self._correct(actions, batch)[real].sum().double() for actions in (predicted, usual)]
+        return torch.stack([*losses, *correct, steps])
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """See the class; accuracies of choices only."""
         *sums, steps = totals
         names = ("loss", "baseline_loss", "accuracy", "baseline_accuracy")[: 4 if self.config.discrete else 2]
         return {name: total / max(steps, 1) for name, total in zip(names, sums)}
 
     def _actions(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(**{name: one for name, one in batch.items() if name != "labels"}).actions
+        return model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).actions
 
-    def _loss(self, found: Tensor, batch: Batch) -> Tensor:
+    def _loss(self, actions: Tensor, batch: Batch) -> Tensor:
         real = batch["attention_mask"].bool()
         if self.config.discrete:
-            return F.cross_entropy(found[real], batch["labels"][real])
-        return squared_error(found, batch["labels"].to(found.dtype), real)
+            return F.cross_entropy(actions[real], batch["labels"][real])
+        return squared_error(actions, batch["labels"].to(actions.dtype), real)
 
-    def _right(self, found: Tensor, batch: Batch) -> Tensor:
-        """Where the likeliest choice [B, T] was taken; nowhere for vectors."""
+    def _correct(self, actions: Tensor, batch: Batch) -> Tensor:
+        """Where the most probable choice [B, T] was taken; nowhere for vectors."""
         real = batch["attention_mask"].bool()
-        return found.argmax(-1) == batch["labels"] if self.config.discrete else torch.zeros_like(real)
+        return actions.argmax(-1) == batch["labels"] if self.config.discrete else torch.zeros_like(real)
 
     def _windows(self, rows: Any, seed: int, shuffle: bool) -> Windows:
-        own, found = self.config, Episodes.of(rows)
-        self._check(found)
-        mean, deviation = (np.array(one, np.float32) for one in (own.state_mean, own.state_std))
+        config, episodes = self.config, Episodes.of(rows)
+        self._check(episodes)
         scaled = dataclasses.replace(
-            found,
-            observations=(found.observations - mean) / deviation,
-            returns=found.returns / np.array(own.return_scale, np.float32),
+            episodes,
+            observations=(episodes.observations - self.mean) / self.deviation,
+            returns=episodes.returns / np.array(config.return_scale, np.float32),
         )
-        size, choices = max(1, self.batch_tokens // (3 * own.context)), len(self.usual)
-        return Windows(scaled, own.context, size, seed, shuffle, choices if own.discrete else 0)
+        size, choices = max(1, self.batch_tokens // (3 * config.context)), len(self.usual)
+        return Windows(scaled, config.context, size, seed, shuffle, choices if config.discrete else 0)
 
-    def _check(self, found: Episodes) -> None:
-        """Raises `InputError` for episodes that are not as those of the training, or too long."""
-        own = self.config
-        assert own.state_mean is not None
-        if found.observations.shape[1] != len(own.state_mean):
+    def _check(self, episodes: Episodes) -> None:
+        """Raises `InputError` for episodes of other sizes than those of the training, or too long ones."""
+        discrete, size = self.config.discrete, episodes.observations.shape[1]
+        if size != self.state_size:
             raise InputError(
-                f"observations: expected {len(own.state_mean)} numbers a step, as the training episodes "
-                f"have, got {found.observations.shape[1]}"
+                f"observations: expected {self.state_size} numbers a step, as the training episodes have, "
+                f"got {size}"
             )
-        size = 1 if found.discrete else found.actions.shape[1]
-        if found.discrete != own.discrete or size != (1 if own.discrete else len(self.usual)):
+        size = 1 if episodes.discrete else episodes.actions.shape[1]
+        if episodes.discrete != discrete or size != (1 if discrete else len(self.usual)):
             raise InputError("actions: expected them as the training episodes have them, choices or vectors")
-        if found.discrete and not 0 <= found.actions.min() <= found.actions.max() < len(self.usual):
+        if episodes.discrete and not 0 <= episodes.actions.min() <= episodes.actions.max() < len(self.usual):
             raise InputError(
                 f"actions: expected choices from 0 to {len(self.usual) - 1}, as the training episodes have, "
-                f"got {found.actions.min()} to {found.actions.max()}"
+                f"got {episodes.actions.min()} to {episodes.actions.max()}"
             )
-        if self.room is not None and found.longest > self.room:
+        if self.max_timesteps is not None and episodes.longest > self.max_timesteps:
             raise InputError(
-                f"max_timesteps: an episode has {found.longest} steps, and the model's table {self.room}; "
-                f"set --model.max_timesteps {found.longest}, or cut the episode"
+                f"max_timesteps: an episode has {episodes.longest} steps, and the model's table "
+                f"{self.max_timesteps}; set --model.max_timesteps {episodes.longest}, or cut the episode"
             )

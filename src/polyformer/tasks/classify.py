@@ -1,7 +1,7 @@
 """Classification: one label for a text, or for two; measured by accuracy and macro F1."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -13,37 +13,29 @@ from polyformer.core.errors import InputError, quote
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Batch, Corrupt, Row
 from polyformer.data.pairs import shares_of_room
-from polyformer.heads import ClassifyConfig, HeadConfig
-from polyformer.tasks.base import (
-    Rows,
-    TaskConfig,
-    TextTask,
-    check_room,
-    required,
-    too_long,
-    unseen,
-    with_tables,
-)
-from polyformer.training.config import at_least
+from polyformer.heads import ClassifyConfig
+from polyformer.tasks.base import Rows
+from polyformer.tasks.labels import LabelTask
+from polyformer.tasks.text import TextTaskConfig, required, too_long, with_tables
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ClassificationConfig(TaskConfig):
+class ClassificationConfig(TextTaskConfig):
     """One label for a text."""
 
     labels: tuple[str, ...] | None = None  # by default those of the training data, sorted
     max_length: int = 512  # tokens of a text, <cls> and <sep> included
     too_long: Literal["refuse", "cut"] = "refuse"  # what is done with a longer text
-    token_dropout: float = 0.0  # share of a training text's tokens that are replaced by <unk> or <mask>
+    token_dropout: float = 0.0  # share of a training text's tokens that <unk> or <mask> replaces
 
     needs: ClassVar[tuple[str, ...]] = ("text", "label")
+    length_option: ClassVar[str] = "max_length"
+    shortest: ClassVar[int] = 3
     kind: ClassVar[str] = "classify"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.1"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(3, max_length=self.max_length)
-        check_room(self.batch_tokens, "max_length", self.max_length)
         if not 0 <= self.token_dropout < 1:
             raise InputError(f"token_dropout: expected a share in [0, 1), got {self.token_dropout}")
         if self.labels is not None and len(set(self.labels)) < 2:
@@ -52,6 +44,7 @@ class ClassificationConfig(TaskConfig):
             )
 
     def resolve(self, rows: Rows) -> Self:
+        """With the labels of `rows`, sorted; raises `InputError` for fewer than two."""
         if self.labels is not None:
             return self
         labels = {str(row["label"]) for row in rows}
@@ -61,62 +54,44 @@ class ClassificationConfig(TaskConfig):
             )
         return dataclasses.replace(self, labels=tuple(sorted(labels)))
 
-    def texts(self, rows: Rows) -> Iterator[str]:
-        return (row["text"] for row in rows)
-
     def build(self, tokenizer: Tokenizer) -> "Classification":
+        """The task with `tokenizer`."""
         return Classification(self, tokenizer)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairClassificationConfig(ClassificationConfig):
-    """One label for two texts, as whether they say the same."""
+    """One label for two texts, such as whether they mean the same."""
 
     needs: ClassVar[tuple[str, ...]] = ("text", "pair", "label")
+    text_columns: ClassVar[tuple[str, ...]] = ("text", "pair")
+    shortest: ClassVar[int] = 6
     kind: ClassVar[str] = "classify_pair"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.1 (QQP, QNLI)"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(6, max_length=self.max_length)
-
-    def texts(self, rows: Rows) -> Iterator[str]:
-        return (row[name] for row in rows for name in ("text", "pair"))
-
     def build(self, tokenizer: Tokenizer) -> "PairClassification":
+        """The task with `tokenizer`."""
         return PairClassification(self, tokenizer)
 
 
-class Classification(TextTask):
+class Classification(LabelTask):
     """Metrics: loss (nats a text), accuracy, and f1_macro, the mean over the labels of their F1.
 
     A label with no text and no prediction counts as F1 0.
     """
 
+    config: ClassificationConfig
     best = "accuracy"
     direction = "max"
-    stacks = "encoder"
+    head_type = ClassifyConfig
 
     def __init__(self, config: ClassificationConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        assert config.labels is not None
-        self.config, self.labels = config, config.labels
-        self.cut = 0
-        self.head: HeadConfig = ClassifyConfig(num_labels=len(self.labels))
+        self.cut = 0  # texts cut since `encode_rows` was called
         self.sums = 1 + len(self.labels) ** 2
-        self.cls, self.sep = required(tokenizer.cls_id, "<cls>"), required(tokenizer.sep_id, "<sep>")
         if config.token_dropout:
-            number = tokenizer.mask_id if tokenizer.unk_id is None else tokenizer.unk_id
-            self.unknown = required(number, "<unk> or <mask>")
-
-    @property
-    def positions(self) -> int:
-        return self.config.max_length
-
-    def fit_head(self, head: HeadConfig) -> HeadConfig:
-        if isinstance(head, ClassifyConfig):
-            return dataclasses.replace(head, num_labels=len(self.labels))
-        return self.head
+            token = tokenizer.mask_id if tokenizer.unk_id is None else tokenizer.unk_id
+            self.unknown = required(token, "<unk> or <mask>")
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """<cls> text <sep>, of every text."""
@@ -134,52 +109,52 @@ class Classification(TextTask):
             raise too_long(f"text {number + 1} ({quote(text)})", length, self.config.max_length, "cut")
         self.cut += 1
 
-    def noted(self, rows: Sequence[Row]) -> list[Row]:
+    def encode_rows(self, rows: Sequence[Row]) -> list[Row]:
         """`inputs`, with a note of how many texts were cut."""
         self.cut = 0
-        found = self.inputs(rows)
+        encoded = self.inputs(rows)
         if self.cut:
             self.notes.append(f"{self.cut} of {len(rows)} texts are cut to {self.config.max_length} tokens")
-        return found
+        return encoded
 
     def inputs(self, rows: Sequence[Row]) -> list[Row]:
-        """What the model reads of each row."""
+        """The token ids of each row."""
         return [{"input_ids": ids} for ids in self.encode([row["text"] for row in rows])]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        numbers = {label: number for number, label in enumerate(self.labels)}
-        for row in rows:
-            if str(row["label"]) not in numbers:
-                raise unseen(str(row["label"]), self.labels)
-        encoded = self.noted(rows)
-        return [{**one, "labels": numbers[str(row["label"])]} for one, row in zip(encoded, rows)]
+        """The token ids and the label's number of each row."""
+        labels = [self.label_id(str(row["label"])) for row in rows]
+        return [{**row, "labels": label} for row, label in zip(self.encode_rows(rows), labels)]
 
     @property
     def corrupt(self) -> Corrupt | None:
+        """Replace `token_dropout` of the tokens, all but the special ones, by <unk> or <mask>."""
         share = self.config.token_dropout
         if not share:
             return None
 
-        def forget(row: Row, generator: np.random.Generator) -> Row:
+        def drop_tokens(row: Row, generator: np.random.Generator) -> Row:
             ids = np.array(row["input_ids"])
             inside = ids[1:-1]
             inside[(generator.random(len(inside)) < share) & (inside != self.sep)] = self.unknown
             return {**row, "input_ids": ids}
 
-        return forget
+        return drop_tokens
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The summed loss, and the confusion matrix [label, prediction], flat."""
         output, labels = model(**batch), batch["labels"]
         count = len(self.labels)
         confusion = torch.bincount(labels * count + output.logits.argmax(-1), minlength=count**2)
         return torch.cat([(output.loss.double() * len(labels)).unsqueeze(0), confusion.double()])
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """See the class."""
         confusion = np.array(totals[1:]).reshape(len(self.labels), -1)  # [label, prediction]
-        right, number = np.diag(confusion), max(confusion.sum(), 1)
-        f1 = 2 * right / np.maximum(confusion.sum(0) + confusion.sum(1), 1)
-        found = {"loss": totals[0] / number, "accuracy": right.sum() / number, "f1_macro": f1.mean()}
-        return {name: float(value) for name, value in found.items()}
+        correct, number = np.diag(confusion), max(confusion.sum(), 1)
+        f1 = 2 * correct / np.maximum(confusion.sum(0) + confusion.sum(1), 1)
+        metrics = {"loss": totals[0] / number, "accuracy": correct.sum() / number, "f1_macro": f1.mean()}
+        return {name: float(value) for name, value in metrics.items()}
 
     @torch.no_grad()
     def classify(
@@ -187,43 +162,44 @@ class Classification(TextTask):
     ) -> list[dict[str, float]]:
         """For every text, or text and its pair, the probability of each label."""
         rows = paired(texts, pairs, wanted="pair" in self.config.needs)
-        found: list[dict[str, float]] = [{}] * len(texts)
-        for chosen, batch in self.batched(model, self.noted(rows)):
-            for i, shares in zip(chosen, model(**batch).logits.softmax(-1).tolist()):
-                found[i] = dict(zip(self.labels, shares))
-        return found
+        results: list[dict[str, float]] = [{}] * len(texts)
+        for numbers, batch in self.batched(model, self.encode_rows(rows)):
+            for number, probabilities in zip(numbers, model(**batch).logits.softmax(-1).tolist()):
+                results[number] = dict(zip(self.labels, probabilities))
+        return results
 
 
 class PairClassification(Classification):
-    """<cls> text <sep> pair <sep>, with token types 0 and 1, or as the checkpoint's own tokenizer joins two.
+    """<cls> text <sep> pair <sep>, with token types 0 and 1, or as a checkpoint's tokenizer joins two texts.
 
-    Of two texts that are too long together, the longer loses its end.
+    If the two are too long together, the longer one is cut.
     """
 
     def __init__(self, config: ClassificationConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         ids, types = tokenizer.encode_for_model("", "")
-        marked = len(ids) > 2  # by a checkpoint's tokenizer: RoBERTa puts two </s> between, all of type 0
-        self.between = ids[1:-1] if marked else [self.sep]
-        self.second = types[-1] if marked else 1
+        own = len(ids) > 2  # a checkpoint's tokenizer: RoBERTa's puts two </s> between, all of type 0
+        self.between = ids[1:-1] if own else [self.sep]
+        self.pair_type = types[-1] if own else 1
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
-        """The model with a type for the second text, where it has one of its own."""
+        """The model with two token types, where the second text has a type of its own."""
         config = super().adapt(config)
-        return with_tables(config, type_vocab_size=2) if self.second else config
+        return with_tables(config, type_vocab_size=2) if self.pair_type else config
 
     def inputs(self, rows: Sequence[Row]) -> list[Row]:
+        """The token ids of both texts, joined."""
         sides = [self.tokenizer.encode_batch([row[name] for row in rows]) for name in ("text", "pair")]
-        return [self._joined(number, *one) for number, one in enumerate(zip(rows, *sides))]
+        return [self._join(number, *texts) for number, texts in enumerate(zip(rows, *sides))]
 
-    def _joined(self, number: int, row: Row, text: list[int], pair: list[int]) -> Row:
+    def _join(self, number: int, row: Row, text: list[int], pair: list[int]) -> Row:
         room = self.config.max_length - 2 - len(self.between)
         if len(text) + len(pair) > room:
             self.count_cut(number, row["text"], len(text) + len(pair) + self.config.max_length - room)
             kept = shares_of_room(len(text), len(pair), room)
             text, pair = text[: kept[0]], pair[: kept[1]]
         first = [self.cls, *text, *self.between]
-        types = {"token_type_ids": [0] * len(first) + [1] * (len(pair) + 1)} if self.second else {}
+        types = {"token_type_ids": [0] * len(first) + [1] * (len(pair) + 1)} if self.pair_type else {}
         return {"input_ids": [*first, *pair, self.sep], **types}
 
 

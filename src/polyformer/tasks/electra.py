@@ -1,16 +1,15 @@
-"""ELECTRA's pre-training: a generator replaces tokens, the model learns to find them. Clark et al. 2020.
+"""ELECTRA's pre-training: a generator replaces tokens, the model learns to detect them. Clark et al. 2020.
 
     loss = generator's masked language modelling + detection_weight * the model's replaced-token detection
 
-The run's model is the discriminator; the generator, as deep and a fraction as wide, shares its embedding sum
+The run's model is the discriminator; the generator, as deep and a fraction as wide, shares its embeddings
 (token and position tables, token types and norm, section 3.2) and is saved beside it. See
-`polyformer.objectives.detection` for what is replaced. Rows and masks are those of masked language modelling,
-but every hidden token becomes the mask (section 2; the released code leaves 15 % of them as they are).
+`polyformer.objectives.detection` for which tokens are replaced. Rows and masks are those of masked language
+modelling, but every chosen token becomes <mask> (section 2; the released code keeps 15 % of them).
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,27 +21,25 @@ from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED
 from polyformer.data import MaskingConfig, Tokenizer
-from polyformer.data.batching import Batch, Row
+from polyformer.data.batching import Batch
 from polyformer.feedforward.base import SizedConfig
 from polyformer.heads import DetectConfig, HeadConfig, MaskedConfig
 from polyformer.model import Transformer
 from polyformer.objectives.detection import draw, replaced
 from polyformer.position import Learned
-from polyformer.tasks.base import MaskingTask, Rows, TaskConfig, check_room, exp
-from polyformer.training.config import at_least
+from polyformer.tasks.masking import MaskedDocuments, MaskedDocumentsConfig
+from polyformer.tasks.metrics import exp, stacked
 
 GENERATOR = "generator"
 """The generator's folder in that of a run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ElectraConfig(TaskConfig):
-    """Find the tokens that a small masked language model, trained beside, put in place of others."""
+class ElectraConfig(MaskedDocumentsConfig):
+    """Detect the tokens that a small masked language model, trained with it, put in place of others."""
 
-    row_length: int = 128  # tokens in a row
-    packed: bool = True  # False: no row holds parts of two documents
     masking: MaskingConfig = MaskingConfig(random_share=0.0, kept_share=0.0)
-    generator_size: float = 0.25  # of the model's width, feed-forward and heads; its layers are as many
+    generator_size: float = 0.25  # as a share of the model's width, feed-forward and heads; as many layers
     detection_weight: float = 50.0
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
@@ -51,30 +48,26 @@ class ElectraConfig(TaskConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(2, row_length=self.row_length)
-        check_room(self.batch_tokens, "row_length", self.row_length)
         if not 0 < self.generator_size <= 1:
             raise InputError(f"generator_size: expected a share in (0, 1], got {self.generator_size}")
         if not self.detection_weight > 0:
             raise InputError(f"detection_weight: expected a number above 0, got {self.detection_weight}")
 
-    def texts(self, rows: Rows) -> Iterator[str]:
-        return (row["text"] for row in rows)
-
     def build(self, tokenizer: Tokenizer) -> "Electra":
+        """The task with `tokenizer`."""
         return Electra(self, tokenizer)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Detected:
-    """What the pair made of a batch; [N] are the hidden tokens, row by row."""
+class ElectraOutput:
+    """Both models' outputs; [N] are the masked tokens, row by row."""
 
     loss: Tensor
-    guessing: Tensor  # the generator's mean loss
-    input_ids: Tensor  # [B, T], what the discriminator read
+    generator_loss: Tensor  # a mean over the masked tokens
+    input_ids: Tensor  # [B, T], the discriminator's input
     logits: Tensor  # [B, T], the discriminator's
-    labels: Tensor  # [B, T], 1 where a token is not the text's, -100 at padding
-    guessed: Tensor  # [N], the generator's likeliest tokens
+    labels: Tensor  # [B, T], 1 where a token was replaced, -100 at padding
+    predicted: Tensor  # [N], the generator's most probable tokens
 
 
 class GeneratorAndModel(nn.Module):
@@ -92,91 +85,93 @@ class GeneratorAndModel(nn.Module):
         attention_mask: Tensor | None = None,
         document_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
-    ) -> Detected:
-        """`input_ids` with tokens hidden, `labels` these tokens. Held-out text is spoilt alike every time."""
-        places = {
+    ) -> ElectraOutput:
+        """`input_ids` [B, T] with masked tokens, which are the `labels`.
+
+        In evaluation the generator draws the same replacements every time.
+        """
+        context = {
             "attention_mask": attention_mask,
             "document_ids": document_ids,
             "position_ids": position_ids,
         }
-        guessed = self.generator(input_ids, labels=labels, **places)
+        masked = self.generator(input_ids, labels=labels, **context)
         with torch.no_grad():
-            hidden = guessed.last_hidden_state[labels != IGNORED, None]
-            logits = self.generator.next_logits(dataclasses.replace(guessed, last_hidden_state=hidden))
-            same = None if self.training else torch.Generator(input_ids.device).manual_seed(0)
+            hidden = masked.last_hidden_state[labels != IGNORED, None]
+            logits = self.generator.next_logits(dataclasses.replace(masked, last_hidden_state=hidden))
+            seeded = None if self.training else torch.Generator(input_ids.device).manual_seed(0)
             real = None if attention_mask is None else attention_mask.bool()
-            ids, found = replaced(input_ids, labels, draw(logits, same), real)
-        output = self.model(ids, labels=found, **places)
-        loss = guessed.loss + self.detection_weight * output.loss
-        return Detected(loss, guessed.loss, ids, output.logits, found, logits.argmax(-1))
+            ids, is_replaced = replaced(input_ids, labels, draw(logits, seeded), real)
+        output = self.model(ids, labels=is_replaced, **context)
+        loss = masked.loss + self.detection_weight * output.loss
+        return ElectraOutput(loss, masked.loss, ids, output.logits, is_replaced, logits.argmax(-1))
 
 
-class Electra(MaskingTask):
-    """Metrics: loss as trained; of the generator perplexity and accuracy over the hidden tokens; of the model
-    detection_loss (nats a token) and accuracy over all tokens, and of the replaced ones the share found
-    (recall) and the share they are of those taken for replaced (precision).
+class Electra(MaskedDocuments):
+    """Metrics: loss as trained; of the generator perplexity and accuracy over the masked tokens; of the model
+    detection_loss (nats a token) and accuracy over all tokens, and recall and precision of replaced tokens.
     """
 
+    config: ElectraConfig
     sums = 9
     head: HeadConfig = DetectConfig()
 
-    def __init__(self, config: ElectraConfig, tokenizer: Tokenizer):
-        super().__init__(config, tokenizer)
-        self.config = config
-
-    @property
-    def packs(self) -> bool:
-        return self.config.packed
-
-    @property
-    def positions(self) -> int:
-        return self.config.row_length
-
-    def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
-        return self.documents(rows, self.config.row_length, self.config.packed)
-
-    def join(self, model: Transformer, run: Path | None = None) -> GeneratorAndModel:
+    def training_module(self, model: Transformer, run: Path | None = None) -> GeneratorAndModel:
+        """The model with its generator."""
         device = next(model.parameters()).device
         if run is None:
             generator = Transformer(generator_config(model.config, self.config.generator_size))
         else:
             generator = Transformer.from_pretrained(run / GENERATOR)
-        joined = GeneratorAndModel(generator.to(device), model, self.config.detection_weight)
-        return joined.train(model.training)
+        module = GeneratorAndModel(generator.to(device), model, self.config.detection_weight)
+        return module.train(model.training)
 
-    def helpers(self, joined: nn.Module) -> dict[str, Transformer]:
-        assert isinstance(joined, GeneratorAndModel)
-        return {GENERATOR: joined.generator}
+    def auxiliary_models(self, module: nn.Module) -> dict[str, Transformer]:
+        """The generator."""
+        assert isinstance(module, GeneratorAndModel)
+        return {GENERATOR: module.generator}
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        output, hidden = model(**batch), batch["labels"]
-        hidden = hidden[hidden != IGNORED]
+        """Of the generator: summed loss, correct predictions, masked tokens.
+
+        Of the model: summed loss, correct decisions, tokens; of replaced tokens: found, predicted, all.
+        """
+        output, tokens = model(**batch), batch["labels"]
+        tokens = tokens[tokens != IGNORED]
         real = output.labels != IGNORED
-        wanted, logits = output.labels[real], output.logits[real]
-        nats = F.binary_cross_entropy_with_logits(logits, wanted.to(logits.dtype), reduction="sum")
-        told, true = logits > 0, wanted == 1
-        guesses = output.guessing * len(hidden), (output.guessed == hidden).sum(), len(hidden)
-        finds = nats, (told == true).sum(), len(wanted), (told & true).sum(), told.sum(), true.sum()
-        return torch.stack(
-            [torch.as_tensor(one, device=hidden.device).double() for one in (*guesses, *finds)]
+        labels, logits = output.labels[real], output.logits[real]
+        nats = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
+        positive, actual = logits > 0, labels == 1
+        return stacked(
+            output.generator_loss * len(tokens),
+            (output.predicted == tokens).sum(),
+            len(tokens),
+            nats,
+            (positive == actual).sum(),
+            len(labels),
+            (positive & actual).sum(),
+            positive.sum(),
+            actual.sum(),
+            device=tokens.device,
         )
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        guessing, guessed, hidden, nats, right, tokens, found, told, true = totals
-        perplexity, detection = guessing / max(hidden, 1), nats / max(tokens, 1)
+        """See the class."""
+        masked_nats, predicted, masked, nats, correct, tokens, true_positive, positive, actual = totals
+        generator_loss, detection_loss = masked_nats / max(masked, 1), nats / max(tokens, 1)
         return {
-            "loss": perplexity + self.config.detection_weight * detection,
-            "generator_perplexity": exp(perplexity),
-            "generator_accuracy": guessed / max(hidden, 1),
-            "detection_loss": detection,
-            "accuracy": right / max(tokens, 1),
-            "recall": found / max(true, 1),
-            "precision": found / max(told, 1),
+            "loss": generator_loss + self.config.detection_weight * detection_loss,
+            "generator_perplexity": exp(generator_loss),
+            "generator_accuracy": predicted / max(masked, 1),
+            "detection_loss": detection_loss,
+            "accuracy": correct / max(tokens, 1),
+            "recall": true_positive / max(actual, 1),
+            "precision": true_positive / max(positive, 1),
         }
 
 
 def generator_config(model: ModelConfig, size: float) -> ModelConfig:
-    """As `model` with a share of its width, feed-forward and heads, in whole heads as wide as before."""
+    """`model` with a share `size` of its width, feed-forward and heads, in whole heads of the same size."""
     stack = model.encoder
     assert stack is not None
     attention, feedforward = stack.attention, stack.feedforward
@@ -200,14 +195,14 @@ def generator_config(model: ModelConfig, size: float) -> ModelConfig:
 
 
 def share_embeddings(generator: Transformer, model: Transformer) -> None:
-    """Give the generator the model's embedding sum, all but the layer that fits its width."""
+    """Give the generator the model's embeddings, all but the projection to its own width."""
     generator.tokens = model.tokens
-    mine, other = generator.encoder_embedding, model.encoder_embedding
-    assert mine is not None
-    assert other is not None
-    mine.types, mine.languages, mine.norm = other.types, other.languages, other.norm
+    small, large = generator.encoder_embedding, model.encoder_embedding
+    assert small is not None
+    assert large is not None
+    small.types, small.languages, small.norm = large.types, large.languages, large.norm
     assert generator.encoder is not None
     assert model.encoder is not None
-    places, own = generator.encoder.position, model.encoder.position
-    if isinstance(places, Learned) and isinstance(own, Learned):
-        places.tables[0] = own.tables[0]  # those of later layers are as wide as the stack
+    position, shared = generator.encoder.position, model.encoder.position
+    if isinstance(position, Learned) and isinstance(shared, Learned):
+        position.tables[0] = shared.tables[0]  # those of later layers have the width of the stack

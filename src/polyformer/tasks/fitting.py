@@ -1,4 +1,4 @@
-"""A task and its data, joined for the training loop."""
+"""A task with its data, as the training loop runs it."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from polyformer.data import Splits, Stream
 from polyformer.data.batching import Batch
-from polyformer.tasks.base import TextTask, Workers
+from polyformer.tasks.base import Task, Workers
 from polyformer.training import share
 
 if TYPE_CHECKING:
@@ -16,22 +16,25 @@ if TYPE_CHECKING:
 
 
 class Fitting:
-    """A task and its data, as the training loop asks for them (`polyformer.training.Task`)."""
+    """A task with its data: a `polyformer.training.Task`."""
 
-    def __init__(self, task: TextTask, splits: Splits, seed: int):
+    def __init__(self, task: Task, splits: Splits, seed: int):
         self.task = task
-        self.train = task.served(splits.train, seed)
+        self.train = task.training_batches(splits.train, seed)
         self.valid = None if splits.validation is None else task.held_out(splits.validation)
 
     @property
     def best(self) -> str:
+        """The metric by which checkpoints are compared."""
         return self.task.best
 
     @property
     def direction(self) -> Literal["min", "max"]:
+        """Whether less or more of `best` is better."""
         return self.task.direction
 
     def batches(self, epoch: int, skip: int, rank: int, world: int) -> Iterator[Batch]:
+        """The batches of an epoch after the first `skip`, those of process `rank` of `world`."""
         if isinstance(self.train, Stream):
             yield from (batch for _, batch in share(self.train.epoch(epoch), skip, rank, world))
             return
@@ -40,12 +43,15 @@ class Fitting:
         )
 
     def weight(self, batch: Batch) -> int:
+        """The number of labels over which the loss of `batch` is a mean."""
         return self.task.weight(batch)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The training loss of `batch`."""
         return self.task.loss(model, batch)
 
     def evaluate(self, model: nn.Module, accelerator: "Accelerator") -> dict[str, float]:
+        """The metrics of validation data; none without them."""
         if self.valid is None:
             return {}
         return self.task.measure(model, self.valid, Workers.of(accelerator))

@@ -1,54 +1,51 @@
 """Language modelling: predict the next token; measured by perplexity, per token and per word.
 
-Every document is <bos> text <eos>; documents are packed into rows and do not see one another.
+Every document is <bos> text <eos>; documents are packed into rows and do not attend to one another.
 """
 
 import dataclasses
 import math
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.labels import next_labels
+from polyformer.core.labels import IGNORED, next_labels
 from polyformer.data import Tokenizer, pack
 from polyformer.data.batching import Batch, Row
 from polyformer.generation import GenerationConfig
 from polyformer.heads import HeadConfig, LanguageModelConfig
 from polyformer.model import Transformer
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, exp, required
+from polyformer.tasks.metrics import exp, perplexity_metrics
+from polyformer.tasks.text import TextTask, TextTaskConfig, required
 from polyformer.training.config import at_least
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LanguageModellingConfig(TaskConfig):
+class LanguageModellingConfig(TextTaskConfig):
     """Predict the next token."""
 
-    row_length: int = 256  # tokens in a row: what the model sees at once
-    overlap: int = 1  # in evaluation, tokens that a row repeats of the one before, without counting them
+    row_length: int = 256  # tokens in a row: the longest context
+    overlap: int = 1  # tokens that a held-out row repeats of the row before as context, without counting them
     ngram_order: int = 0  # of the n-gram model that a finished run is compared with; 0 for none
-    prompt: str = ""  # what the sample that ends a run continues
+    prompt: str = ""  # of the sample that is shown when a run ends
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
     kind: ClassVar[str] = "lm"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(2, row_length=self.row_length)
         at_least(0, ngram_order=self.ngram_order)
         if not 1 <= self.overlap < self.row_length:
             raise InputError(
                 f"overlap: expected 1 to {self.row_length - 1} (row_length - 1), got {self.overlap}"
             )
-        check_room(self.batch_tokens, "row_length", self.row_length)
-
-    def texts(self, rows: Rows) -> Iterator[str]:
-        return (row["text"] for row in rows)
 
     def build(self, tokenizer: Tokenizer) -> "LanguageModelling":
+        """The task with `tokenizer`."""
         return LanguageModelling(self, tokenizer)
 
 
@@ -61,26 +58,22 @@ class LanguageModelling(TextTask):
                      and the end of every line counts as one more (the corpus's <eos>)
     bits_per_byte    nats / ln 2 / bytes of UTF-8 (of the text in NFC)
 
-    The last two are left out where the tokenizer loses something of the text, for then its tokens say less
-    than the words do. How Unicode spells a character (NFC or NFD) is nothing of the text.
+    The last two are left out where the tokenizer loses part of the text, because its tokens then carry less
+    information than the words. The Unicode form of a character (NFC or NFD) is not part of the text.
     """
 
+    config: LanguageModellingConfig
     stacks = "decoder"
-    sums = 2
     head: HeadConfig = LanguageModelConfig()
 
     def __init__(self, config: LanguageModellingConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        self.config = config
         self.bos, self.eos = required(tokenizer.bos_id, "<bos>"), required(tokenizer.eos_id, "<eos>")
 
     @property
     def packs(self) -> bool:
+        """True: rows hold parts of several documents."""
         return True
-
-    @property
-    def positions(self) -> int:
-        return self.config.row_length
 
     def documents(self, rows: Sequence[Row]) -> list[list[int]]:
         """The token ids of every text, between <bos> and <eos>."""
@@ -88,15 +81,18 @@ class LanguageModelling(TextTask):
         return [[self.bos, *ids, self.eos] for ids in encoded]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        """Packed rows of exactly `row_length` tokens; of less text than that, one padded row."""
         documents = self.documents(rows)
         packed = list(pack(documents, self.config.row_length, last="drop"))
         return packed or list(pack(documents, self.config.row_length, pad_id=self.collate.pad_id))
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
+        """Packed rows, the last one padded, each with `overlap` tokens of the row before."""
         length, overlap = self.config.row_length, self.config.overlap
         return list(pack(self.documents(rows), length, pad_id=self.collate.pad_id, overlap=overlap))
 
     def count(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Words and bytes of the text; nothing where the tokenizer loses part of it."""
         texts = [composed(row["text"]) for row in rows]
         encoded = self.tokenizer.encode_batch(texts)
         if any(composed(self.tokenizer.decode(ids)) != text for ids, text in zip(encoded, texts)):
@@ -105,14 +101,11 @@ class LanguageModelling(TextTask):
         return {"words": words, "bytes": sum(len(text.encode()) for text in texts)}
 
     def weight(self, batch: Batch) -> int:
-        return int((next_labels(batch["labels"], batch["document_ids"]) != -100).sum())
-
-    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        tokens = self.weight(batch)
-        nats = model(**batch).loss.double() * tokens
-        return torch.stack([nats, nats.new_tensor(tokens)])
+        """Tokens that have a next token in their document."""
+        return int((next_labels(batch["labels"], batch["document_ids"]) != IGNORED).sum())
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """See the class; the last two only with `counts`."""
         nats, tokens = totals
         return text_metrics(nats, tokens, counts)
 
@@ -123,11 +116,11 @@ class LanguageModelling(TextTask):
         config: GenerationConfig,
         streamer: Callable[[Tensor], None] | None = None,
     ) -> list[str]:
-        """What follows `prompt` at the beginning of a document."""
+        """Continuations of `prompt`, which begins a document."""
         device = next(model.parameters()).device
         ids = torch.tensor([self.start(prompt)], device=device)
-        made = model.generate(ids, None, config, streamer, self.tokenizer.decode)
-        return made.texts(self.tokenizer.decode, config.stop)
+        output = model.generate(ids, None, config, streamer, self.tokenizer.decode)
+        return output.texts(self.tokenizer.decode, config.stop)
 
     def start(self, prompt: str) -> list[int]:
         """The token ids of a document that begins with `prompt`."""
@@ -141,9 +134,8 @@ def composed(text: str) -> str:
 
 def text_metrics(nats: float, tokens: float, counts: dict[str, float]) -> dict[str, float]:
     """Metrics of `nats` spent on a text: see `LanguageModelling`."""
-    loss = nats / max(tokens, 1)
-    found = {"loss": loss, "perplexity": exp(loss)}
+    metrics = perplexity_metrics(nats, tokens)
     if counts:
-        found["word_perplexity"] = exp(nats / max(counts["words"], 1))
-        found["bits_per_byte"] = nats / math.log(2) / max(counts["bytes"], 1)
-    return found
+        metrics["word_perplexity"] = exp(nats / max(counts["words"], 1))
+        metrics["bits_per_byte"] = nats / math.log(2) / max(counts["bytes"], 1)
+    return metrics

@@ -3,10 +3,10 @@
     P_k(w | c) = (max(N(c w) - D, 0) + D * kinds(c) * P_{k-1}(w | c')) / N(c)
 
 c: the k - 1 tokens before w, c' all of them but the first; N: counts; kinds(c): how many different tokens
-follow c; P_0 = 1 / V. At the highest order N counts occurrences; below it, what it counts is in how many
-different contexts an n-gram stands (n-grams that begin a document, where there is but one, keep their
-occurrences). D = n1 / (n1 + 2 n2), by order, from how many n-grams have N of 1 and 2. After an unseen
-context, P_k = P_{k-1}. Kneser and Ney 1995; Chen and Goodman 1999, section 2.7 and equation 16.
+follow c; P_0 = 1 / V. At the highest order N counts occurrences; at lower orders it counts the different
+contexts of an n-gram (for n-grams that begin a document, which have one context, the occurrences).
+D = n1 / (n1 + 2 n2), by order, where n1 and n2 n-grams have N of 1 and 2. After an unseen context,
+P_k = P_{k-1}. Kneser and Ney 1995; Chen and Goodman 1999, section 2.7 and equation 16.
 """
 
 import math
@@ -19,7 +19,7 @@ Gram = tuple[int, ...]
 
 
 class NGram:
-    """Trained on documents of token ids, each with its <bos> first, which is seen and never predicted."""
+    """Trained on documents of token ids, each with <bos> first, which is context and never predicted."""
 
     def __init__(self, documents: Iterable[Sequence[int]], order: int, vocab_size: int):
         if order < 1:
@@ -28,8 +28,8 @@ class NGram:
         self.tables = [_Table(counts) for counts in _counts(documents, order)]
 
     def probability(self, token: int, before: Sequence[int]) -> float:
-        """P(token | before), all the tokens before it in its document."""
-        found = 1 / self.vocab_size
+        """P(token | before); `before`: all the tokens before it in its document."""
+        probability = 1 / self.vocab_size
         for k, table in enumerate(self.tables):
             if k > len(before):
                 break
@@ -39,8 +39,8 @@ class NGram:
                 break
             count = table.counts.get((*context, token), 0)
             left = table.discount * table.kinds[context]
-            found = (max(count - table.discount, 0.0) + left * found) / total
-        return found
+            probability = (max(count - table.discount, 0.0) + left * probability) / total
+        return probability
 
     def nats(self, documents: Iterable[Sequence[int]]) -> tuple[float, int]:
         """The sum of -ln P over all tokens of `documents` but each one's <bos>, and how many they are."""
@@ -64,7 +64,7 @@ class _Table:
             self.totals[gram[:-1]] += count
             self.kinds[gram[:-1]] += 1
         often = Counter(counts.values())
-        # Without an n-gram seen once the formula gives 0, and what was never seen would be impossible.
+        # Without an n-gram of count 1 the formula gives 0, and unseen n-grams would be impossible.
         self.discount = often[1] / (often[1] + 2 * often[2]) if often[1] else 0.5
 
 

@@ -1,7 +1,7 @@
 """Question answering: find the answer to a question in a text; measured by exact match and F1.
 
-A long text is read in overlapping windows (see `polyformer.data.answers`); where a window does not hold the
-answer, both its ends stand on <cls>. The answer is the best span of all windows. Devlin et al. 2019, sections
+A long text is read in overlapping windows (see `polyformer.data.answers`); in a window without the answer,
+its first and last token are <cls>. The answer is the best span of all windows. Devlin et al. 2019, sections
 4.2 (SQuAD 1.1) and 4.3 (SQuAD 2.0, unanswerable questions).
 """
 
@@ -29,22 +29,26 @@ from polyformer.data.answers import (
 from polyformer.data.batching import Batch, Row
 from polyformer.data.squad import exact_match, f1
 from polyformer.heads import HeadConfig, SpanConfig
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, required, with_tables
+from polyformer.tasks.base import Rows
+from polyformer.tasks.metrics import stacked
+from polyformer.tasks.text import EncoderTask, TextTaskConfig, with_tables
 from polyformer.training.config import at_least
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AnsweringConfig(TaskConfig):
+class AnsweringConfig(TextTaskConfig):
     """Find the answer to a question in a text."""
 
-    max_length: int = 384  # tokens of a window, with the question and its marks
+    max_length: int = 384  # tokens of a window, the question and special tokens included
     stride: int = 128  # tokens from the beginning of a window to that of the next
-    max_question: int = 64  # tokens of a question; a longer one loses its end
-    max_answer: int = 30  # tokens of an answer that is given
+    max_question: int = 64  # tokens of a question; a longer one is cut
+    max_answer: int = 30  # tokens of a predicted answer
     unanswerable: bool = False  # whether there are questions without an answer
-    threshold: float = 0.0  # by how much "no answer" must be better than the best span
+    threshold: float = 0.0  # "no answer" is predicted if its score exceeds the best span's by more than this
 
     needs: ClassVar[tuple[str, ...]] = ("question", "context", "answers")
+    length_option: ClassVar[str] = "max_length"
+    shortest: ClassVar[int] = 5
     kind: ClassVar[str] = "qa"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.2"
 
@@ -54,13 +58,12 @@ class AnsweringConfig(TaskConfig):
         room = self.max_length - self.max_question - 3
         if self.stride > room:
             raise InputError(
-                f"stride: expected at most {room}, what of a text fits beside a question "
+                f"stride: expected at most {room}, the tokens of a text that fit beside a question "
                 f"(max_length - max_question - 3), got {self.stride}"
             )
-        check_room(self.batch_tokens, "max_length", self.max_length)
 
     def texts(self, rows: Rows) -> Iterator[str]:
-        """Questions, and every context once as long as its questions follow one another."""
+        """Questions, and every context once for all questions that follow one another."""
         last = None
         for row in rows:
             yield row["question"]
@@ -69,26 +72,18 @@ class AnsweringConfig(TaskConfig):
                 yield last
 
     def build(self, tokenizer: Tokenizer) -> "Answering":
+        """The task with `tokenizer`."""
         return Answering(self, tokenizer)
 
 
-class Answering(TextTask):
-    """Metrics: loss (nats an end of an answer) and accuracy, windows with both ends right; `finish` adds
-    exact_match and f1 of the answers, in percent as SQuAD's script has them.
+class Answering(EncoderTask):
+    """Metrics: loss (nats an end of an answer) and accuracy, the share of windows with both ends correct;
+    `finish` adds exact_match and f1 of the answers, in percent as SQuAD's script has them.
     """
 
-    stacks = "encoder"
+    config: AnsweringConfig
     sums = 4
     head: HeadConfig = SpanConfig()
-
-    def __init__(self, config: AnsweringConfig, tokenizer: Tokenizer):
-        super().__init__(config, tokenizer)
-        self.config = config
-        self.cls, self.sep = required(tokenizer.cls_id, "<cls>"), required(tokenizer.sep_id, "<sep>")
-
-    @property
-    def positions(self) -> int:
-        return self.config.max_length
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
         """The model with two token types, and more where it has them."""
@@ -99,36 +94,32 @@ class Answering(TextTask):
         config = self.config
         questions = self.tokenizer.encode_batch([row["question"] for row in rows])
         contexts = encode_with_offsets(self.tokenizer, [row["context"] for row in rows])
-        marks = {"cls_id": self.cls, "sep_id": self.sep}
+        cut = partial(
+            windows, cls_id=self.cls, sep_id=self.sep, length=config.max_length, stride=config.stride
+        )
         return [
-            (
-                windows(
-                    question[: config.max_question],
-                    ids,
-                    length=config.max_length,
-                    stride=config.stride,
-                    **marks,
-                ),
-                offsets,
-            )
+            (cut(question[: config.max_question], ids), offsets)
             for question, (ids, offsets) in zip(questions, contexts)
         ]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        """A row for every window, with the indices of the answer's first and last token as labels."""
         prepared: list[Row] = []
-        for row, (found, offsets) in zip(rows, self.encode(rows)):
+        for row, (row_windows, offsets) in zip(rows, self.encode(rows)):
             span = self._span(row, offsets)
-            prepared += [{**_input(one), "labels": np.array(one.labels(span))} for one in found]
+            prepared += [
+                {**_input(window), "labels": np.array(window.labels(span))} for window in row_windows
+            ]
         return prepared
 
     def _span(self, row: Row, offsets: Offsets) -> tuple[int, int] | None:
-        """The tokens of the first answer that was given; None where there is no answer."""
+        """The first and last token of the first answer; None where there is no answer."""
         answers = row["answers"]
         if not answers["text"]:
             if self.config.unanswerable:
                 return None
             raise InputError(
-                f"answers: {quote(row['question'])} has none; set task.unanswerable where that is meant"
+                f"answers: {quote(row['question'])} has none; set task.unanswerable if that is intended"
             )
         start, text = answers["answer_start"][0], answers["text"][0]
         stop = start + len(text)
@@ -140,26 +131,25 @@ class Answering(TextTask):
         return answer_tokens(offsets, start, stop)
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The summed loss, ends of answers, correct windows, windows."""
         output, labels = model(**batch), batch["labels"]
-        right = (output.logits.argmax(1) == labels).all(-1).sum()
-        ends, count = labels.numel(), len(labels)
-        numbers = [output.loss.double() * ends, ends, right, count]
-        return torch.stack(
-            [torch.as_tensor(one, dtype=torch.float64, device=labels.device) for one in numbers]
-        )
+        ends = labels.numel()
+        correct = (output.logits.argmax(1) == labels).all(-1).sum()
+        return stacked(output.loss.double() * ends, ends, correct, len(labels), device=labels.device)
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        nats, ends, right, count = totals
-        return {"loss": nats / max(ends, 1), "accuracy": right / max(count, 1)}
+        """loss and accuracy."""
+        nats, ends, correct, count = totals
+        return {"loss": nats / max(ends, 1), "accuracy": correct / max(count, 1)}
 
     def finish(self, model: nn.Module, rows: Rows) -> dict[str, float]:
-        kept = list(rows)
-        answers = self.answer(model, kept)
-        truths = [row["answers"]["text"] for row in kept]
+        """exact_match and f1, means over the questions."""
+        questions = list(rows)
+        pairs = [*zip(self.answer(model, questions), (row["answers"]["text"] for row in questions))]
         scores = {"exact_match": exact_match, "f1": f1}
         return {
-            name: 100 * float(np.mean([one(*pair) for pair in zip(answers, truths)]))
-            for name, one in scores.items()
+            name: 100 * float(np.mean([score(answer, truths) for answer, truths in pairs]))
+            for name, score in scores.items()
         }
 
     def answer(self, model: nn.Module, rows: Sequence[Row]) -> list[str]:
@@ -175,20 +165,21 @@ def answers(
     config: AnsweringConfig,
     collate: Collate,
 ) -> list[str]:
-    """`Answering.answer`, of questions whose windows are there already."""
-    owners = [(number, one) for number, (found, _) in enumerate(encoded) for one in found]
+    """`Answering.answer` of questions that are encoded already."""
+    owners = [(number, window) for number, (row_windows, _) in enumerate(encoded) for window in row_windows]
     best: list[tuple[float, str]] = [(-np.inf, "")] * len(rows)
-    none = np.full(len(rows), np.inf)  # the score of no answer: the least of all windows
-    for window, logits in _logits(model, [_input(one) for _, one in owners], config.batch_tokens, collate):
-        number, one = owners[window]
-        text = logits[one.place : one.place + one.size]
+    none = np.full(len(rows), np.inf)  # the score of no answer: the lowest of all windows
+    inputs = [_input(window) for _, window in owners]
+    for index, logits in _logits(model, inputs, config.batch_tokens, collate):
+        number, window = owners[index]
+        text = logits[window.place : window.place + window.size]
         none[number] = min(none[number], float(logits[0].sum()))
         if not len(text):
             continue
         first, last, score = best_span(text[:, 0], text[:, 1], config.max_answer)
         if score > best[number][0]:
-            where = first + one.first, last + one.first
-            best[number] = score, answer_text(rows[number]["context"], encoded[number][1], *where)
+            span = first + window.first, last + window.first
+            best[number] = score, answer_text(rows[number]["context"], encoded[number][1], *span)
     if not config.unanswerable:
         return [text for _, text in best]
     limit = config.threshold
@@ -203,9 +194,9 @@ def _logits(
     longest = max((len(row["input_ids"]) for row in rows), default=1)
     plan = partial(by_tokens, max_tokens=max(batch_tokens, longest))
     batches = Batches(rows, plan, collate, shuffle=False)
-    for chosen, (_, batch) in zip(batches.order(0), batches.epoch(0)):
-        output = model(**{name: one.to(device) for name, one in batch.items()})
-        yield from zip(chosen.tolist(), output.logits.double().cpu().numpy())
+    for numbers, (_, batch) in zip(batches.order(0), batches.epoch(0)):
+        output = model(**{name: tensor.to(device) for name, tensor in batch.items()})
+        yield from zip(numbers.tolist(), output.logits.double().cpu().numpy())
 
 
 def _input(window: Window) -> Row:

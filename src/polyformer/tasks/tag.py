@@ -1,6 +1,6 @@
 """Tagging: a label for every word, read as named entities (BIO); measured by entity F1.
 
-A word may be several tokens: the first of them carries its label, the others none.
+A word may be several tokens: the first of them has its label, the others have none.
 """
 
 import dataclasses
@@ -11,17 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
+from polyformer.core.labels import IGNORED
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Batch, Row
-from polyformer.heads import HeadConfig, TagConfig
-from polyformer.tasks.base import Rows, TaskConfig, TextTask, check_room, required, too_long, unseen
-from polyformer.training.config import at_least
+from polyformer.heads import TagConfig
+from polyformer.tasks.base import Rows
+from polyformer.tasks.labels import LabelTask
+from polyformer.tasks.metrics import stacked
+from polyformer.tasks.text import TextTaskConfig, too_long
 
 Entity = tuple[str, int, int]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaggingConfig(TaskConfig):
+class TaggingConfig(TextTaskConfig):
     """A label for every word."""
 
     labels: tuple[str, ...] | None = None  # by default those of the training data, sorted
@@ -29,65 +32,54 @@ class TaggingConfig(TaskConfig):
     too_long: Literal["refuse", "drop"] = "refuse"  # what is done with a longer training sentence
 
     needs: ClassVar[tuple[str, ...]] = ("tokens", "tags")
+    length_option: ClassVar[str] = "max_length"
+    shortest: ClassVar[int] = 3
     kind: ClassVar[str] = "tag"
     paper: ClassVar[str] = "Devlin et al. 2019, section 5.3"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(3, max_length=self.max_length)
-        check_room(self.batch_tokens, "max_length", self.max_length)
-
     def resolve(self, rows: Rows) -> Self:
+        """With the tags of `rows`, sorted."""
         if self.labels is not None:
             return self
         return dataclasses.replace(self, labels=tuple(sorted({tag for row in rows for tag in row["tags"]})))
 
     def texts(self, rows: Rows) -> Iterator[str]:
+        """The sentences, a space between words."""
         return (" ".join(row["tokens"]) for row in rows)
 
     def build(self, tokenizer: Tokenizer) -> "Tagging":
+        """The task with `tokenizer`."""
         return Tagging(self, tokenizer)
 
 
-class Tagging(TextTask):
+class Tagging(LabelTask):
     """Metrics: loss (nats a word), accuracy of single tags, and precision, recall and f1 of whole entities.
 
-    An entity counts where its type, its first and its last word are right.
+    An entity is correct if its type, its first and its last word are.
     """
 
+    config: TaggingConfig
     best = "f1"
     direction = "max"
-    stacks = "encoder"
     sums = 6
+    head_type = TagConfig
 
     def __init__(self, config: TaggingConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        assert config.labels is not None
-        self.config, self.labels = config, config.labels
-        self.head: HeadConfig = TagConfig(num_labels=len(self.labels))
-        self.cls, self.sep = required(tokenizer.cls_id, "<cls>"), required(tokenizer.sep_id, "<sep>")
-        # What stands for a word of which the tokenizer keeps nothing: a label needs a place.
-        self.nothing = self.sep if tokenizer.unk_id is None else tokenizer.unk_id
-
-    @property
-    def positions(self) -> int:
-        return self.config.max_length
-
-    def fit_head(self, head: HeadConfig) -> HeadConfig:
-        if isinstance(head, TagConfig):
-            return dataclasses.replace(head, num_labels=len(self.labels))
-        return self.head
+        # The token of a word of which the tokenizer keeps nothing: its label needs a place.
+        self.unknown = self.sep if tokenizer.unk_id is None else tokenizer.unk_id
 
     def encode(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The token ids of a sentence, and the place of each word's first token among them."""
+        """The token ids of a sentence, and the index of each word's first token."""
         spaced = [f" {word}" if number else word for number, word in enumerate(words)]
-        ids, places = [self.cls], []
+        ids, firsts = [self.cls], []
         for pieces in self.tokenizer.encode_batch(spaced):
-            places.append(len(ids))
-            ids += pieces or [self.nothing]
-        return [*ids, self.sep], places
+            firsts.append(len(ids))
+            ids += pieces or [self.unknown]
+        return [*ids, self.sep], firsts
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        """Sentences of at most `max_length` tokens; longer ones are dropped, or refused."""
         prepared = self.prepare_held_out(rows)
         for number, row in enumerate(prepared):
             if len(row["input_ids"]) > self.config.max_length and self.config.too_long == "refuse":
@@ -96,70 +88,81 @@ class Tagging(TextTask):
         return [row for row in prepared if len(row["input_ids"]) <= self.config.max_length]
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
-        numbers = {label: number for number, label in enumerate(self.labels)}
+        """Sentences of any length, with a label at the first token of each word."""
         prepared = []
         for row in rows:
-            ids, places = self.encode(row["tokens"])
-            labels = [-100] * len(ids)
-            if len(row["tags"]) != len(places):
+            ids, firsts = self.encode(row["tokens"])
+            labels = [IGNORED] * len(ids)
+            if len(row["tags"]) != len(firsts):
                 raise InputError(
-                    f"tags: expected one for each of {len(places)} words, got {len(row['tags'])}"
+                    f"tags: expected one for each of {len(firsts)} words, got {len(row['tags'])}"
                 )
-            for place, tag in zip(places, row["tags"]):
-                if tag not in numbers:
-                    raise unseen(tag, self.labels)
-                labels[place] = numbers[tag]
+            for first, tag in zip(firsts, row["tags"]):
+                labels[first] = self.label_id(tag)
             prepared.append({"input_ids": ids, "labels": labels})
         return prepared
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The summed loss, words, correct tags, and entities: correct, predicted, actual."""
         output, labels = model(**batch), batch["labels"]
-        words = labels != -100
-        tokens, right = self.weight(batch), int((output.logits.argmax(-1) == labels).sum())
-        found = [0, 0, 0]
-        for truth, guess, here in zip(labels, output.logits.argmax(-1), words):
-            true = entities([self.labels[i] for i in truth[here].tolist()])
-            guessed = entities([self.labels[i] for i in guess[here].tolist()])
-            found = [found[0] + len(true & guessed), found[1] + len(guessed), found[2] + len(true)]
-        counts = torch.tensor([tokens, right, *found], dtype=torch.float64, device=labels.device)
-        return torch.cat([(output.loss.double() * tokens).unsqueeze(0), counts])
+        words, predictions = labels != IGNORED, output.logits.argmax(-1)
+        count = self.weight(batch)
+        correct = predicted = actual = 0
+        for row_labels, row_predictions, here in zip(labels, predictions, words):
+            truth = entities([self.labels[i] for i in row_labels[here].tolist()])
+            result = entities([self.labels[i] for i in row_predictions[here].tolist()])
+            correct, predicted, actual = (
+                correct + len(truth & result),
+                predicted + len(result),
+                actual + len(truth),
+            )
+        return stacked(
+            output.loss.double() * count,
+            count,
+            (predictions == labels).sum(),
+            correct,
+            predicted,
+            actual,
+            device=labels.device,
+        )
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        nats, words, right, both, guessed, true = totals
+        """See the class."""
+        nats, words, correct_tags, correct, predicted, actual = totals
         return {
             "loss": nats / max(words, 1),
-            "accuracy": right / max(words, 1),
-            "precision": both / max(guessed, 1),
-            "recall": both / max(true, 1),
-            "f1": 2 * both / max(guessed + true, 1),
+            "accuracy": correct_tags / max(words, 1),
+            "precision": correct / max(predicted, 1),
+            "recall": correct / max(actual, 1),
+            "f1": 2 * correct / max(predicted + actual, 1),
         }
 
     @torch.no_grad()
     def tag(self, model: nn.Module, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
         """The tag of every word of every sentence."""
         encoded = [self.encode(words) for words in sentences]
-        found: list[list[str]] = [[]] * len(sentences)
-        for chosen, batch in self.batched(model, [ids for ids, _ in encoded]):
-            guesses = model(**batch).logits.argmax(-1).tolist()
-            for i, guess in zip(chosen, guesses):
-                found[i] = [self.labels[guess[place]] for place in encoded[i][1]]
-        return found
+        tags: list[list[str]] = [[]] * len(sentences)
+        for numbers, batch in self.batched(model, [ids for ids, _ in encoded]):
+            predictions = model(**batch).logits.argmax(-1).tolist()
+            for number, prediction in zip(numbers, predictions):
+                tags[number] = [self.labels[prediction[first]] for first in encoded[number][1]]
+        return tags
 
 
 def entities(tags: Sequence[str]) -> set[Entity]:
-    """The entities that BIO tags name: (type, first word, word after the last).
+    """The entities of BIO tags: (type, first word, word after the last).
 
-    An entity goes on while tags are I- of its type; an I- that continues nothing begins one, as in the
-    script of CoNLL-2000. What is neither B- nor I- is outside.
+    An entity continues while tags are I- of its type; an I- that continues nothing begins one, as in the
+    script of CoNLL-2000. A tag that is neither B- nor I- is outside.
     """
-    found: set[Entity] = set()
+    spans: set[Entity] = set()
     kind, start = "", 0
-    for place, tag in enumerate([*tags, "O"]):
+    for index, tag in enumerate([*tags, "O"]):
         sign, _, name = tag.partition("-")
         inside = sign in ("B", "I")
         if kind and not (sign == "I" and name == kind):
-            found.add((kind, start, place))
+            spans.add((kind, start, index))
             kind = ""
         if inside and not kind:
-            kind, start = name, place
-    return found
+            kind, start = name, index
+    return spans

@@ -14,6 +14,7 @@ from polyformer.checkpoints import convert, read_attention
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.recipes import Recipe
+from polyformer.tasks import TextTask
 from polyformer.training.config import at_least
 
 NEAR = 1.05
@@ -52,6 +53,7 @@ def run(config: ConversionClaim) -> dict[str, tuple[float, float]]:
     """Perplexity by attention, as converted and after training on; prints a line for each and the verdict."""
     out = Path(config.out)
     dense = taken_up(Recipe.from_dict(recipe(config)), out / "dense")
+    assert isinstance(dense.task, TextTask)
     before = dense.scores["validation"]["perplexity"]
     rows = dense.task.held_out(dense.splits.validation or [])
     found: dict[str, tuple[float, float]] = {}

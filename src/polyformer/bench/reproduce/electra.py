@@ -35,7 +35,7 @@ from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.recipes import Recipe
 from polyformer.recipes.fit import Fitted
-from polyformer.tasks import Fitting
+from polyformer.tasks import Fitting, TextTask
 from polyformer.tasks.electra import generator_config
 from polyformer.training.config import at_least
 
@@ -86,7 +86,9 @@ def run(config: ElectraClaim) -> dict[str, Probe]:
     encoders = {"untrained": Transformer(fitted["mlm"].model.config).eval()}
     encoders |= {kind: one.model for kind, one in fitted.items()}
     for name, encoder in encoders.items():
-        found[name] = probe(fitted["mlm"].task, encoder, texts)
+        task = fitted["mlm"].task
+        assert isinstance(task, TextTask)
+        found[name] = probe(task, encoder, texts)
     counted, measured = costs(config)["electra"] / costs(config)["mlm"], step_ratio(fitted)
     atomic_write(folder / "electra.csv", values(found).encode())
     print(table(found, bag_of_words(texts), len(texts.test)))
@@ -182,7 +184,7 @@ def step_ratio(fitted: dict[str, Fitted], repeats: int = 5) -> float:
 def _step(fitted: Fitted) -> Callable[[], None]:
     task = fitted.task
     batch: Batch = next(iter(Fitting(task, fitted.splits, 0).batches(0, 0, 0, 1)))
-    module = task.join(fitted.model, fitted.run.folder)
+    module = task.training_module(fitted.model, fitted.run.folder)
 
     def call() -> None:
         module.zero_grad(set_to_none=True)

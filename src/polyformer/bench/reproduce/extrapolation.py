@@ -28,7 +28,7 @@ from polyformer.position import PositionConfig
 from polyformer.recipes import Recipe
 from polyformer.recipes.fit import Fitted
 from polyformer.tasks import LanguageModelling
-from polyformer.tasks.base import exp
+from polyformer.tasks.metrics import exp
 from polyformer.training.config import at_least
 
 Found = Mapping[tuple[str, int], float | None]
