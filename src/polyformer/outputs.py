@@ -42,9 +42,9 @@ class Predicted:
 class ModelOutput:
     """Fields that were not asked for are None.
 
-    loss: mean over the labelled items; in training with the penalties of the model's parts, such as those on
-    spans. losses: the mean ("prediction") and each penalty by name, without gradients. last_hidden_state:
-    [B, T, E]. hidden_states: the input of every layer and the final output. attentions and
+    loss: mean over the labelled items; in training with the auxiliary losses of its layers, such as those on
+    spans. losses: the mean ("prediction") and each auxiliary loss by name, without gradients.
+    last_hidden_state: [B, T, E]. hidden_states: the input of every layer and the final output. attentions and
     cross_attentions: one [B, H, Tq, Tk] a layer. The `encoder_` fields are those of the encoder of an
     encoder-decoder. state: pass it to the next call.
 

@@ -1,4 +1,4 @@
-"""Adaptive and dynamic spans: the paper's equation written out, layouts that follow the spans, penalties."""
+"""Adaptive and dynamic spans: the paper's equation, layouts that follow the spans, auxiliary losses."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from polyformer.architecture import ModelConfig
 from polyformer.attention import AdaptiveSpanConfig, DynamicSpanConfig, SoftmaxConfig
 from polyformer.attention.adaptive_span import AdaptiveSpan, spans
-from polyformer.core.auxiliary_losses import penalties
+from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import prepare
 from polyformer.dot_product.backends.tiled.tiles import plan
@@ -156,9 +156,9 @@ def test_spans_go_with_every_kind_of_position(config, position):
     assert (results[0] - results[3]).abs().max() > 1e-3
 
 
-def test_the_penalty_is_on_the_mean_span():
+def test_the_auxiliary_loss_is_on_the_mean_span():
     mechanism = adaptive([0.5, -0.2, 1.5], max_span=10, ramp=2, penalty=0.3)
-    with penalties() as found:
+    with collect_auxiliary_losses() as found:
         mechanism(*inputs(4), Context(4, 4), None, None)
     wall = (0.2**2 + 0.5**2) / 3
     expected = torch.tensor(0.3 * (5 + 0 + 10) / 3 + wall, dtype=torch.float64)
@@ -170,12 +170,12 @@ def test_the_penalty_is_on_the_mean_span():
     torch.testing.assert_close(mechanism.spans(), torch.tensor([5.0, 0.0, 10.0], dtype=torch.float64))
 
 
-def test_the_penalty_of_dynamic_spans_counts_real_tokens():
+def test_the_auxiliary_loss_of_dynamic_spans_counts_real_tokens():
     mechanism = DynamicSpanConfig(max_span=10, ramp=2, initial=0.0, penalty=0.3).build(3, 5).double()
     q, k, v = inputs(4)
     torch.nn.init.normal_(mechanism.vector)
     valid = torch.tensor([[True] * 4, [False, True, True, False]])
-    with penalties() as found:
+    with collect_auxiliary_losses() as found:
         mechanism(q, k, v, Context(4, 4, kv_valid=valid), None, None)
     z = mechanism.spans(q)
     expected = torch.cat([z[0], z[1, :, 1:3]], 1).mean() * 0.3
@@ -183,7 +183,7 @@ def test_the_penalty_of_dynamic_spans_counts_real_tokens():
 
 
 def test_training_shrinks_spans_that_nothing_needs():
-    """A task that looks at the token itself alone: the penalty takes the spans to 0 and they stay there."""
+    """A task that looks at the token itself alone: the auxiliary loss takes the spans to 0, for good."""
     config = AdaptiveSpanConfig(max_span=16, ramp=2, initial=0.9, penalty=0.05)
     attention = AttentionConfig(num_attention_heads=2, mechanism=config)
     stack = StackConfig(num_hidden_layers=1, attention=attention, dropout=0.0)

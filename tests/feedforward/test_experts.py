@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.core.auxiliary_losses import penalties
+from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError
 from polyformer.feedforward import (
     AlternateFeedForwardConfig,
@@ -101,7 +101,7 @@ def test_padding_counts_nowhere():
         valid = torch.zeros(1, before + 7 + after, dtype=torch.bool)
         valid[:, before : before + 7] = True
         context = Context(valid.shape[1], valid.shape[1], kv_valid=valid)
-        with penalties() as terms:
+        with collect_auxiliary_losses() as terms:
             y = module(torch.cat([junk[0], x, junk[1]], 1), context)
         assert not y[~valid].any()
         found.append((y[:, before : before + 7], terms["balance"]))

@@ -1,4 +1,4 @@
-"""Reversible layers: the gradients of stored activations, with dropout, penalties and autocast."""
+"""Reversible layers: the gradients of stored activations, with dropout, auxiliary losses and autocast."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyformer.attention import AdaptiveSpanConfig
 from polyformer.block import ReversibleConfig
-from polyformer.core.auxiliary_losses import penalties
+from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError
 from polyformer.feedforward import DenseConfig, ExpertsConfig
 from polyformer.heads import EnhancedMaskedConfig
@@ -45,14 +45,14 @@ def made(dtype: torch.dtype = torch.float64, cross: bool = False, **options: Any
 
 
 def run(stack: Stack, stored: bool, cross: bool = False, autocast: bool = False) -> list[Tensor]:
-    """Output, penalties, the next random number, and gradients of inputs and parameters."""
+    """Output, auxiliary losses, the next random number, and gradients of inputs and parameters."""
     dtype = next(stack.parameters()).dtype
     torch.manual_seed(1)
     x, hidden = (torch.randn(2, n, WIDTH).to(dtype).requires_grad_() for n in (7, 5))
     source = Source(hidden * 2, Context(7, 5)) if cross else None
     context = Context(7, 7, causal=True)
     casting = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
-    with penalties() as terms, casting:
+    with collect_auxiliary_losses() as terms, casting:
         # Whoever collects hidden states needs them stored.
         y, _ = stack(x * 1, torch.arange(7), context, source, collect=[] if stored else None)
     drawn = torch.rand(3)
@@ -86,7 +86,7 @@ def test_gradients_are_those_of_stored_activations(dtype: torch.dtype, tolerance
     ],
     ids=["relative positions", "spans", "experts"],
 )
-def test_penalties_and_shared_parameters_keep_their_gradients(options: dict[str, Any]):
+def test_auxiliary_losses_and_shared_parameters_keep_their_gradients(options: dict[str, Any]):
     stack = made(**options)
     assert_near(run(stack, False), run(stack, True), 1e-10)
 

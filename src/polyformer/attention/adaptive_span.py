@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
-from polyformer.core.auxiliary_losses import penalize
+from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.state import State
@@ -89,7 +89,7 @@ class AdaptiveSpan(Mechanism):
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
         k, v, state = appended(state, k, v)
-        penalize("span", self._penalty())
+        add_auxiliary_loss("span", self._span_loss())
         relative = self._sight(self._clamped(), context)
         others = None if position is None else position.relative(q, k, context)
         y = attend(
@@ -110,7 +110,7 @@ class AdaptiveSpan(Mechanism):
         exact = self.fraction.to(torch.promote_types(self.fraction.dtype, torch.float32))
         return (exact + (exact.clamp(0, 1) - exact).detach()) * self.config.max_span
 
-    def _penalty(self) -> Tensor:
+    def _span_loss(self) -> Tensor:
         """The mean span times its price, and a wall around 0..1 that no fraction wanders far beyond."""
         inside = self.fraction.clamp(0, 1)
         price = self.config.penalty * self.config.max_span

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
-from polyformer.core.auxiliary_losses import penalize
+from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.state import State
@@ -94,7 +94,7 @@ class DynamicSpan(Mechanism):
     ) -> tuple[Tensor, State | None]:
         k, v, state = appended(state, k, v)
         spans = self.spans(q)
-        penalize("span", self.config.penalty * _mean(spans, context))
+        add_auxiliary_loss("span", self.config.penalty * _mean(spans, context))
         other = None if position is None else position.score_mod(q, k, context)
         y = attend(
             q,

@@ -1,46 +1,55 @@
-"""What parts of a model add to its training loss: a part names a term, the model collects and adds it.
+"""Auxiliary losses: what layers add to the training loss. A layer names a term, the model collects it.
 
-    with penalties() as found:      # around the stacks, in the model
+    with collect_auxiliary_losses() as losses:  # around the stacks, in the model
         ...
-            penalize("span", term)  # anywhere inside
+            add_auxiliary_loss("span", term)    # anywhere inside
 
-A part computes its term whether or not somebody collects it, so that recomputed activations are the same.
-Collectors stand in a plain list, which a traced graph can follow; a process runs one model at a time.
+A layer computes its term whether or not somebody collects it, so that recomputed activations are the same.
+Each thread has collectors of its own, in a plain list, which a traced graph can follow.
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 from torch import Tensor
 
-Penalties = dict[str, Tensor]
-"""Scalars to add to the loss, by name; layers that use one name add up."""
+AuxiliaryLosses = dict[str, Tensor]
+"""Scalars to add to the loss, by name; terms of one name, from several layers, add up."""
 
-_collectors: list[Penalties] = []
+
+class _Collectors(threading.local):
+    """The collectors of this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[AuxiliaryLosses] = []
+
+
+_collectors = _Collectors()
 
 
 @contextlib.contextmanager
-def penalties() -> Iterator[Penalties]:
-    """Collects the terms that are named inside; an inner collector keeps its own to itself."""
-    found: Penalties = {}
-    _collectors.append(found)
+def collect_auxiliary_losses() -> Iterator[AuxiliaryLosses]:
+    """Collects the terms that this thread adds inside; an inner collector keeps its own to itself."""
+    losses: AuxiliaryLosses = {}
+    _collectors.stack.append(losses)
     try:
-        yield found
+        yield losses
     finally:
-        _collectors.pop()
+        _collectors.stack.pop()
 
 
-def joined(*found: Penalties) -> Penalties:
+def add_auxiliary_loss(name: str, term: Tensor) -> None:
+    """Adds the scalar `term` to the innermost collector of this thread; without one it is dropped."""
+    if _collectors.stack:
+        losses = _collectors.stack[-1]
+        losses[name] = losses[name] + term if name in losses else term
+
+
+def sum_auxiliary_losses(*collected: AuxiliaryLosses) -> AuxiliaryLosses:
     """The terms of several collectors, those of one name added up."""
-    with penalties() as total:
-        for one in found:
-            for name, term in one.items():
-                penalize(name, term)
+    with collect_auxiliary_losses() as total:
+        for losses in collected:
+            for name, term in losses.items():
+                add_auxiliary_loss(name, term)
     return total
-
-
-def penalize(name: str, term: Tensor) -> None:
-    """Hands the scalar `term` to whoever collects."""
-    if _collectors:
-        found = _collectors[-1]
-        found[name] = found[name] + term if name in found else term

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from polyformer.core.auxiliary_losses import penalties
+from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError
 from polyformer.core.state import State
 from polyformer.dot_product.isolation import is_finite, is_readable
@@ -51,7 +51,7 @@ def guarded(forward: Forward[M]) -> Forward[M]:
         y, _ = forward(self, q, k, v, context, None, position)
         told = shows.to(v.dtype).expand(v.shape)
         looks = recorded() if recording() else contextlib.nullcontext()  # nobody should see this run
-        with torch.no_grad(), penalties(), looks:
+        with torch.no_grad(), collect_auxiliary_losses(), looks:
             seen, _ = forward(self, q, k, told, context, None, position)
         return y.masked_fill(asks | _any(seen != 0), torch.nan), None
 

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.core.auxiliary_losses import penalize
+from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError
 from polyformer.feedforward.base import FeedForward, FeedForwardConfig
 from polyformer.ops.linear import Linear, linear
@@ -116,7 +116,7 @@ class Experts(FeedForward):
         gates = top.softmax(-1) if self.config.gates == "chosen" else probabilities.gather(-1, chosen)
         real = _real(x, context)
         if self.config.balance:
-            penalize("balance", self.config.balance * balance(probabilities, chosen, real))
+            add_auxiliary_loss("balance", self.config.balance * balance(probabilities, chosen, real))
         taken = real.unsqueeze(-1).expand_as(chosen)
         if self.training and self.config.capacity is not None:
             share = self.config.capacity * self.config.top_k / self.config.experts

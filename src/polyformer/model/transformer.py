@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
-from polyformer.core.auxiliary_losses import Penalties, joined, penalties
+from polyformer.core.auxiliary_losses import AuxiliaryLosses, collect_auxiliary_losses, sum_auxiliary_losses
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.initialization import initialize
@@ -44,7 +44,7 @@ class Encoded:
     hidden_states: tuple[Tensor, ...] | None
     attentions: list[Tensor]
     last: LastLayer | None
-    penalties: Penalties
+    auxiliary_losses: AuxiliaryLosses
 
 
 class Transformer(PretrainedMixin):
@@ -372,7 +372,7 @@ class Transformer(PretrainedMixin):
         vectors = table(ids) if given.vectors is None else given.vectors
         x = embedding(vectors, stack.position, pos, given)
         looking = recorded() if options["attentions"] else contextlib.nullcontext([])
-        with looking as records, penalties() as found:
+        with looking as records, collect_auxiliary_losses() as found:
             hidden, layers = stack(x, pos, context, source, states, collect)
         last = None
         if collect is not None and self.config.head.again:
@@ -397,7 +397,9 @@ class Transformer(PretrainedMixin):
         losses = None
         if loss is not None:
             losses = {"prediction": loss.detach()}
-            for name, term in joined(ran.penalties, encoded.penalties if encoded else {}).items():
+            for name, term in sum_auxiliary_losses(
+                ran.auxiliary_losses, encoded.auxiliary_losses if encoded else {}
+            ).items():
                 losses[name] = term.detach()
                 loss = loss + term if self.training else loss  # an evaluation measures predictions alone
         both = self.encoder is not None and self.decoder is not None

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from polyformer.block import Reversible, SubLayer
-from polyformer.core.auxiliary_losses import Penalties, penalize, penalties
+from polyformer.core.auxiliary_losses import AuxiliaryLosses, add_auxiliary_loss, collect_auxiliary_losses
 from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.state import State
 from polyformer.position import Position
@@ -38,17 +38,17 @@ class Change:
     function: Callable[[Tensor], Tensor]
     reads: list[Tensor]
 
-    def run(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Penalties]:
+    def run(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, AuxiliaryLosses]:
         with (
             torch.enable_grad(),
-            penalties() as found,
+            collect_auxiliary_losses() as found,
         ):  # the very computation of `back`; its graph is dropped
             added = self.function(b.detach().requires_grad_())
         return b, a + added.detach(), {name: term.detach() for name, term in found.items()}
 
     def back(self, b: Tensor, c: Tensor, for_b: Tensor, for_c: Tensor, for_terms: Sequence[Tensor]) -> "Back":
         """The input streams, their gradients, and those of `reads`."""
-        with torch.enable_grad(), penalties() as found:
+        with torch.enable_grad(), collect_auxiliary_losses() as found:
             leaf = b.detach().requires_grad_()
             added = self.function(leaf)
         outputs = [(added, for_c.to(added.dtype)), *zip(found.values(), for_terms, strict=True)]
@@ -64,7 +64,7 @@ class Placing:
     function: Callable[[Tensor], Tensor]
     reads: list[Tensor]
 
-    def run(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Penalties]:
+    def run(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, AuxiliaryLosses]:
         p = self.function(torch.zeros_like(a)).detach()
         return a + p, b + p, {}
 
@@ -106,7 +106,7 @@ def run_reversible(
     given = [hidden if shown and one is shown[0] else one for one in course.reads]
     y, *terms = _Reversible.apply(course, x, *given)  # type: ignore[misc]
     for name, term in zip((name for names in course.names for name in names), terms, strict=True):
-        penalize(name, term)
+        add_auxiliary_loss(name, term)
     return y
 
 
@@ -178,7 +178,7 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Course:
-    """The steps of one call and what the way back needs of each: its moment, the names of its penalties."""
+    """The steps of one call and what the way back needs of each: its moment, its auxiliary losses' names."""
 
     steps: list[Step]
     reads: list[Tensor]
@@ -187,7 +187,7 @@ class Course:
 
 
 class _Reversible(torch.autograd.Function):
-    """Both streams [2, B, T, E] and the penalties of every step; tensors that steps read are arguments."""
+    """Both streams [2, B, T, E] and the auxiliary losses of all steps; tensors that steps read are inputs."""
 
     @staticmethod
     def forward(ctx: Any, course: Course, x: Tensor, *reads: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,6 @@
-"""What parts add to a loss: by name, in training alone, and once where activations are recomputed."""
+"""Auxiliary losses: by name, in training alone, and once where activations are recomputed."""
+
+import threading
 
 import pytest
 import torch
@@ -6,52 +8,58 @@ import torch
 from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.attention import AdaptiveSpanConfig, DynamicSpanConfig
 from polyformer.attention.base import MechanismConfig
-from polyformer.core.auxiliary_losses import joined, penalize, penalties
+from polyformer.core.auxiliary_losses import (
+    add_auxiliary_loss,
+    collect_auxiliary_losses,
+    sum_auxiliary_losses,
+)
 from polyformer.model import Transformer
 from polyformer.stack import AttentionConfig, StackConfig
 
 
 def test_terms_of_one_name_add_up():
-    penalize("lost", torch.tensor(9.0))
-    with penalties() as outer:
-        penalize("a", torch.tensor(1.0))
-        with penalties() as inner:
-            penalize("a", torch.tensor(5.0))
-        penalize("a", torch.tensor(2.0))
-        penalize("b", torch.tensor(3.0))
+    add_auxiliary_loss("lost", torch.tensor(9.0))
+    with collect_auxiliary_losses() as outer:
+        add_auxiliary_loss("a", torch.tensor(1.0))
+        with collect_auxiliary_losses() as inner:
+            add_auxiliary_loss("a", torch.tensor(5.0))
+        add_auxiliary_loss("a", torch.tensor(2.0))
+        add_auxiliary_loss("b", torch.tensor(3.0))
     assert outer == {"a": torch.tensor(3.0), "b": torch.tensor(3.0)}
     assert inner == {"a": torch.tensor(5.0)}
-    assert joined(outer, inner) == {"a": torch.tensor(8.0), "b": torch.tensor(3.0)}
+    assert sum_auxiliary_losses(outer, inner) == {"a": torch.tensor(8.0), "b": torch.tensor(3.0)}
 
 
 def test_a_collector_ends_with_its_block():
-    with pytest.raises(RuntimeError), penalties() as found:
+    with pytest.raises(RuntimeError), collect_auxiliary_losses() as found:
         raise RuntimeError
-    penalize("a", torch.tensor(1.0))
+    add_auxiliary_loss("a", torch.tensor(1.0))
     assert found == {}
 
 
 SPANS = AdaptiveSpanConfig(max_span=10, ramp=2, initial=0.5, penalty=0.1)
 
 
-def model(config: MechanismConfig, encoder: bool = False) -> Transformer:
+def three_layers(mechanism: MechanismConfig, encoder: bool = False) -> ModelConfig:
     """A decoder of three layers, with or without an encoder like it."""
-    attention = AttentionConfig(num_attention_heads=2, mechanism=config)
+    attention = AttentionConfig(num_attention_heads=2, mechanism=mechanism)
     stack = StackConfig(num_hidden_layers=3, attention=attention, dropout=0.0)
+    return ModelConfig(
+        vocab_size=11,
+        hidden_size=16,
+        special=SpecialTokens(bos=1),
+        decoder=stack,
+        encoder=stack if encoder else None,
+    )
+
+
+def model(mechanism: MechanismConfig, encoder: bool = False) -> Transformer:
     torch.manual_seed(0)
-    return Transformer(
-        ModelConfig(
-            vocab_size=11,
-            hidden_size=16,
-            special=SpecialTokens(bos=1),
-            decoder=stack,
-            encoder=stack if encoder else None,
-        )
-    ).double()
+    return Transformer(three_layers(mechanism, encoder)).double()
 
 
 def test_training_adds_them_and_evaluation_does_not():
-    """Three layers, spans of 5 and a penalty of 0.1 on each layer's mean."""
+    """Three layers, spans of 5 and an auxiliary loss of 0.1 times each layer's mean."""
     net, ids = model(SPANS), torch.randint(11, (2, 9))
     output = net.train()(ids, labels=ids)
     assert output.losses is not None
@@ -85,3 +93,28 @@ def test_recomputed_activations_count_once(config):
         found.append([output.loss, *torch.autograd.grad(output.loss, list(net.parameters()))])
     for one, two in zip(*found):
         torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12)
+
+
+def test_models_that_train_in_two_threads_keep_their_own_terms():
+    """Both stacks have begun, and collect, before either adds its first term."""
+    both_began = threading.Barrier(2)
+    ids = torch.randint(11, (2, 9))
+    losses: dict[int, dict[str, torch.Tensor]] = {}
+
+    def wait(*_: object) -> None:
+        both_began.wait(60)
+
+    def train(max_span: int) -> None:
+        config = AdaptiveSpanConfig(max_span=max_span, ramp=2, initial=0.5, penalty=0.1)
+        net = Transformer(three_layers(config)).train()
+        assert net.decoder is not None
+        net.decoder.layers[0].register_forward_pre_hook(wait)
+        losses[max_span] = net(ids, labels=ids).losses
+
+    threads = [threading.Thread(target=train, args=(max_span,)) for max_span in (10, 20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spans = {max_span: float(terms["span"]) for max_span, terms in losses.items()}
+    assert spans == pytest.approx({10: 1.5, 20: 3.0})
