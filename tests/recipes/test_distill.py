@@ -98,8 +98,8 @@ def test_groups_and_turns_are_kept():
     layers = PerLayer((Window(1), Window(2), Window(3), Window(4), Full()))
     turns = student_config(config(attention=layers), 3)
     assert turns.encoder is not None
-    found = [turns.encoder.attention.mechanism.at(i).pattern for i in range(3)]  # type: ignore[attr-defined]
-    assert found == [Window(1), Window(3), Full()]
+    patterns = [turns.encoder.attention.mechanism.at(i).pattern for i in range(3)]  # type: ignore[attr-defined]
+    assert patterns == [Window(1), Window(3), Full()]
     assert student_config(config()).encoder == dataclasses.replace(config().encoder, num_hidden_layers=2)  # type: ignore[type-var]
 
 
@@ -125,21 +125,21 @@ def test_the_loss_is_its_definition(kind: str, teachers: dict[str, Path], tmp_pa
     logits, taught = mine.logits, other.logits
     real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
     if kind in ("mlm", "translate"):
-        logits, taught = (one[batch["labels"] != -100] for one in (logits, taught))
+        logits, taught = (all_logits[batch["labels"] != -100] for all_logits in (logits, taught))
     if kind == "lm":
         follows = batch["document_ids"][:, 1:] == batch["document_ids"][:, :-1]
         logits, taught = logits[:, :-1][follows], taught[:, :-1][follows]
     if kind == "translate":
         real = batch["labels"] != -100
-    p, q = (F.softmax(one / 3, -1) for one in (taught, logits))
+    p, q = (F.softmax(scores / 3, -1) for scores in (taught, logits))
     soft = 9 * (p * (p.log() - q.log())).sum(-1).mean()
     angle = F.cosine_similarity(mine.last_hidden_state, other.last_hidden_state, dim=-1)[real].mean()
     expected = 0.7 * soft + 0.3 * mine.loss + 0.9 * (1 - angle)
-    found = fitting.loss(student, batch)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    found.backward()
-    assert all(one.grad is not None for one in student.parameters())
-    assert all(one.grad is None for one in teacher.parameters())
+    loss = fitting.loss(student, batch)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in student.parameters())
+    assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
 def distilling(folder: Path, settings: DistillationConfig) -> tuple[Distilling, dict[str, torch.Tensor]]:
@@ -183,14 +183,14 @@ def test_a_distilled_run_resumes_bit_for_bit_and_is_read_as_any_other(
     out = tmp_path / "student"
     words = ["distill", str(teachers["classify"]), "--out", str(out)]
     assert main([*words, "--distillation.soft", "3", "--seed", "5"]) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for words in (
         "teacher, validation",
         "student, validation",
         "% of the teacher's accuracy",
         "times as fast",
     ):
-        assert words in told
+        assert words in printed
     run = Run.open(out)
     assert run.recipe.seed == 5
     assert run.recipe.distillation == DistillationConfig(teacher=str(teachers["classify"]), soft=3.0)

@@ -42,14 +42,14 @@ def test_a_directory_holds_the_recipes_files_gzipped_or_not(tmp_path: Path):
     data = {"path": "train.{en,de}.gz", "validation": "val.txt", "format": "lines"}
     for name in ("train.en", "train.de", "val.txt.gz"):
         (tmp_path / name).touch()
-    found = with_data(data, str(tmp_path))
-    assert found == {
+    options = with_data(data, str(tmp_path))
+    assert options == {
         "path": f"{tmp_path}/train.{{en,de}}",
         "validation": f"{tmp_path}/val.txt.gz",
         "format": "lines",
     }
     elsewhere = {**data, "validation": "/first/place/val.txt.gz"}  # of a run that was trained on other files
-    assert with_data(elsewhere, str(tmp_path)) == found
+    assert with_data(elsewhere, str(tmp_path)) == options
     (tmp_path / "train.de").unlink()
     assert with_data(data, str(tmp_path))["path"] == f"{tmp_path}/train.{{en,de}}.gz"  # named in the error
 

@@ -17,32 +17,19 @@ from polyformer.data import DataConfig
 from polyformer.data.fingerprint import data_changes, fingerprint
 from polyformer.recipes import Recipe, Run, fit
 from polyformer.recipes.resume import first_difference
+from tiny_recipes import TEXT, tiny_recipe
 
 
 def tiny(path: Path, steps: int = 6) -> Recipe:
-    """A language model of bytes that trains in a moment."""
-    return Recipe.from_dict(
-        {
-            "task": {"kind": "lm", "row_length": 16, "batch_tokens": 64, "ngram_order": 2},
-            "model": {"preset": "decoder-tiny", "hidden_size": 16, "num_hidden_layers": 1},
-            "data": {"path": str(path), "format": "lines", "validation_fraction": 0.25},
-            "tokenizer": {"algorithm": "bytes"},
-            "training": {
-                "steps": steps,
-                "engine": {"device": "cpu"},
-                "saving": {"checkpoint_every": 2, "keep": 3},
-            },
-            "schedule": "constant",
-            "seed": 3,
-        }
-    )
+    """Three checkpoints of six steps."""
+    return tiny_recipe(path, steps, training={"saving": {"keep": 3}}, schedule="constant", seed=3)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 6 steps with its text beside it; checkpoints are those of steps 2, 4 and 6."""
     root = tmp_path_factory.mktemp("finished")
-    (root / "lines.txt").write_text("".join(f"the line of number {i} says little\n" for i in range(30)))
+    (root / "lines.txt").write_text(TEXT)
     fit(tiny(root / "lines.txt"), root / "run")
     return root
 
@@ -123,11 +110,11 @@ def edit_state(begun: Path) -> None:
     file.write_text(file.read_text().replace('"step": 4', '"step": 5'))
 
 
-def spoil_metrics(begun: Path) -> None:
+def damage_metrics(begun: Path) -> None:
     (begun / "metrics.jsonl").write_text("{]\n")
 
 
-def spoil_record(begun: Path) -> None:
+def damage_record(begun: Path) -> None:
     (begun / "run.json").write_text("[]")
 
 
@@ -135,7 +122,7 @@ def lose_tokenizer(begun: Path) -> None:
     (begun / "tokenizer.json").unlink()
 
 
-@pytest.mark.parametrize("harm", [damage, edit_state, spoil_metrics, spoil_record, lose_tokenizer])
+@pytest.mark.parametrize("harm", [damage, edit_state, damage_metrics, damage_record, lose_tokenizer])
 def test_a_damaged_run_is_refused_as_it_is(
     harm: Callable[[Path], None], begun: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,7 +227,7 @@ def test_a_longer_training_is_unfinished_until_it_ends(begun: Path, finished: Pa
         fit(tiny(finished / "lines.txt", steps=8), run, resume=True)
     assert not Run.open(run).finished
     last = read_tensors(run / "checkpoints/step-00000008/model.safetensors")
-    assert all(torch.equal(last[name], one) for name, one in Run.open(run).model().state_dict().items())
+    assert all(torch.equal(last[name], tensor) for name, tensor in Run.open(run).model().state_dict().items())
 
 
 def test_a_run_without_a_checkpoint_says_that_it_starts_again(

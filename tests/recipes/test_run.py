@@ -9,37 +9,24 @@ import torch
 import polyformer
 from polyformer import InputError
 from polyformer.generation import GenerationConfig
-from polyformer.recipes import Recipe, Run, fit, load_tokenizer
+from polyformer.recipes import Run, fit, load_tokenizer
 from polyformer.recipes.run import choose_device, new_folder, writer
 from polyformer.recipes.writer import Writer
 from polyformer.tasks import LanguageModelling, Translation
-
-
-def tiny(path: Path, steps: int = 4) -> Recipe:
-    """A language model of bytes that trains in a moment."""
-    return Recipe.from_dict(
-        {
-            "task": {"kind": "lm", "row_length": 16, "batch_tokens": 64, "ngram_order": 2},
-            "model": {"preset": "decoder-tiny", "hidden_size": 16, "num_hidden_layers": 1},
-            "data": {"path": str(path), "format": "lines", "validation_fraction": 0.25},
-            "tokenizer": {"algorithm": "bytes"},
-            "training": {"steps": steps, "engine": {"device": "cpu"}, "saving": {"checkpoint_every": 2}},
-            "seed": 3,
-        }
-    )
+from tiny_recipes import TEXT, tiny_recipe
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "lines.txt"
-    path.write_text("".join(f"the line of number {i} says little\n" for i in range(30)))
+    path.write_text(TEXT)
     return path
 
 
 @pytest.fixture(scope="module")
 def folder(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "one"
-    fitted = fit(tiny(text), folder)
+    fitted = fit(tiny_recipe(text, seed=3), folder)
     assert fitted.scores["validation"].keys() == {"loss", "perplexity", "word_perplexity", "bits_per_byte"}
     return folder
 
@@ -48,7 +35,7 @@ def test_a_run_leaves_everything_behind(folder: Path, text: Path):
     names = {"recipe.yaml", "run.json", "tokenizer.json", "config.json", "model.safetensors", "metrics.csv"}
     assert names <= {path.name for path in folder.iterdir()}
     run = Run.open(folder)
-    assert run.recipe == tiny(text)
+    assert run.recipe == tiny_recipe(text, seed=3)
     record = json.loads((folder / "run.json").read_text())
     assert record["seed"] == 3
     assert record["steps"] == 4
@@ -61,27 +48,27 @@ def test_the_folder_is_a_model_directory(folder: Path):
     tokenizer = load_tokenizer(folder)
     assert model.config.vocab_size == len(tokenizer)
     assert (
-        sum(one.numel() for one in model.parameters())
+        sum(parameter.numel() for parameter in model.parameters())
         == json.loads((folder / "run.json").read_text())["parameters"]
     )
 
 
 def test_the_same_recipe_gives_the_same_run(folder: Path, text: Path, tmp_path: Path):
     before = torch.get_rng_state()
-    fit(tiny(text), tmp_path / "again")
+    fit(tiny_recipe(text, seed=3), tmp_path / "again")
     for name in ("model.safetensors", "tokenizer.json", "recipe.yaml"):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
     del before  # the loop seeds the global state of every step; only initial weights are drawn apart
 
 
 def test_a_run_goes_on_where_it_stopped(folder: Path, text: Path, tmp_path: Path):
-    fit(tiny(text), tmp_path / "part")
+    fit(tiny_recipe(text, seed=3), tmp_path / "part")
     for late in (tmp_path / "part" / "checkpoints").glob("*4"):
         for file in late.iterdir():
             file.unlink()
         late.rmdir()
     (tmp_path / "part" / "model.safetensors").unlink()
-    fit(tiny(text), tmp_path / "part", resume=True)
+    fit(tiny_recipe(text, seed=3), tmp_path / "part", resume=True)
     assert (tmp_path / "part" / "model.safetensors").read_bytes() == (
         folder / "model.safetensors"
     ).read_bytes()
@@ -89,7 +76,7 @@ def test_a_run_goes_on_where_it_stopped(folder: Path, text: Path, tmp_path: Path
 
 def test_a_folder_with_a_run_is_not_overwritten(folder: Path, text: Path):
     with pytest.raises(InputError, match="already holds a run; go on with it by --resume"):
-        fit(tiny(text), folder)
+        fit(tiny_recipe(text, seed=3), folder)
 
 
 def test_what_is_no_run(tmp_path: Path, folder: Path):

@@ -47,7 +47,7 @@ def pattern(config: ModelConfig) -> Pattern | None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("pattern", "expected"),
     [
         (Window(255, 0), Window(1023, 0)),
         (Window(8), Window(32)),
@@ -59,42 +59,44 @@ def pattern(config: ModelConfig) -> Pattern | None:
     ],
     ids=str,
 )
-def test_windows_are_widened_wherever_they_stand(given: Pattern, expected: Pattern):
-    assert widened(given, 4) == expected
-    assert widened(given, 1) == given
+def test_windows_are_widened_wherever_they_stand(pattern: Pattern, expected: Pattern):
+    assert widened(pattern, 4) == expected
+    assert widened(pattern, 1) == pattern
 
 
 def test_each_stage_doubles_and_halves(tmp_path: Path):
     first, second, third = stages(recipe(tmp_path), 3)
     assert first == recipe(tmp_path)
-    lengths = [one.task.to_dict()["row_length"] for one in (first, second, third)]
+    lengths = [stage.task.to_dict()["row_length"] for stage in (first, second, third)]
     assert lengths == [16, 32, 64]
-    assert [one.task.batch_tokens for one in (first, second, third)] == [32, 32, 64]
-    assert [one.optimizer.lr for one in (first, second, third)] == [0.008, 0.004, 0.002]
-    reaches = [widest(pattern(one.model.config())) for one in (first, second, third)]
+    assert [stage.task.batch_tokens for stage in (first, second, third)] == [32, 32, 64]
+    assert [stage.optimizer.lr for stage in (first, second, third)] == [0.008, 0.004, 0.002]
+    reaches = [widest(pattern(stage.model.config())) for stage in (first, second, third)]
     assert reaches == [(31, 63, 127, 127), (63, 127, 255, 255), (127, 255, 511, 511)]
     same = dataclasses.replace(third, model=first.model, task=first.task, optimizer=first.optimizer)
     assert same == first
     assert Recipe.from_yaml(third.to_yaml()) == third
 
 
-def widest(given: Pattern | None) -> tuple[int, ...]:
-    assert isinstance(given, PerLayer)
-    windows = [one.patterns[0] if isinstance(one, PerHead) else one for one in given.patterns]
-    return tuple(one.before for one in windows if isinstance(one, Window))
+def widest(pattern: Pattern | None) -> tuple[int, ...]:
+    assert isinstance(pattern, PerLayer)
+    windows = [
+        windowed.patterns[0] if isinstance(windowed, PerHead) else windowed for windowed in pattern.patterns
+    ]
+    return tuple(window.before for window in windows if isinstance(window, Window))
 
 
 def test_a_stage_goes_on_with_the_weights_of_the_one_before(tmp_path: Path):
     text = tmp_path / "lines.txt"
     text.write_text("".join(f"the line of number {i} says little\n" for i in range(30)))
     still = recipe(text, optimizer={"kind": "adamw", "lr": 1e-12, "weight_decay": 0.0})
-    one, two = fit_stages(still, tmp_path / "run", 2)
-    for name, tensor in one.model.state_dict().items():
-        torch.testing.assert_close(two.model.state_dict()[name], tensor, rtol=0, atol=1e-8)
-    assert two.run.tokenizer.backend.to_str() == one.run.tokenizer.backend.to_str()
-    assert two.run.folder == tmp_path / "run" / "stage-2"
-    model = polyformer.from_pretrained(two.run.folder)
-    assert pattern(model.config) == widened(pattern(one.model.config), 2)
+    first, second = fit_stages(still, tmp_path / "run", 2)
+    for name, tensor in first.model.state_dict().items():
+        torch.testing.assert_close(second.model.state_dict()[name], tensor, rtol=0, atol=1e-8)
+    assert second.run.tokenizer.backend.to_str() == first.run.tokenizer.backend.to_str()
+    assert second.run.folder == tmp_path / "run" / "stage-2"
+    model = polyformer.from_pretrained(second.run.folder)
+    assert pattern(model.config) == widened(pattern(first.model.config), 2)
 
 
 def test_what_cannot_be_staged_is_refused(tmp_path: Path):

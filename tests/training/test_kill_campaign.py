@@ -23,6 +23,7 @@ from forking import processes
 from polyformer.core.files import read_json, read_tensors
 from polyformer.recipes import Recipe, Run, fit
 from polyformer.training.checkpoint import Checkpoints, is_whole
+from tiny_recipes import tiny_recipe
 
 KILLS = int(os.environ.get("KILLS", "16"))
 KILLS_A_RUN = 3 if KILLS > 50 else 2  # one after another in one folder, before it may end
@@ -32,20 +33,8 @@ CLOCKS = ("seconds", "tokens_per_s")
 
 def recipe(text: Path) -> Recipe:
     """Checkpoints at steps 2, 4 and 6 and at the best evaluations; rows of metrics at every step."""
-    return Recipe.from_dict(
-        {
-            "task": {"kind": "lm", "row_length": 16, "batch_tokens": 64, "ngram_order": 2},
-            "model": {"preset": "decoder-tiny", "hidden_size": 16, "num_hidden_layers": 1},
-            "data": {"path": str(text), "format": "lines", "validation_fraction": 0.25},
-            "tokenizer": {"algorithm": "bytes"},
-            "training": {
-                "steps": 6,
-                "engine": {"device": "cpu"},
-                "saving": {"checkpoint_every": 2, "final": "best"},
-                "reporting": {"log_every": 1, "evaluate_every": 3},
-            },
-        }
-    )
+    changes = {"saving": {"final": "best"}, "reporting": {"log_every": 1, "evaluate_every": 3}}
+    return tiny_recipe(text, 6, training=changes)
 
 
 def child(text: Path, out: Path, die_at: int, reports: Any) -> None:
@@ -71,13 +60,13 @@ def attempt(text: Path, out: Path, die_at: int) -> tuple[bool, list[str]]:
 
 def contents(out: Path) -> dict[str, Any]:
     """Every file of a run, as bytes; of the metrics what is not a time."""
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()
     }
-    rows = [json.loads(line) for line in found.pop("metrics.jsonl").splitlines()]
-    assert len(found.pop("metrics.csv").splitlines()) == len(rows) + 1
-    found["metrics"] = [{name: one for name, one in row.items() if name not in CLOCKS} for row in rows]
-    return found
+    rows = [json.loads(line) for line in record.pop("metrics.jsonl").splitlines()]
+    assert len(record.pop("metrics.csv").splitlines()) == len(rows) + 1
+    record["metrics"] = [{name: value for name, value in row.items() if name not in CLOCKS} for row in rows]
+    return record
 
 
 def check_sound(out: Path) -> int:

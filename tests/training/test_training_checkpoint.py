@@ -151,7 +151,7 @@ def edited(folder: Path, sign: bool, **changes: object) -> None:
     state = json.loads((folder / "state.json").read_text())
     state["progress"] |= changes
     if sign:
-        state["checksum"] = checksum({name: one for name, one in state.items() if name != "checksum"})
+        state["checksum"] = checksum({name: value for name, value in state.items() if name != "checksum"})
     (folder / "state.json").write_text(json.dumps(state))
 
 

@@ -78,7 +78,7 @@ def test_four_small_batches_are_one_large_one(tmp_path: Path) -> None:
         "keep": 9,
         "checkpoint_every": 1,
     }
-    one, _ = run(tmp_path / "one", task=Joined(empty=2), **options)
+    joined_model, _ = run(tmp_path / "one", task=Joined(empty=2), **options)
     run(tmp_path / "four", task=TinyTask(empty=2), accumulate=4, **options)
     for step in range(1, 8):
         for name, value in weights(tmp_path / "one", step).items():
@@ -87,7 +87,7 @@ def test_four_small_batches_are_one_large_one(tmp_path: Path) -> None:
                     step,
                     name,
                 )
-    assert not torch.equal(one.table.weight, TinyModel(0.0, torch.float64).table.weight)
+    assert not torch.equal(joined_model.table.weight, TinyModel(0.0, torch.float64).table.weight)
     for first, second in zip(read_metrics(tmp_path / "one"), read_metrics(tmp_path / "four")):
         for name in ("loss", "grad_norm", "epoch", "valid_loss"):
             assert first.get(name) == pytest.approx(second.get(name), abs=1e-10), name
@@ -171,7 +171,7 @@ def test_averages_of_different_models_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "checkpoints/step-00000001/model.safetensors"
     tensors = read_tensors(file)
     write_tensors(tmp_path / "other", {**tensors, "inner.bias": torch.zeros(3)})
-    write_tensors(tmp_path / "fewer", {name: one for name, one in tensors.items() if name != "calls"})
+    write_tensors(tmp_path / "fewer", {name: tensor for name, tensor in tensors.items() if name != "calls"})
     for name, difference in (("other", "inner.bias"), ("fewer", "calls")):
         with pytest.raises(InputError, match=f"not of the same model: they differ in '{difference}'"):
             average_weights([file, tmp_path / name])
@@ -302,57 +302,6 @@ def test_curves_need_rows(tmp_path: Path) -> None:
         plot_curves(tmp_path)
     with pytest.raises(InputError, match=r"no such file: .*metrics.jsonl"):
         plot_curves(tmp_path / "absent")
-
-
-class Counting(TinyTask):
-    """Notes with how many threads each loss is computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.threads: list[int] = []
-
-    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        self.threads.append(torch.get_num_threads())
-        return super().loss(model, batch)
-
-
-def test_a_tiny_model_is_trained_by_one_thread(tmp_path: Path):
-    task = Counting()
-    torch.set_num_threads(2)
-    run(tmp_path, task=task, steps=2)
-    assert task.threads == [1, 1]
-    assert torch.get_num_threads() == 2
-
-
-def test_a_resumed_run_computes_with_the_threads_it_began_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    task = Counting()
-    run(tmp_path, task=task, steps=2, threads=2)
-    assert torch.get_num_threads() == 1
-    capsys.readouterr()
-    run(tmp_path, task=task, steps=4, resume=True)
-    assert "2 threads, as the run began; --training.engine.threads N for others\n" in capsys.readouterr().out
-    run(tmp_path, task=task, steps=6, resume=True, threads=1)
-    assert task.threads == [2, 2, 2, 2, 1, 1]
-    message = "threads 2, now 1: the last bits may differ from an uninterrupted run's\n"
-    assert message in capsys.readouterr().out
-    run(tmp_path, task=task, steps=8, resume=True)
-    assert "threads" not in capsys.readouterr().out
-
-
-def test_another_machine_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(tmp_path, steps=2)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OLDER")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
-    monkeypatch.setattr(torch, "__version__", "99.1.0")
-    capsys.readouterr()
-    run(tmp_path, steps=4, resume=True)
-    out = capsys.readouterr().out
-    assert ", now OLDER; onednn default, now SSE41; torch " in out
-    assert ", now 99.1.0: the last bits may differ" in out
 
 
 def test_the_first_step_is_a_sign_of_life(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

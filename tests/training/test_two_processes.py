@@ -71,18 +71,18 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def assert_same_run(one: Path, two: Path) -> None:
-    first, second = read_metrics(one), read_metrics(two)
+def assert_same_run(first_run: Path, second_run: Path) -> None:
+    first, second = read_metrics(first_run), read_metrics(second_run)
     assert len(first) == len(second) > 0
     for row, other in zip(first, second):
         assert row.keys() == other.keys()
         for name in row.keys() - {"seconds", "tokens_per_s"}:
             assert row[name] == pytest.approx(other[name], rel=0, abs=1e-10), (row["step"], name)
-    checkpoints = sorted((one / "checkpoints").iterdir())
+    checkpoints = sorted((first_run / "checkpoints").iterdir())
     assert checkpoints
     for path in checkpoints:
         tensors = read_tensors(path / "model.safetensors")
-        for name, value in read_tensors(two / "checkpoints" / path.name / "model.safetensors").items():
+        for name, value in read_tensors(second_run / "checkpoints" / path.name / "model.safetensors").items():
             # `calls` counts the batches of a process, not of a run.
             if name != "calls":
                 assert torch.allclose(tensors[name], value, rtol=0, atol=1e-10), (path.name, name)

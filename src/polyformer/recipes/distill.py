@@ -59,6 +59,7 @@ class Distilling(Fitting):
         self.teacher = teacher.eval().requires_grad_(False)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The labels' loss and the distance to the teacher: soft labels, and hidden states where asked."""
         output, taught = model(**batch), self._taught(batch)
         chosen = labelled(self.student.config, batch)
         logits = logits_at(self.student, output, chosen), logits_at(self.teacher, taught, chosen)
@@ -71,7 +72,7 @@ class Distilling(Fitting):
         self.teacher.to(batch["labels"].device)
         if self.teacher.encoder is not None and self.teacher.decoder is not None:
             return self.teacher(**batch)  # its decoder reads the labels
-        return self.teacher(**{name: one for name, one in batch.items() if name != "labels"})
+        return self.teacher(**{name: tensor for name, tensor in batch.items() if name != "labels"})
 
 
 def check_distils(task: Task, config: ModelConfig) -> None:

@@ -85,7 +85,7 @@ def _in_folder(folder: Path, name: str) -> str:
     name = Path(name).name if Path(name).is_absolute() else name  # of a run's recipe
     other = name.removesuffix(".gz") if name.endswith(".gz") else f"{name}.gz"
     for candidate in (name, other):
-        if all((folder / one).is_file() for one in _alternatives(candidate)):
+        if all((folder / name).is_file() for name in _alternatives(candidate)):
             return str(folder / candidate)
     return str(folder / name)  # the reader says what is missing
 
@@ -98,4 +98,4 @@ def _alternatives(name: str) -> list[str]:
     """ "a.{b,c}" as "a.b" and "a.c"."""
     head, brace, rest = name.partition("{")
     inside, _, tail = rest.partition("}")
-    return [head + one + tail for one in inside.split(",")] if brace else [name]
+    return [head + choice + tail for choice in inside.split(",")] if brace else [name]

@@ -117,7 +117,7 @@ def _fit(
         for name, helper in task.auxiliary_models(joined).items():
             helper.save_pretrained(run.folder / name)
         scores = score(task, joined, splits, result.metrics)
-        parameters = sum(one.numel() for one in model.parameters())
+        parameters = sum(parameter.numel() for parameter in model.parameters())
         run.record(parameters=parameters, **{STEPS: result.step}, metrics=scores)
     return Fitted(run, task, splits, model, result, scores)
 

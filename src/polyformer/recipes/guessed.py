@@ -42,16 +42,16 @@ def guessed_recipe(
     if recipe is not None and kind is None:
         kind = _kind(recipe)
     data = stated.get("data")
-    given = data if isinstance(data, dict) else {}
-    found = guess(path, given, kind)
+    options = data if isinstance(data, dict) else {}
+    guessed = guess(path, options, kind)
     if recipe is None:
-        recipe = find_recipe(BASES.get(found.kind, "default"), pretrained)
-        if _kind(recipe) != found.kind and kind is None:
-            recipe = merged(recipe, {"task": {**recipe["task"], "kind": found.kind}})
-    recipe["data"] = {**(recipe.get("data") or {}), **found.data}
-    if found.kind == "image":
-        recipe = _for_images(recipe, given, found)
-    return recipe, found.said
+        recipe = find_recipe(BASES.get(guessed.kind, "default"), pretrained)
+        if _kind(recipe) != guessed.kind and kind is None:
+            recipe = merged(recipe, {"task": {**recipe["task"], "kind": guessed.kind}})
+    recipe["data"] = {**(recipe.get("data") or {}), **guessed.data}
+    if guessed.kind == "image":
+        recipe = _for_images(recipe, options, guessed)
+    return recipe, guessed.said
 
 
 def _kind(recipe: dict[str, Any]) -> str:
@@ -59,9 +59,9 @@ def _kind(recipe: dict[str, Any]) -> str:
     return task if isinstance(task, str) else task.get("kind", "lm")
 
 
-def _for_images(recipe: dict[str, Any], given: dict[str, Any], found: Guess) -> dict[str, Any]:
+def _for_images(recipe: dict[str, Any], options: dict[str, Any], guessed: Guess) -> dict[str, Any]:
     """With the images' shape where the recipe has another's: positions, pattern, and room in a batch."""
-    known = {name: value for name, value in given.items() if value is not None}
+    known = {name: value for name, value in options.items() if value is not None}
     config = DataConfig.from_dict(
         {**recipe["data"], **known, "streaming": True, "test_fraction": 0.0}, "data"
     )
@@ -69,20 +69,20 @@ def _for_images(recipe: dict[str, Any], given: dict[str, Any], found: Guess) -> 
     sizes = {(row["height"], row["width"]) for row in rows}
     height, width = min(sizes)
     channels = len(rows[0]["image"]) // (rows[0]["height"] * rows[0]["width"])
-    if "image_size" not in given and (len(sizes) > 1 or height * width > 4 * SIDE**2):
+    if "image_size" not in options and (len(sizes) > 1 or height * width > 4 * SIDE**2):
         why = "they have several sizes" if len(sizes) > 1 else f"of {height} x {width} pixels"
-        found.say("size", f"the middle of each image, {SIDE} x {SIDE}", why, "--data.image_size '[H, W]'")
+        guessed.say("size", f"the middle of each image, {SIDE} x {SIDE}", why, "--data.image_size '[H, W]'")
         recipe["data"]["image_size"] = [SIDE, SIDE]
         height = width = SIDE
     modes = {len(row["image"]) // (row["height"] * row["width"]) for row in rows}
-    if len(modes) > 1 and "image_mode" not in given:
-        found.say("colours", "rgb", "some images are grey and some are not", "--data.image_mode")
+    if len(modes) > 1 and "image_mode" not in options:
+        guessed.say("colours", "rgb", "some images are grey and some are not", "--data.image_mode")
         recipe["data"]["image_mode"], channels = "rgb", 3
     shape = [height, width, *([channels] if channels > 1 else [])]
     near = [max(1, height // 4), max(1, width // 4)]
     pattern = f"Local2D(shape={shape}, query={near}, memory={[*near, near[1]]})"
     room = math.prod(shape) + 1
-    found.say("shape", " x ".join(map(str, shape)), "as the first images are", "--model.position.shape")
+    guessed.say("shape", " x ".join(map(str, shape)), "as the first images are", "--model.position.shape")
     return merged(
         recipe,
         {

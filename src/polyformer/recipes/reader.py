@@ -51,21 +51,21 @@ class Reader:
         self.language: str | None = None  # of the texts
         special = config.special
         pads = (special.pad, self.tokenizer.pad_id, 0)
-        self.collate = Collate(next(one for one in pads if one is not None))
+        self.collate = Collate(next(token for token in pads if token is not None))
         firsts = (self.tokenizer.bos_id, special.bos, special.eos, 0)
-        self.first = next(one for one in firsts if one is not None)  # stands where a text has no token
+        self.first = next(token for token in firsts if token is not None)  # stands where a text has no token
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text with its marks; raises `InputError` for one longer than the model takes."""
-        found = self.tokenizer.encode_batch_for_model(texts, language=self.language)
-        return [self.checked(text, ids) for text, (ids, _) in zip(texts, found)]
+        encoded = self.tokenizer.encode_batch_for_model(texts, language=self.language)
+        return [self.checked(text, ids) for text, (ids, _) in zip(texts, encoded)]
 
     def _encode_pairs(self, texts: Sequence[str], pairs: Sequence[str]) -> list[dict[str, list[int]]]:
-        found = self.tokenizer.encode_batch_for_model(texts, pairs, language=self.language)
+        encoded = self.tokenizer.encode_batch_for_model(texts, pairs, language=self.language)
         typed = self.config.embedding.type_vocab_size > 1
         return [
             {"input_ids": self.checked(text, ids), **({"token_type_ids": types} if typed else {})}
-            for text, (ids, types) in zip(texts, found)
+            for text, (ids, types) in zip(texts, encoded)
         ]
 
     def checked(self, text: str, ids: list[int]) -> list[int]:
@@ -86,7 +86,7 @@ class Reader:
         numbers."""
         head = self.config.head
         assert isinstance(head, ClassifyConfig)
-        labels, found = self._labels(head), [{}] * len(texts)
+        labels, scores = self._labels(head), [{}] * len(texts)
         rows: Sequence[Any] = self.encode(texts) if pairs is None else self._encode_pairs(texts, pairs)
         for chosen, batch in batched(model, rows, self.collate, self.batch_tokens):
             shares = model(**batch).logits
@@ -94,9 +94,9 @@ class Reader:
                 shares = shares.sigmoid()
             elif head.problem != "regression" and len(labels) > 1:
                 shares = shares.softmax(-1)
-            for i, one in zip(chosen, shares.tolist()):
-                found[i] = dict(zip(labels, one))
-        return found
+            for i, share in zip(chosen, shares.tolist()):
+                scores[i] = dict(zip(labels, share))
+        return scores
 
     @torch.no_grad()
     def tag(self, model: Transformer, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -105,13 +105,13 @@ class Reader:
         head, texts = self.config.head, [" ".join(words) for words in sentences]
         assert isinstance(head, TagConfig)
         labels, encoded = self._labels(head), encode_marked(self.tokenizer, texts)
-        rows = [self.checked(text, one.ids) for text, one in zip(texts, encoded)]
-        found: list[list[str]] = [[]] * len(sentences)
+        rows = [self.checked(text, encoding.ids) for text, encoding in zip(texts, encoded)]
+        tags: list[list[str]] = [[]] * len(sentences)
         for chosen, batch in batched(model, rows, self.collate, self.batch_tokens):
             for i, guess in zip(chosen, model(**batch).logits.argmax(-1).tolist()):
                 places = word_places(sentences[i], encoded[i].offsets)
-                found[i] = [labels[guess[place]] for place in places]
-        return found
+                tags[i] = [labels[guess[place]] for place in places]
+        return tags
 
     def answer(self, model: Transformer, rows: Sequence[Mapping[str, str]]) -> list[str]:
         """The answer to each row's question, a piece of its context, read in windows."""
@@ -120,8 +120,8 @@ class Reader:
         questions, contexts = ([row[name] for row in rows] for name in ("question", "context"))
         encoded = []
         for pair in encode_marked(self.tokenizer, questions, contexts):
-            found = marked_windows(pair, length=length, stride=usual.stride, typed=typed)
-            encoded.append((found, [at for at, side in zip(pair.offsets, pair.sequence_ids) if side == 1]))
+            windows = marked_windows(pair, length=length, stride=usual.stride, typed=typed)
+            encoded.append((windows, [at for at, side in zip(pair.offsets, pair.sequence_ids) if side == 1]))
         return answers(model, [dict(row) for row in rows], encoded, usual, self.collate)
 
     def _labels(self, head: ClassifyConfig | TagConfig) -> list[str]:
@@ -141,11 +141,11 @@ def check_head(folder: Path, config: object, wanted: str) -> None:
     """Raises `InputError` for a model that is not for the command `wanted`."""
     if not isinstance(config, ModelConfig):
         raise InputError(f"{folder}: not a model of texts")
-    found = command_of(config)
-    if found != wanted:
+    command = command_of(config)
+    if command != wanted:
         way = (
-            f"use polyformer {found}"
-            if found
+            f"use polyformer {command}"
+            if command
             else (
                 f"train one from it by polyformer train --pretrained {folder} "
                 f"--task.kind {KINDS.get(wanted, wanted)}"

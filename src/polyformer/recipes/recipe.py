@@ -38,6 +38,7 @@ class ModelChoice(Config):
 
     @classmethod
     def from_dict(cls, data: object, where: str = "") -> Self:
+        """A preset's name, or a mapping of `preset` or `pretrained` and options."""
         if isinstance(data, str):
             return cls(preset=data)
         if not isinstance(data, dict):
@@ -55,6 +56,7 @@ class ModelChoice(Config):
         return cls(**bases, options=options)
 
     def to_dict(self) -> dict[str, Any]:
+        """The mapping that `from_dict` reads."""
         bases = {"preset": self.preset, "pretrained": self.pretrained}
         return {**{name: base for name, base in bases.items() if base is not None}, **self.options}
 
@@ -93,7 +95,7 @@ class Recipe(Config):
     def from_dict(cls, data: object, where: str = "") -> Self:
         """The recipe that `data` describes. It imports nothing: see `polyformer.plugins`."""
         names = data.get("imports") if isinstance(data, dict) else None
-        with telling([one for one in names if isinstance(one, str)] if isinstance(names, list) else []):
+        with telling([name for name in names if isinstance(name, str)] if isinstance(names, list) else []):
             return super().from_dict(data, where)
 
     def model_config(self) -> ModelConfig:

@@ -108,6 +108,7 @@ class Run:
 
     @cached_property
     def recipe(self) -> Recipe:
+        """The recipe in the folder; `InputError` names the file where it is damaged."""
         path = self.folder / RECIPE
         try:
             return Recipe.from_yaml(read_bounded(path, YAML_BYTES).decode("utf-8"))
@@ -118,10 +119,12 @@ class Run:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the run was trained with."""
         return load_tokenizer(self.folder)
 
     @cached_property
     def task(self) -> Task:
+        """The recipe's task, without data."""
         return self.recipe.task.build(self.tokenizer if self.recipe.task.tokenized else None)
 
     def task_of(self, kind: type[T]) -> T:
@@ -186,8 +189,8 @@ def writer(folder: str | Path, kind: type[T], device: str = "auto") -> "tuple[T 
 
 def _opened(folder: str | Path, kind: type[T], checkpoint: type[R], device: str) -> tuple[T | R, Transformer]:
     if Path(folder).is_dir() and not (Path(folder) / RECIPE).is_file():
-        found = checkpoint(Path(folder), WANTED[kind], choose_device(device))
-        return found, found.model
+        loaded = checkpoint(Path(folder), WANTED[kind], choose_device(device))
+        return loaded, loaded.model
     run = Run.open(folder)
     return run.task_of(kind), run.model(device)
 

@@ -41,13 +41,13 @@ def fit_stages(recipe: Recipe, out: str | Path, number: int) -> list[Fitted]:
     """
     fitted: list[Fitted] = []
     start: Path | None = None
-    for i, one in enumerate(stages(recipe, number), 1):
+    for i, stage in enumerate(stages(recipe, number), 1):
         run = Run(Path(out) / f"stage-{i}")
         begun = (run.folder / RECIPE).is_file()
-        if begun and run.recipe != one:
+        if begun and run.recipe != stage:
             raise InputError(f"{run.folder}: a stage of another recipe; choose another --out")
         if not (begun and run.finished and i < number):
-            fitted.append(fit(one, run.folder, resume=begun, start=None if begun else start))
+            fitted.append(fit(stage, run.folder, resume=begun, start=None if begun else start))
         start = run.folder
     return fitted
 
@@ -62,7 +62,7 @@ def widened(part: Any, factor: int) -> Any:
         before = part.before * factor if after else (part.before + 1) * factor - 1
         return dataclasses.replace(part, before=before, after=after * factor)
     if isinstance(part, tuple):
-        return tuple(widened(one, factor) for one in part)
+        return tuple(widened(layer, factor) for layer in part)
     if not isinstance(part, Config | Pattern):
         return part
     fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}

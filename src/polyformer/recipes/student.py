@@ -19,7 +19,7 @@ def student_config(teacher: ModelConfig, layers: int | None = None) -> ModelConf
     """`teacher` with `layers` layers (of an encoder-decoder on either side), by default half of its own."""
     stacks = {side: getattr(teacher, side) for side in SIDES}
     return dataclasses.replace(
-        teacher, **{side: _shorter(one, layers) for side, one in stacks.items() if one is not None}
+        teacher, **{side: _shorter(stack, layers) for side, stack in stacks.items() if stack is not None}
     )
 
 
@@ -29,10 +29,10 @@ def _shorter(stack: StackConfig, layers: int | None) -> StackConfig:
     chosen = chosen_layers(stack.num_hidden_layers, count)
     mechanism, feedforward = stack.attention.mechanism, stack.feedforward
     mechanisms = tuple(mechanism.at(i) for i in chosen)
-    if any(mechanism.at(j) != one for j, one in enumerate(mechanisms)):
+    if any(mechanism.at(j) != own for j, own in enumerate(mechanisms)):
         mechanism = AlternateConfig(mechanisms=mechanisms)
     feedforwards = tuple(feedforward.at(i) for i in chosen)
-    if any(feedforward.at(j) != one for j, one in enumerate(feedforwards)):
+    if any(feedforward.at(j) != own for j, own in enumerate(feedforwards)):
         feedforward = AlternateFeedForwardConfig(feedforwards=feedforwards)
     groups = stack.num_hidden_groups
     return dataclasses.replace(
@@ -50,7 +50,7 @@ def take_layers(student: Transformer, teacher: Transformer) -> None:
     Raises `InputError` where the two differ in more than their layers.
     """
     theirs = teacher.state_dict()
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, own in student.state_dict().items():
         source = _source(name, student, teacher)
         if source not in theirs:
@@ -63,8 +63,8 @@ def take_layers(student: Transformer, teacher: Transformer) -> None:
                 f"student: {quote(name)} has shape {tuple(own.shape)}, the teacher's {tuple(tensor.shape)}; "
                 "change nothing but the layers"
             )
-        found[name] = tensor
-    student.load_state_dict(found)
+        tensors[name] = tensor
+    student.load_state_dict(tensors)
 
 
 def _source(name: str, student: nn.Module, teacher: nn.Module) -> str:
@@ -85,7 +85,7 @@ def _rows(name: str, tensor: Tensor, own: Tensor, student: Transformer, teacher:
     side, part = name.split(".")[:2] if name.count(".") else (name, "")
     if side not in SIDES or part != "position" or tensor.shape == own.shape:
         return tensor
-    counts = [len(one.get_submodule(side).groups) for one in (student, teacher)]  # type: ignore[arg-type]
+    counts = [len(model.get_submodule(side).groups) for model in (student, teacher)]  # type: ignore[arg-type]
     if [len(own), len(tensor)] != counts:
         return tensor
     return tensor[chosen_layers(counts[1], counts[0])]

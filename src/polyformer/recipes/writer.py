@@ -28,13 +28,13 @@ class Writer(Reader):
         self.rules: dict[str, Any] = dict(self.model.generation or described)
         self.prefix = ""
 
-    def follow(self, **given: Any) -> None:
-        """Write by the settings `given`, and by the checkpoint's others."""
-        if given.get("do_sample"):
+    def follow(self, **options: Any) -> None:
+        """Generate with the settings `options`, and by the checkpoint's others."""
+        if options.get("do_sample"):
             self.rules |= {"num_beams": 1, "top_k": self.rules.get("top_k", 0)}
-        elif given.get("num_beams", 1) > 1:
+        elif options.get("num_beams", 1) > 1:
             self.rules["do_sample"] = False
-        self.rules |= given
+        self.rules |= options
 
     def settings(self, most: int) -> GenerationConfig:
         """How to write: at most `most` new tokens where nothing else is said."""
@@ -53,8 +53,8 @@ class Writer(Reader):
         if len(ids) > 1 and marks and marks[-1] in (self.tokenizer.eos_id, self.tokenizer.sep_id):
             ids = ids[:-1]  # the mark that ends a text, which is to go on
         device, decode = next(model.parameters()).device, self.tokenizer.decode
-        made = model.generate(torch.tensor([ids], device=device), None, config, streamer, decode)
-        return made.texts(decode, config.stop)
+        generated = model.generate(torch.tensor([ids], device=device), None, config, streamer, decode)
+        return generated.texts(decode, config.stop)
 
     def drawing(self) -> torch.Generator | None:
         """What samples are drawn from, where these settings draw any: torch's own generator begins alike in
@@ -71,9 +71,9 @@ class Writer(Reader):
         known, tasks = self.tokenizer.languages, self.fields.get("task_specific_params") or {}
         task = tasks.get(f"translation_{source}_to_{target}")
         if known:
-            for name, one in (("source", source), ("target", target)):
-                if one is not None and one not in known:
-                    raise unknown(f"--{name}-language", one, known)
+            for name, language in (("source", source), ("target", target)):
+                if language is not None and language not in known:
+                    raise unknown(f"--{name}-language", language, known)
             if target is not None:
                 self.rules["forced_bos_token_id"] = known[target]
             elif self.rules.get("forced_bos_token_id") is None:
@@ -97,12 +97,12 @@ class Writer(Reader):
         where the checkpoint sets no limit."""
         if beam is not None:
             self.follow(num_beams=beam.num_beams)
-        rows, written = self.encode([self.prefix + text for text in texts]), [""] * len(texts)
+        rows, continuations = self.encode([self.prefix + text for text in texts]), [""] * len(texts)
         generator = self.drawing()
         most = self.batch_tokens // self.settings(ROOM).beam.num_beams
         for chosen, batch in batched(model, rows, self.collate, most):
             config = self.settings(batch["input_ids"].shape[1] + ROOM)
-            made = model.generate(
+            generated = model.generate(
                 batch["input_ids"],
                 batch["attention_mask"],
                 config,
@@ -110,7 +110,7 @@ class Writer(Reader):
                 self.tokenizer.decode,
                 generator=generator,
             )
-            several = made.texts(self.tokenizer.decode, config.stop)
+            several = generated.texts(self.tokenizer.decode, config.stop)
             for i, text in zip(chosen, several[:: config.num_return_sequences]):
-                written[i] = text.strip()
-        return written
+                continuations[i] = text.strip()
+        return continuations

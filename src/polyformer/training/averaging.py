@@ -37,12 +37,13 @@ def average_weights(files: Sequence[Path]) -> dict[str, torch.Tensor]:
 
 
 def _check_alike(
-    one: Path, first: dict[str, torch.Tensor], other: Path, second: dict[str, torch.Tensor]
+    file: Path, tensors: dict[str, torch.Tensor], other: Path, other_tensors: dict[str, torch.Tensor]
 ) -> None:
-    strange = sorted(first.keys() ^ second.keys()) or [
-        name for name in first if first[name].shape != second[name].shape
+    """Raises `InputError` unless both files hold tensors of the same names and shapes."""
+    strange = sorted(tensors.keys() ^ other_tensors.keys()) or [
+        name for name in tensors if tensors[name].shape != other_tensors[name].shape
     ]
     if strange:
         raise InputError(
-            f"averaging: {one} and {other} are not of the same model: they differ in {quote(strange[0])}"
+            f"averaging: {file} and {other} are not of the same model: they differ in {quote(strange[0])}"
         )

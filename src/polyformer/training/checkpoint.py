@@ -51,9 +51,11 @@ class Checkpoints:
         return sorted(int(name) for name in names if name.isdigit())
 
     def path(self, step: int) -> Path:
+        """The folder of the checkpoint of `step`, which may not exist."""
         return self.folder / f"{PREFIX}{step:08d}"
 
     def latest(self) -> Path | None:
+        """The last whole checkpoint; None where there is none yet."""
         steps = self.steps()
         return self.path(steps[-1]) if steps else None
 

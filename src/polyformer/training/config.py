@@ -38,6 +38,7 @@ class SavingConfig(Config):
 
     @property
     def kept(self) -> int:
+        """How many of the last checkpoints stay on the disk."""
         return max(self.keep, self.average) if self.final == "average" else self.keep
 
 

@@ -35,12 +35,12 @@ def plot_curves(run: str | Path, path: str | Path | None = None) -> Path:
 
 def panel_names(rows: list[Row]) -> dict[str, list[str]]:
     """Panel title -> the metrics drawn in it, for what `rows` have."""
-    found = dict.fromkeys(name for row in rows for name in row)
-    panels = {"loss": [name for name in ("loss", "valid_loss") if name in found]}
-    panels["learning rate"] = [name for name in ("lr",) if name in found]
+    measured = dict.fromkeys(name for row in rows for name in row)
+    panels = {"loss": [name for name in ("loss", "valid_loss") if name in measured]}
+    panels["learning rate"] = [name for name in ("lr",) if name in measured]
     panels |= {
         name.removeprefix("valid_").replace("_", " "): [name]
-        for name in found
+        for name in measured
         if name.startswith("valid_") and name != "valid_loss"
     }
     return {title: names for title, names in panels.items() if names}

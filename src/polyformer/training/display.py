@@ -21,7 +21,9 @@ class Display(Protocol):
         """Show the metrics of `step`, and `left`, the seconds that the rest will take."""
         ...
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+        ...
 
 
 def open_display(steps: int, done: int, active: bool, stream: TextIO | None = None) -> Display:
@@ -44,9 +46,11 @@ class Silent:
         pass
 
     def report(self, step: int, values: dict[str, float], left: float) -> None:
+        """Nothing."""
         pass
 
     def note(self, text: str) -> None:
+        """Nothing."""
         pass
 
 
@@ -57,9 +61,11 @@ class Lines(Silent):
         self.steps, self.stream = steps, stream
 
     def report(self, step: int, values: dict[str, float], left: float) -> None:
+        """The step, its metrics and the time left, in one line."""
         self.note(f"step {step}/{self.steps}  {summary(values)}  {duration(left)} left")
 
     def note(self, text: str) -> None:
+        """Printed at once, so that a log file can be followed."""
         print(text, file=self.stream, flush=True)
 
 
@@ -92,6 +98,7 @@ class Live:
         self.progress.stop()
 
     def report(self, step: int, values: dict[str, float], left: float) -> None:
+        """Move the bar; evaluations also scroll by above it."""
         evaluated = {name: value for name, value in values.items() if name.startswith("valid_")}
         if evaluated:
             self.validation = evaluated
@@ -100,6 +107,7 @@ class Live:
         self.progress.update(self.bar, completed=step, text=f"{shown}  {duration(left)} left", refresh=True)
 
     def note(self, text: str) -> None:
+        """A line above the bar."""
         self.progress.console.print(text, markup=False, highlight=False)
 
 

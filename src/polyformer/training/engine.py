@@ -55,6 +55,7 @@ class Engine:
         self.wrapped = torch.compile(wrapped) if self.config.compile else wrapped  # type: ignore[assignment]
 
     def autocast(self) -> AbstractContextManager[object]:
+        """The context of the forward pass in the configured precision."""
         if self.config.precision == "no":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=HALVES[self.config.precision])
@@ -65,9 +66,12 @@ class Engine:
         return self.accelerator.no_sync(self.wrapped) if skip and self.world > 1 else nullcontext()
 
     def place(self, batch: Batch) -> Batch:
+        """The batch on the device, through pinned memory where that is another than the CPU."""
         if self.device.type == "cpu":
             return batch
-        return {name: one.pin_memory().to(self.device, non_blocking=True) for name, one in batch.items()}
+        return {
+            name: tensor.pin_memory().to(self.device, non_blocking=True) for name, tensor in batch.items()
+        }
 
     def sum(self, values: list[float]) -> torch.Tensor:
         """The sums over processes of a few numbers, float64 on the device."""
@@ -119,9 +123,9 @@ class Engine:
 
     def update(self, optimizer: torch.optim.Optimizer, clip: float | None) -> torch.Tensor:
         """Clip the gradients, update the weights, forget the gradients; returns the norm before clipping."""
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.scaler.unscale_(optimizer)
-        norm = torch.nn.utils.get_total_norm(one.grad for one in parameters if one.grad is not None)
+        norm = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
         if clip is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
         self.scaler.step(optimizer)

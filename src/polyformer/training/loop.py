@@ -315,6 +315,7 @@ class Training:
         return improved
 
     def out_of_patience(self) -> bool:
+        """Whether `patience` evaluations in a row brought no new best."""
         return self.config.patience is not None and self.progress.stale >= self.config.patience
 
     def save(self) -> None:

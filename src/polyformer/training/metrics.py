@@ -90,6 +90,7 @@ class MetricsLog:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
+        """Flush and close the TensorBoard events, if any."""
         if self._events is not None:
             self._events.close()
 

@@ -36,6 +36,7 @@ class Adam(OptimizerConfig):
     eps: float = 1e-9
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """m / (sqrt(v) + eps), both moments corrected for their bias."""
         parameters = trained(model)
         return torch.optim.Adam(
             parameters, lr=self.lr, betas=self.betas, eps=self.eps, fused=has_fused(parameters)
@@ -55,6 +56,7 @@ class AdamW(OptimizerConfig):
     decay_embeddings: bool = False  # whether embedding tables are decayed (and an output layer tied to one)
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Adam's update minus lr * weight_decay * w for the decayed groups."""
         groups = decay_groups(model, self.weight_decay, self.decay_embeddings)
         return torch.optim.AdamW(
             groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=has_fused(trained(model))
@@ -74,6 +76,7 @@ class SGD(OptimizerConfig):
     decay_embeddings: bool = False
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """w - lr * (momentum * velocity + gradient)."""
         groups = decay_groups(model, self.weight_decay, self.decay_embeddings)
         return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
@@ -92,6 +95,7 @@ class Adafactor(OptimizerConfig):
     decay_embeddings: bool = False
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The factored second moment, with updates clipped to a root mean square of `clip_threshold`."""
         groups = decay_groups(model, self.weight_decay, self.decay_embeddings)
         return torch.optim.Adafactor(groups, lr=self.lr, beta2_decay=self.beta2_decay, d=self.clip_threshold)
 
@@ -106,7 +110,7 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 def has_fused(parameters: list[nn.Parameter]) -> bool:
     """Whether torch has its one-kernel update for all of them."""
-    return all(one.device.type in ("cpu", "cuda") and one.is_floating_point() for one in parameters)
+    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
 
 
 def decay_groups(model: nn.Module, weight_decay: float, decay_embeddings: bool) -> list[dict[str, Any]]:

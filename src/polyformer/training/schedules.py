@@ -37,6 +37,7 @@ class ScheduleConfig(Config):
 
 
 def check_floor(floor: float) -> None:
+    """Raises `InputError` unless `floor` is a factor from 0 to 1."""
     if not 0.0 <= floor <= 1.0:
         raise InputError(f"floor: expected a factor from 0 to 1, got {floor}")
 
@@ -48,6 +49,7 @@ class Constant(ScheduleConfig):
     kind: ClassVar[str] = "constant"
 
     def decay(self, step: int, steps: int) -> float:
+        """1 at every step."""
         return 1.0
 
 
@@ -65,6 +67,7 @@ class Linear(ScheduleConfig):
         check_floor(self.floor)
 
     def decay(self, step: int, steps: int) -> float:
+        """1 - (1 - floor) * progress."""
         return 1.0 - (1.0 - self.floor) * self.progress(step, steps)
 
 
@@ -82,6 +85,7 @@ class Cosine(ScheduleConfig):
         check_floor(self.floor)
 
     def decay(self, step: int, steps: int) -> float:
+        """floor + (1 - floor) * (1 + cos(pi * progress)) / 2."""
         return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * self.progress(step, steps)))
 
 
@@ -95,6 +99,7 @@ class InverseSquareRoot(ScheduleConfig):
     warmup: int = 4000
 
     def decay(self, step: int, steps: int) -> float:
+        """sqrt(warmup / step)."""
         return math.sqrt(max(1, self.warmup) / step)
 
 
@@ -115,7 +120,9 @@ class Noam(ScheduleConfig):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
+        """With a width, which has no default."""
         return (cls(hidden_size=512),)
 
     def factor(self, step: int, steps: int) -> float:
+        """The rate itself: it has its own warm-up."""
         return self.hidden_size**-0.5 * min(step**-0.5, step * self.warmup**-1.5)

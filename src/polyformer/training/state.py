@@ -121,7 +121,7 @@ def step_of(path: Path) -> int:
 
 def _progress(file: Path, values: Any) -> Progress:
     """`values` as a `Progress` that can be; the folder's name says its step as well."""
-    names = {one.name for one in dataclasses.fields(Progress)}
+    names = {field.name for field in dataclasses.fields(Progress)}
     if not isinstance(values, dict) or set(values) != names:
         raise InputError(f"{file} is not the state of a training run")
     progress = Progress(**values)
