@@ -1,74 +1,105 @@
-"""Every scheme in every place: patterns, left padding, packed documents, caches, grouped heads."""
+"""Every scheme is its equation: with patterns, left padding, packed documents, caches and grouped heads."""
 
-from typing import ClassVar
+import dataclasses
+import math
 
+import naive_schemes  # noqa: F401 - enters its equations in NAIVE
 import pytest
 import torch
-from naive import (
-    SITE,
-    Naive,
-    NaiveDistanceAware,
-    NaiveRope,
-    NaiveShaw,
-    NaiveTransformerXL,
-    attention,
-    randomised,
-)
+from naive import NAIVE, Naive, Pair, Sees, attention, randomised
 from torch import Tensor
 
 from polyformer.attention import SoftmaxConfig
 from polyformer.patterns import Global, Pattern, Window
 from polyformer.position import (
     AlibiConfig,
-    DistanceAwareConfig,
+    DebertaConfig,
     Position,
     PositionConfig,
     RopeConfig,
     Shape,
     ShawConfig,
+    Site,
     T5BiasConfig,
     Terms,
     TransformerXLConfig,
 )
+from polyformer.position.rope.context_extension import YarnConfig
+from polyformer.sequence.context import Context
 from polyformer.sequence.tokens import NO_TOKENS, Tokens
 
-ROWS, HEADS, LENGTH, WIDTH, LAYER = 2, 4, 8, 6, 1
-SHAPE = Shape(hidden_size=10, num_layers=2, num_heads=HEADS, head_size=WIDTH)
+ROWS, HEADS, LENGTH, WIDTH, LAYER = 2, 4, 8, 8, 1
+SHAPE = Shape(hidden_size=10, num_layers=2, max_positions=64, num_heads=HEADS, head_size=WIDTH)
 
-
-class NaiveAlibi(Naive):
-    def score(self, h: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor:
-        return super().score(h, q, k, i, j) - 2 ** (-8 * (h + 1) / HEADS) * abs(i - j)
-
-
-class NaiveT5(Naive):
-    """With 8 buckets up to distance 16: the ones of a causal stack by hand, 4 of them one by one."""
-
-    causal: ClassVar[dict[int, int]] = {**{d: d for d in range(4)}, 4: 4, 5: 4, 6: 5, 7: 5}
-
-    def score(self, h: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor:
-        return super().score(h, q, k, i, j) + self.position.table.weight[self.causal[i - j], h]
-
-
-SCHEMES: dict[str, tuple[PositionConfig, type[Naive]]] = {
-    "rope": (RopeConfig(base=50.0), NaiveRope),
-    "rope-pairs": (RopeConfig(layout="pairs", fraction=0.67, base=50.0), NaiveRope),
-    "shaw": (ShawConfig(clip=2), NaiveShaw),
-    "shaw-keys": (ShawConfig(clip=3, values=False), NaiveShaw),
-    "transformer_xl": (TransformerXLConfig(), NaiveTransformerXL),
-    "transformer_xl-shared": (TransformerXLConfig(shared_biases=True, clamp_distance=3), NaiveTransformerXL),
-    "da": (DistanceAwareConfig(), NaiveDistanceAware),
-    "alibi": (AlibiConfig(), NaiveAlibi),
-    "t5": (T5BiasConfig(num_buckets=8, max_distance=16), NaiveT5),
+REGISTERED = {
+    kind: member
+    for kind, member in PositionConfig.kinds.items()
+    if member.__module__.startswith("polyformer.")  # other tests register schemes of their own
 }
-PATTERNS = [pytest.param(one, id=str(one and one.to_text())) for one in (None, Window(3) | Global(1))]
+MORE: dict[str, PositionConfig] = {
+    "rope-fast": RopeConfig(base=50.0),
+    "rope-pairs": RopeConfig(layout="pairs", fraction=0.8, base=50.0),
+    "rope-yarn": RopeConfig(
+        base=50.0,
+        extension=YarnConfig(factor=4.0, original_max_positions=16, beta_fast=1.5, attention_factor=1.2),
+    ),
+    "shaw-keys": ShawConfig(clip=2, values=False),
+    "transformer_xl-clamped": TransformerXLConfig(clamp_distance=3),
+    "t5-few": T5BiasConfig(num_buckets=8, max_distance=16),
+    "t5-fewest": T5BiasConfig(num_buckets=4, max_distance=5),
+    "deberta-buckets": DebertaConfig(max_relative_positions=7, buckets=8),
+    "deberta-near": DebertaConfig(max_relative_positions=3, terms=("c2p",)),
+}
+"""Options with which a text of a few tokens meets what examples keep for longer ones."""
+
+SCHEMES: dict[str, PositionConfig] = {
+    **{f"{kind}-{i}": one for kind, member in REGISTERED.items() for i, one in enumerate(member.examples())},
+    **MORE,
+}
+
+
+def test_every_registered_scheme_has_a_plain_equation():
+    """One compared with itself alone may have any sign wrong: write its equation in naive_schemes.py."""
+    assert NAIVE.keys() == REGISTERED.keys()
+
+
+def near_or_first(i: int, j: int) -> bool:
+    return abs(i - j) <= 3 or i < 1 or j < 1
+
+
+PATTERNS = [
+    pytest.param(None, None, id="None"),
+    pytest.param(Window(3) | Global(1), near_or_first, id="Window(3) | Global(1)"),
+]
 
 LEFT = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
 PACKED = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1], [0] * 5 + [4] * 3])
+SENTENCES = torch.tensor([[0, 0, 0, 0, 1, 2, 0, 1], [0, 1, 0, 1, 1, 2, 2, 0]])
 PLACES: dict[str, dict[str, Tensor | None]] = {
-    "plain": {"mask": None, "documents": None},
-    "padded-packed": {"mask": LEFT, "documents": PACKED},
+    "plain": {"mask": None, "documents": None, "segments": None},
+    "padded-packed": {"mask": LEFT, "documents": PACKED, "segments": SENTENCES},
 }
+
+
+def site(layer: int) -> Site:
+    """A layer whose own projections of relative embeddings are `projections`."""
+    query, key = (
+        lambda rows, matrix=matrix: (rows @ matrix).unflatten(-1, (HEADS, WIDTH)).transpose(0, 1)
+        for matrix in projections()
+    )
+    return Site(layer, query, key)
+
+
+def projections() -> tuple[Tensor, Tensor]:
+    """Matrices [E, H D] for queries and keys."""
+    generator = torch.Generator().manual_seed(3)
+    shape = SHAPE.hidden_size, HEADS * WIDTH
+    query, key = (torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(2))
+    return query, key
+
+
+def equation(position: Position, config: PositionConfig, layer: int = LAYER) -> Naive:
+    return NAIVE[config.kind](position, layer, *projections())
 
 
 def inputs(kv_heads: int) -> list[Tensor]:
@@ -83,57 +114,97 @@ def run(
     pattern: Pattern | None,
     split: list[int],
     causal: bool,
-    mask: Tensor | None,
-    documents: Tensor | None,
+    **place: Tensor | None,
 ) -> Tensor:
     """The mechanism over chunks of the tokens, with a cache where there are several."""
     mechanism = SoftmaxConfig(pattern=pattern).build(HEADS, WIDTH)
     state, tokens, outputs, start = mechanism.new_state(0) if len(split) > 1 else None, NO_TOKENS, [], 0
     for new in split:
         part = slice(start, start + new)
-        tokens = extended(tokens, part, mask, documents)
-        context = tokens.context(new, causal=causal)
+        tokens = extended(tokens, part, **place)
+        context = labelled(position, tokens.context(new, causal=causal))
         q, k, v = (x[:, :, part] for x in tensors)
-        q, k = position.rotate(q, k, context, SITE[LAYER])
-        y, state = mechanism(q, k, v, context, state, Terms(position, SITE[LAYER]))
+        q, k = position.rotate(q, k, context, site(LAYER))
+        y, state = mechanism(q, k, v, context, state, Terms(position, site(LAYER)))
         outputs.append(y)
         start += new
     return torch.cat(outputs, 2)
 
 
-def extended(tokens: Tokens, part: slice, mask: Tensor | None, documents: Tensor | None) -> Tokens:
+def extended(
+    tokens: Tokens, part: slice, mask: Tensor | None, documents: Tensor | None, segments: Tensor | None
+) -> Tokens:
     ids = torch.zeros(ROWS, part.stop - part.start, dtype=torch.long)
-    own = [None if one is None else one[:, part] for one in (mask, documents)]
-    return tokens.extended(ids, own[0], None, own[1])
+    own = [None if one is None else one[:, part] for one in (mask, documents, segments)]
+    return tokens.extended(ids, own[0], None, own[1], own[2])
+
+
+def labelled(position: Position, context: Context) -> Context:
+    """The same with labels of pairs for a scheme that takes them; some pairs have none."""
+    if position.num_relations is None:
+        return context
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.randint(-1, position.num_relations, (ROWS, LENGTH, LENGTH), generator=generator)
+    last = slice(context.kv_len - context.q_len, context.kv_len)
+    return dataclasses.replace(context, relations=labels[:, last, : context.kv_len], memo={})
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_what_a_scheme_does_to_inputs_is_its_equation(name: str, layer: int):
+    torch.manual_seed(0)
+    position = randomised(SCHEMES[name].build(SHAPE))
+    naive = equation(position, SCHEMES[name], layer)
+    x = torch.randn(2, 40, SHAPE.hidden_size, dtype=torch.float64)
+    pos = torch.stack([torch.arange(40), torch.randint(0, 40, (40,))])
+    expected = torch.stack(
+        [torch.stack([naive.input(*token) for token in zip(row, at)]) for row, at in zip(x, pos.tolist())]
+    )
+    torch.testing.assert_close(position.embed(x, pos, layer), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(position.embed(x, pos[0], layer)[0], expected[0], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("split", [[8], [3, 1, 4]], ids=["whole", "chunks"])
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(("pattern", "sees"), PATTERNS)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_in_a_decoder_is_its_equation(
-    name: str, pattern: Pattern | None, place: str, split: list[int]
+    name: str, pattern: Pattern | None, sees: Sees | None, place: str, split: list[int]
 ):
     """Outputs and every gradient; two query heads share a key head."""
-    config, kind = SCHEMES[name]
-    position, tensors = randomised(config.build(SHAPE)), inputs(kv_heads=2)
+    position, tensors = randomised(SCHEMES[name].build(SHAPE)), inputs(kv_heads=2)
     parameters = [*tensors, *position.parameters()]
     actual = run(position, tensors, pattern, split, True, **PLACES[place])
     context = extended(NO_TOKENS, slice(0, LENGTH), **PLACES[place]).context(LENGTH, causal=True)
-    expected = attention(kind(position, LAYER), *tensors, context, pattern)
+    context = labelled(position, context)
+    expected = attention(equation(position, SCHEMES[name]), *tensors, context, sees)
     same(actual, expected, parameters, PLACES[place]["mask"])
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("name", [name for name in SCHEMES if name != "t5"])  # its buckets are tested apart
-def test_a_scheme_in_an_encoder_is_its_equation(name: str, pattern: Pattern | None):
+@pytest.mark.parametrize(("pattern", "sees"), PATTERNS)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_in_an_encoder_is_its_equation(name: str, pattern: Pattern | None, sees: Sees | None):
     """Keys after the query: negative distances, with padding and documents."""
-    config, kind = SCHEMES[name]
-    position, tensors = randomised(config.build(SHAPE)), inputs(kv_heads=HEADS)
+    position, tensors = randomised(SCHEMES[name].build(SHAPE)), inputs(kv_heads=HEADS)
     actual = run(position, tensors, pattern, [LENGTH], False, **PLACES["padded-packed"])
     context = extended(NO_TOKENS, slice(0, LENGTH), **PLACES["padded-packed"]).context(LENGTH, causal=False)
-    expected = attention(kind(position, LAYER), *tensors, context, pattern)
+    context = labelled(position, context)
+    expected = attention(equation(position, SCHEMES[name]), *tensors, context, sees)
     same(actual, expected, [*tensors, *position.parameters()], LEFT)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 12])
+def test_alibi_has_its_slopes_for_any_number_of_heads(heads: int):
+    position = AlibiConfig().build(Shape(hidden_size=4, num_heads=heads, head_size=4))
+    naive, zero = NAIVE["alibi"](position, 0), torch.zeros(4, dtype=torch.float64)
+    context = Context(3, 3, causal=True)
+    x = torch.zeros(1, heads, 3, 4, dtype=torch.float64)
+    found = position.relative(x, x, context, site(0))
+    assert found is not None
+    assert found.bias is not None
+    for h in range(heads):
+        expected = [float(naive.score(zero, zero, Pair(h, d, 0))) for d in range(3)]
+        assert all(map(math.isclose, found.bias[h].tolist(), expected))
 
 
 def same(actual: Tensor, expected: Tensor, parameters: list[Tensor], mask: Tensor | None) -> None:

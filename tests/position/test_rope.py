@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from naive import SITE, NaiveRope
+from naive import SITE
+from naive_schemes import NaiveRope
 from torch import Tensor
 
 from polyformer.core.errors import InputError
@@ -38,7 +39,7 @@ def test_each_pair_is_turned_by_its_angle(layout: str, fraction: float):
     position = rope(12, layout=layout, fraction=fraction, base=77.0)
     naive, found = NaiveRope(position, 0), turned(position, x, start=4)
     for i in range(5):
-        expected = torch.stack([naive.turned(one, 4 + i) for one in x[:, :, i].flatten(0, 1)])
+        expected = torch.stack([naive.rotated(one, 4 + i) for one in x[:, :, i].flatten(0, 1)])
         torch.testing.assert_close(found[:, :, i].flatten(0, 1), expected, rtol=0, atol=1e-12)
 
 
