@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attention_cases import LargestTensor, random_context
 from polyformer.attention.lsh import sorted_attention as engine
+from polyformer.attention.lsh import window_blocks
 from polyformer.attention.lsh.sorted_attention import sorted_attention
 from polyformer.attention.lsh.sorted_window import Windows, bucket_windows
 from polyformer.sequence.context import Context
@@ -61,8 +62,8 @@ def test_parts_do_not_show_in_the_result(monkeypatch: pytest.MonkeyPatch):
     context = Context(150, 150, causal=True)
     windows = bucket_windows(buckets, 33, context)
     expected = sorted_attention(*tensors, windows, context, SCALE)
-    monkeypatch.setitem(engine.TOGETHER, "cpu", 1)
-    monkeypatch.setitem(engine.JOINED, "cpu", 1)
+    monkeypatch.setitem(window_blocks.SCORES_AT_ONCE, "cpu", 1)
+    monkeypatch.setitem(engine.TOKENS_AT_ONCE, "cpu", 1)
     actual = sorted_attention(*tensors, windows, context, SCALE)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 

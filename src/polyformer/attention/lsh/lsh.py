@@ -1,21 +1,23 @@
-"""LSH attention: a token looks among the tokens that a random hash puts into its bucket.
+"""LSH attention: a token attends to tokens that a random hash puts into its bucket.
 
     h(x) = argmax [x R; -x R]        k_j = q_j / |q_j|
-    y_i = sum_j p_ij v_j             p_ij = softmax over the j that i sees of q_i . k_j / sqrt(D)
+    y_i = sum_j p_ij v_j             p_ij = softmax over S_i of q_i . k_j / sqrt(D)
 
-Keys are queries of unit length, so that tokens which point the same way share a bucket. There are several
-rounds of hashing, and i sees j if it does so in any round: if j is one of the last `window` tokens of i's own
-bucket at or before i. Without causality it is also one of the next `window` - 1. The window counts the token
-itself, which sees itself only where it sees nothing else. A key seen in several rounds counts once; joining
-rounds by their log-sum-exp with log c taken off says the same (equations 4 and 5 of the paper).
+Keys are queries of unit length, so that tokens of the same direction share a bucket. There are several rounds
+of hashing; S_i, the keys that i attends to, is the union over the rounds of the last `window` tokens of i's
+own bucket at or before i. Without causality it has also the next `window` - 1. The window counts the token
+itself, which attends to itself only where there is nothing else. A key of several rounds counts once; the
+paper combines the rounds by their log-sum-exp and subtracts log c from a key of c rounds, which gives the
+same (its equations 4 and 5).
 
-With `whole` the first tokens of a text, up to so many, also see one another, and `unscaled` scores are not
-divided by sqrt(D), as in transformers' Reformer, whose keys are q_j / sqrt(|q_j|^2 + key_eps D).
+With `whole` the first tokens of a text, at most so many, also attend to one another, and `unscaled` scores
+are not divided by sqrt(D), as in transformers' Reformer, whose keys are q_j / sqrt(|q_j|^2 + key_eps D).
 
-Deviations: the paper cuts the sorted tokens into chunks, whose edges later tokens move; a window sees no
-future. The bucket of a token is that of its key. The heads of a layer share R [D, rounds * buckets / 2],
-which is drawn once. Cost: products of R T `window` pairs of tokens, and T D `rounds` * `buckets` / 2 for the
-hashes; a step of decoding compares T `rounds` bucket numbers. Kitaev et al. 2020 (Reformer), section 2.
+Deviations: the paper cuts the sorted tokens into chunks, whose edges depend on later tokens; a window does
+not. The bucket of a token is that of its key. The heads of a layer share R [D, rounds * buckets / 2], which
+is drawn once. Cost: products of R T `window` pairs of tokens, and T D `rounds` * `buckets` / 2 for the
+hashes: linear in T. A step of decoding compares T `rounds` bucket numbers. Kitaev et al. 2020 (Reformer),
+section 2.
 """
 
 import dataclasses
@@ -26,42 +28,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.lsh.definition import definition
+from polyformer.attention.lsh.hashing import hashed
+from polyformer.attention.lsh.lookup import FEW, attend_to_pairs, looked_up
 from polyformer.attention.lsh.sorted_attention import sorted_attention
 from polyformer.attention.lsh.sorted_window import bucket_windows
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.state import State
 from polyformer.dot_product.guard import guarded
-from polyformer.ops.linear import linear
 from polyformer.ops.precision import at_least_float32, without_autocast
 from polyformer.ops.random_directions import RandomDirections
-from polyformer.ops.softmax import recording, softmax
+from polyformer.ops.softmax import recording
 from polyformer.sequence.context import Context
-
-FEW = 64
-"""Queries are looked up one by one where there are so many times more keys."""
-
-HASHED = 1 << 22
-"""Projections that are computed together for hashes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LSHConfig(MechanismConfig):
-    """`buckets` of a round; `window`: the tokens of its own bucket that a token sees, itself among them."""
+    """`buckets` of a round; `window`: tokens of its own bucket that a token attends to, itself counted."""
 
     rounds: int = 4
     buckets: int = 64
     window: int = 64
     plain: bool = False  # all pairs at once: the definition
-    whole: int = 0  # tokens at the start of a text that see one another
+    whole: int = 0  # tokens at the start of a text that attend to one another
     unscaled: bool = False  # scores are not divided by sqrt(D)
-    key_eps: float = 0.0  # keeps keys of no length finite
+    key_eps: float = 0.0  # keeps keys of length 0 finite
 
     kind: ClassVar[str] = "lsh"
     paper: ClassVar[str] = "Kitaev et al. 2020, section 2"
     relates: ClassVar[bool] = False
     shares_queries: ClassVar[bool] = True
-    eager: ClassVar[str] = "tokens are sorted by what they hash to, and runs of them walked in Python"
+    eager: ClassVar[str] = "tokens are sorted by bucket, and runs of them walked in Python"
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -87,37 +85,41 @@ class LSHConfig(MechanismConfig):
         return k * (k.square().sum(-1, keepdim=True) + self.key_eps * k.shape[-1]).rsqrt()
 
     def scale(self, head_size: int) -> float:
-        """What scores are multiplied by."""
+        """The factor of the scores: 1 / sqrt(D), or 1 if `unscaled`."""
         return 1.0 if self.unscaled else head_size**-0.5
 
     def build(self, num_heads: int, head_size: int) -> "LSHAttention":
+        """By sorting, or by all pairs if `plain`."""
         return (PlainLSH if self.plain else LSHAttention)(self, head_size)
 
     def definition(self) -> "LSHConfig":
+        """All pairs at once."""
         return dataclasses.replace(self, plain=True)
 
     @classmethod
     def examples(cls) -> tuple["LSHConfig", ...]:
+        """Narrow and wide windows, and the options of transformers' Reformer."""
         whole = cls(rounds=1, buckets=4, window=7, whole=5, unscaled=True, key_eps=1e-6)
         return cls(rounds=2, buckets=2, window=3), cls(rounds=3, buckets=4, window=40), whole
 
 
 @dataclasses.dataclass(frozen=True)
-class Hashed(State):
-    """Keys and values, and in `buckets` the keys' bucket numbers [B, H, T, R] beside values of no width."""
+class HashedCache(State):
+    """A cache of keys and values, and one of the keys' buckets [B, H, T, R] with values of no width."""
 
     cache: KeyValueCache
     buckets: KeyValueCache
 
-    def append(self, k: Tensor, v: Tensor, buckets: Tensor) -> tuple[Tensor, Tensor, Tensor, "Hashed"]:
+    def append(self, k: Tensor, v: Tensor, buckets: Tensor) -> tuple[Tensor, Tensor, Tensor, "HashedCache"]:
+        """All keys, values and buckets after these, and the next state."""
         k, v, cache = self.cache.append(k, v)
         rows = buckets.transpose(2, 3)
         rows, _, kept = self.buckets.append(rows, rows[..., :0])
-        return k, v, rows.transpose(2, 3), Hashed(cache, kept)
+        return k, v, rows.transpose(2, 3), HashedCache(cache, kept)
 
 
 class LSHAttention(Mechanism):
-    """Its state is what it has seen, hashed."""
+    """Its state is a key-value cache with the buckets of the keys."""
 
     def __init__(self, config: LSHConfig, head_size: int):
         super().__init__()
@@ -125,7 +127,8 @@ class LSHAttention(Mechanism):
         self.directions = RandomDirections(config.rounds * config.buckets // 2, head_size, orthogonal=False)
 
     def new_state(self, reserve: int) -> State:
-        return Hashed(KeyValueCache(reserve=reserve), KeyValueCache(reserve=reserve))
+        """Empty caches of keys, values and buckets."""
+        return HashedCache(KeyValueCache(reserve=reserve), KeyValueCache(reserve=reserve))
 
     @guarded
     def forward(
@@ -137,27 +140,19 @@ class LSHAttention(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
+        """Hashes the new keys, appends them to the state, and attends."""
         with without_autocast(q):
             buckets = self._with_first(self.hash(k), context)
             if state is not None:
-                assert isinstance(state, Hashed)
+                assert isinstance(state, HashedCache)
                 k, v, buckets, state = state.append(k, v, buckets)
             y = self._mix(at_least_float32(q), k, v, buckets, context)
         return y.to(q.dtype), state
 
-    @torch.no_grad()
     def hash(self, k: Tensor) -> Tensor:
         """The buckets [B, H, R, T] of keys [B, H, T, D]."""
-        turn, half = self.directions(at_least_float32(k)), self.config.buckets // 2
-        iota = torch.arange(half, dtype=turn.dtype, device=turn.device)
-        found = []
-        for rows in at_least_float32(k).flatten(0, 2).split(max(1, HASHED // len(turn))):
-            x = linear(rows, turn).unflatten(-1, (self.config.rounds, half))
-            top, low = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True)
-            # Where the extreme stands; argmax itself is no vector operation on a CPU and far slower.
-            where = x.eq_(torch.where(top < -low, low, top)).mul_(iota).amax(-1)
-            found.append((where + half * (top < -low).squeeze(-1)).int())
-        return torch.cat(found).view(*k.shape[:3], -1).transpose(2, 3)
+        k = at_least_float32(k)
+        return hashed(k, self.directions(k), self.config.rounds)
 
     def _with_first(self, buckets: Tensor, context: Context) -> Tensor:
         """One more round, in which the first tokens of a text share a bucket."""
@@ -171,79 +166,27 @@ class LSHAttention(Mechanism):
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context) -> Tensor:
         if recording():
-            return _plainly(self.config, q, k, v, buckets, context)
-        first, rest = context.offset, context.kv_len - context.offset - context.q_len
+            return self._by_definition(q, k, v, buckets, context)
+        window, scale = self.config.window, self.config.scale(q.shape[3])
         if context.causal and context.q_len * FEW <= context.kv_len:
-            return _one_by_one(self.config, q, k, v, buckets, context)
-        windows = bucket_windows(buckets, self.config.window, context)
-        q = F.pad(q, (0, 0, first, rest))  # the past asks nothing
-        scale = self.config.scale(q.shape[3])
+            rows, pair_q, pair_k, pair_v = looked_up(q, k, v, buckets, context, window)
+            scores = (pair_q * self.config.unit(pair_k)).sum(-1) * scale
+            return attend_to_pairs(rows, scores, pair_v, q[..., 0].numel()).view(*q.shape[:3], -1)
+        windows = bucket_windows(buckets, window, context)
+        first, rest = context.offset, context.kv_len - context.offset - context.q_len
+        q = F.pad(q, (0, 0, first, rest))  # the past has no queries
         y = sorted_attention(
             q, self.config.unit(k), at_least_float32(v), windows, context, scale, itself=False
         )
         return y[:, :, first : first + context.q_len]
 
+    def _by_definition(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context) -> Tensor:
+        unit, values, scale = self.config.unit(k), at_least_float32(v), self.config.scale(q.shape[3])
+        return definition(q, unit, values, buckets, context, self.config.window, scale)
+
 
 class PlainLSH(LSHAttention):
-    """By the equation, over all pairs."""
+    """By the equation, over all pairs (`definition`)."""
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context) -> Tensor:
-        return _plainly(self.config, q, k, v, buckets, context)
-
-
-def _meets(buckets: Tensor, context: Context) -> Tensor:
-    """Whether a query and a key are of one bucket and document, and no padding: [B, H, Tq, R, Tk]."""
-    slots = slice(context.offset, context.offset + context.q_len)
-    same = buckets[..., slots].transpose(2, 3).unsqueeze(-1) == buckets.unsqueeze(2)
-    if context.q_doc is not None and context.kv_doc is not None:
-        same &= (context.q_doc.unsqueeze(-1) == context.kv_doc.unsqueeze(-2))[:, None, :, None]
-    if context.kv_valid is not None:
-        valid = context.kv_valid
-        same &= (valid[:, slots].unsqueeze(-1) & valid.unsqueeze(-2))[:, None, :, None]
-    return same
-
-
-def _plainly(config: LSHConfig, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context) -> Tensor:
-    """The definition: [B, H, Tq, Dv]."""
-    query = torch.arange(context.q_len, device=q.device).view(-1, 1, 1) + context.offset
-    key = torch.arange(context.kv_len, device=q.device)
-    same = _meets(buckets, context)
-    before, after = same & (key <= query), same & (key > query)
-    seen = before & (before.flip(-1).cumsum(-1).flip(-1) <= config.window)
-    if not context.causal:
-        seen |= after & (after.cumsum(-1) < config.window)
-    seen, itself = seen.any(3), (key == query).squeeze(1)
-    others = seen & ~itself
-    allowed = others | (seen & ~others.any(-1, keepdim=True))
-    scores = q @ config.unit(k).mT * config.scale(q.shape[3])
-    return softmax(scores, allowed)[0] @ at_least_float32(v)
-
-
-def _one_by_one(
-    config: LSHConfig, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context
-) -> Tensor:
-    """The same for a few queries and their past: no key is read that is not seen. [B, H, Tq, Dv]."""
-    slots = torch.arange(context.q_len, device=q.device) + context.offset
-    same = _meets(buckets, context)
-    if context.q_len > 1:
-        same &= torch.arange(context.kv_len, device=q.device) <= slots.view(-1, 1, 1)
-    rows, keys = same.flatten(0, 3).nonzero(as_tuple=True)
-    ends = torch.bincount(rows, minlength=same[..., 0].numel()).cumsum(0)
-    last = ends[rows] - torch.arange(len(rows), device=q.device) <= config.window
-    rows, keys = rows[last] // buckets.shape[2], keys[last]
-    number = torch.arange(q[..., 0].numel(), device=q.device)
-    slots = slots.repeat(len(number) // context.q_len)
-    seen = torch.zeros(len(number), context.kv_len, dtype=torch.bool, device=q.device)
-    seen[rows, keys] = True
-    own = seen[number, slots]
-    seen[number, slots] = False
-    seen[number, slots] = own & ~seen.any(1)
-    rows, keys = seen.nonzero(as_tuple=True)
-    heads = rows // context.q_len
-    k, v = (at_least_float32(x.flatten(0, 1)[heads, keys]) for x in (k, v))
-    scores = (q.flatten(0, 2)[rows] * config.unit(k)).sum(-1) * config.scale(q.shape[3])
-    top = scores.new_zeros(len(number)).scatter_reduce(0, rows, scores.detach(), "amax", include_self=False)
-    weights = (scores - top[rows]).exp()
-    total = scores.new_zeros(len(number)).index_add(0, rows, weights)
-    y = v.new_zeros(len(number), v.shape[1]).index_add(0, rows, (weights / total[rows]).unsqueeze(-1) * v)
-    return y.view(*q.shape[:3], -1)
+        return self._by_definition(q, k, v, buckets, context)

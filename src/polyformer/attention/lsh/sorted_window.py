@@ -1,16 +1,16 @@
-"""Windows in a sorted order: every token sees the last keys of its own bucket, and no token sees the future.
+"""Windows in a sorted order: a token attends to the last keys of its own bucket, and to no later ones.
 
 Tokens are sorted by (document, bucket, slot). In that order the last m keys of a bucket at or before a token
-are a window of m places that ends at the token's own and does not cross into another bucket. To say so with
-one subtraction, buckets are set apart by m - 1 empty places:
+are a window of m places that ends at the token's own and does not cross into another bucket. One subtraction
+decides this where buckets are set apart by m - 1 empty places:
 
-    spot_t = place of t + (m - 1) * (number of buckets before t's)
-    i sees j    if 0 <= spot_i - spot_j < m    (causal),    |spot_i - spot_j| < m    (otherwise: m - 1 keys
-    of the bucket before the token, itself, m - 1 after)
+    spot_t = place of t + (m - 1) * (number of buckets before t's) i attends to j    if 0 <= spot_i - spot_j <
+    m    (causal),    |spot_i - spot_j| < m    (otherwise: m - 1 keys of the bucket before the token, itself,
+    m - 1 after it)
 
-Chunks of the sorted order, the published form (Kitaev et al. 2020, section 3), end where later tokens let
-them end; here what a token sees hangs on the tokens at or before it alone. Padding is a bucket of its own for
-each token: it sees itself. Cost: one stable sort of B H R T numbers.
+The edges of chunks of the sorted order, the published form (Kitaev et al. 2020, section 3), depend on later
+tokens; what a token attends to here depends on the tokens at or before it alone. A padding token is a bucket
+of its own: it attends to itself. Cost: one stable sort of B H R T numbers.
 """
 
 import dataclasses
@@ -37,9 +37,9 @@ class Windows:
     size: int
     causal: bool
 
-    def sees(self, of_queries: Tensor, of_keys: Tensor) -> Tensor:
-        """Whether queries on these spots see keys on those, which broadcast."""
-        apart = of_queries - of_keys
+    def sees(self, query_spots: Tensor, key_spots: Tensor) -> Tensor:
+        """Whether queries on these spots attend to keys on those, which broadcast."""
+        apart = query_spots - key_spots
         return (apart >= 0) & (apart < self.size) if self.causal else apart.abs() < self.size
 
 

@@ -1,0 +1,47 @@
+"""LSH attention by its equation, over all pairs of tokens: what the fast form is tested against.
+
+S_i = union over the rounds r of the last m slots j <= i with h_r(k_j) = h_r(k_i), and i itself taken out
+      where it is not alone; without causality also of the next m - 1 slots j > i of the bucket
+y_i = sum_(j in S_i) p_ij v_j        p_ij = softmax over S_i of q_i . k_j * scale
+"""
+
+import torch
+from torch import Tensor
+
+from polyformer.ops.softmax import softmax
+from polyformer.sequence.context import Context
+
+
+def definition(
+    q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, window: int, scale: float
+) -> Tensor:
+    """q [B, H, Tq, D], unit keys k [B, H, Tk, D], v, buckets h [B, H, R, Tk] of the keys -> [B, H, Tq,
+    Dv]."""
+    weights, _ = softmax(q @ k.mT * scale, attended(buckets, context, window))
+    return weights @ v
+
+
+def attended(buckets: Tensor, context: Context, window: int) -> Tensor:
+    """Whether the key is in S_i of the query, [B, H, Tq, Tk]."""
+    query = torch.arange(context.q_len, device=buckets.device).view(-1, 1, 1) + context.offset
+    key = torch.arange(context.kv_len, device=buckets.device)
+    same = same_bucket(buckets, context)
+    before, after = same & (key <= query), same & (key > query)
+    seen = before & (before.flip(-1).cumsum(-1).flip(-1) <= window)
+    if not context.causal:
+        seen |= after & (after.cumsum(-1) < window)
+    seen, itself = seen.any(3), (key == query).squeeze(1)
+    others = seen & ~itself
+    return others | (seen & ~others.any(-1, keepdim=True))
+
+
+def same_bucket(buckets: Tensor, context: Context) -> Tensor:
+    """Whether query and key are of one bucket and document, and no padding: [B, H, Tq, R, Tk]."""
+    slots = slice(context.offset, context.offset + context.q_len)
+    same = buckets[..., slots].transpose(2, 3).unsqueeze(-1) == buckets.unsqueeze(2)
+    if context.q_doc is not None and context.kv_doc is not None:
+        same &= (context.q_doc.unsqueeze(-1) == context.kv_doc.unsqueeze(-2))[:, None, :, None]
+    if context.kv_valid is not None:
+        valid = context.kv_valid
+        same &= (valid[:, slots].unsqueeze(-1) & valid.unsqueeze(-2))[:, None, :, None]
+    return same

@@ -1,0 +1,24 @@
+"""The hash of LSH attention: h(x) = argmax [x R; -x R], for every round a matrix R [D, buckets / 2]."""
+
+import torch
+from torch import Tensor
+
+from polyformer.ops.linear import linear
+
+HASHED = 1 << 22
+"""Projections that are computed together."""
+
+
+@torch.no_grad()
+def hashed(k: Tensor, directions: Tensor, rounds: int) -> Tensor:
+    """The buckets [B, H, rounds, T] of keys [B, H, T, D]; directions [rounds * buckets / 2, D]."""
+    half = len(directions) // rounds
+    iota = torch.arange(half, dtype=directions.dtype, device=directions.device)
+    buckets = []
+    for rows in k.flatten(0, 2).split(max(1, HASHED // len(directions))):
+        x = linear(rows, directions).unflatten(-1, (rounds, half))
+        top, low = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True)
+        # Where the extreme stands; argmax itself is no vector operation on a CPU and far slower.
+        where = x.eq_(torch.where(top < -low, low, top)).mul_(iota).amax(-1)
+        buckets.append((where + half * (top < -low).squeeze(-1)).int())
+    return torch.cat(buckets).view(*k.shape[:3], -1).transpose(2, 3)

@@ -1,0 +1,49 @@
+"""LSH attention of a few causal queries after many keys: only the keys that are attended to are read."""
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.lsh.definition import same_bucket
+from polyformer.ops.precision import at_least_float32
+from polyformer.sequence.context import Context
+
+FEW = 64
+"""Queries are looked up where there are at least so many times more keys."""
+
+
+def looked_up(
+    q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, window: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The pairs of a query and a key that it attends to, query by query.
+
+    Returns:
+        The number of each pair's query [P] among the B H Tq, and q, k [P, D] and v [P, Dv] of the pairs.
+    """
+    slots = torch.arange(context.q_len, device=q.device) + context.offset
+    same = same_bucket(buckets, context)
+    if context.q_len > 1:
+        same &= torch.arange(context.kv_len, device=q.device) <= slots.view(-1, 1, 1)
+    rows, keys = same.flatten(0, 3).nonzero(as_tuple=True)
+    ends = torch.bincount(rows, minlength=same[..., 0].numel()).cumsum(0)
+    last = ends[rows] - torch.arange(len(rows), device=q.device) <= window
+    rows, keys = rows[last] // buckets.shape[2], keys[last]  # of the queries, not of their rounds
+    number = torch.arange(q[..., 0].numel(), device=q.device)
+    slots = slots.repeat(len(number) // context.q_len)
+    seen = torch.zeros(len(number), context.kv_len, dtype=torch.bool, device=q.device)
+    seen[rows, keys] = True
+    own = seen[number, slots]
+    seen[number, slots] = False
+    seen[number, slots] = own & ~seen.any(1)
+    rows, keys = seen.nonzero(as_tuple=True)
+    heads = rows // context.q_len
+    k, v = (at_least_float32(x.flatten(0, 1)[heads, keys]) for x in (k, v))
+    return rows, q.flatten(0, 2)[rows], k, v
+
+
+def attend_to_pairs(rows: Tensor, scores: Tensor, v: Tensor, queries: int) -> Tensor:
+    """Softmax attention [queries, Dv] over pairs: the query of each [P], its score [P] and value [P, Dv]."""
+    none = scores.new_zeros(queries)
+    top = none.scatter_reduce(0, rows, scores.detach(), "amax", include_self=False)
+    weights = (scores - top[rows]).exp()
+    total = none.index_add(0, rows, weights)
+    return v.new_zeros(queries, v.shape[1]).index_add(0, rows, (weights / total[rows]).unsqueeze(-1) * v)
