@@ -2,6 +2,8 @@
 
 import ast
 import graphlib
+import importlib
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import polyformer
+from polyformer.core.registry import import_modules
 
 ROOT = Path(polyformer.__file__).parent
 ORDER = [
@@ -142,3 +145,43 @@ def test_importing_loads_nothing_heavy(statement: str):
     code = f"import sys\n{statement}\nprint(sorted(set({HEAVY}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_type_checkers_know_the_names_that_are_loaded_when_used():
+    names, stars = {}, []
+    for node in ast.walk(ast.parse((ROOT / "__init__.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module != "typing":
+            for alias in node.names:
+                if alias.name == "*":
+                    stars.append(node.module)
+                else:
+                    assert alias.asname == alias.name, "a name that is not private for users of the package"
+                    names[alias.name] = str(node.module).removeprefix("polyformer.")
+    assert names == polyformer._HOMES
+    assert stars == ["polyformer.patterns"]
+
+
+def test_public_names_are_listed_once_and_found():
+    assert len(set(polyformer.__all__)) == len(polyformer.__all__)
+    assert set(polyformer.__all__) <= set(dir(polyformer))
+    for name in polyformer.__all__:
+        assert getattr(polyformer, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'Windw'"):
+        _ = polyformer.Windw  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "folder", ["attention", "block", "feedforward", "heads", "patterns", "position", "presets", "tasks"]
+)
+def test_a_member_is_registered_by_its_file_alone(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its folder imports every module that lies in it, and in the packages inside."""
+    package = importlib.import_module(f"polyformer.{folder}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        assert module.name in sys.modules
+    (tmp_path / "a_new_member.py").write_text("")
+    monkeypatch.setattr(package, "__path__", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, f"{package.__name__}.a_new_member", raising=False)
+    import_modules(package.__name__)
+    assert sys.modules.pop(f"{package.__name__}.a_new_member").__file__ == str(tmp_path / "a_new_member.py")

@@ -6,92 +6,60 @@ Names are loaded when they are first used, so that the command line answers befo
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from polyformer.architecture import ModelConfig
-    from polyformer.checkpoints import from_pretrained
-    from polyformer.core.errors import InputError
-    from polyformer.dot_product.attend import attend, explain
-    from polyformer.dot_product.relative import Relative
-    from polyformer.generation import GenerationConfig
-    from polyformer.model import Transformer
-    from polyformer.outputs import ModelOutput, ModelState
-    from polyformer.patterns import (
-        ETC,
-        BlockWindow,
-        Blockwise,
-        ByDistance,
-        Causal,
-        Documents,
-        Fixed,
-        Full,
-        Global,
-        GlobalEnd,
-        Links,
-        Local1D,
-        Local2D,
-        Marked,
-        Padding,
-        Pattern,
-        PerHead,
-        PerLayer,
-        Random,
-        Strided,
-        Summary,
-        Whole,
-        Window,
-    )
-    from polyformer.presets import create_model, list_models, model_config, register
-    from polyformer.sequence.context import Context
+if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compares the two lists
+    from polyformer.architecture import ModelConfig as ModelConfig
+    from polyformer.checkpoints import from_pretrained as from_pretrained
+    from polyformer.core.errors import InputError as InputError
+    from polyformer.dot_product.attend import attend as attend
+    from polyformer.dot_product.attend import explain as explain
+    from polyformer.dot_product.relative import Relative as Relative
+    from polyformer.generation import GenerationConfig as GenerationConfig
+    from polyformer.model import Transformer as Transformer
+    from polyformer.outputs import ModelOutput as ModelOutput
+    from polyformer.outputs import ModelState as ModelState
+    from polyformer.patterns import *
+    from polyformer.presets import create_model as create_model
+    from polyformer.presets import list_models as list_models
+    from polyformer.presets import model_config as model_config
+    from polyformer.presets import register as register
+    from polyformer.sequence.context import Context as Context
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "patterns": (
-        "Blockwise",
-        "BlockWindow",
-        "ByDistance",
-        "Causal",
-        "Documents",
-        "ETC",
-        "Fixed",
-        "Full",
-        "Global",
-        "GlobalEnd",
-        "Links",
-        "Local1D",
-        "Local2D",
-        "Marked",
-        "Padding",
-        "Pattern",
-        "PerHead",
-        "PerLayer",
-        "Random",
-        "Strided",
-        "Summary",
-        "Whole",
-        "Window",
-    ),
-    "checkpoints": ("from_pretrained",),
-    "dot_product.attend": ("attend", "explain"),
-    "sequence.context": ("Context",),
-    "core.errors": ("InputError",),
-    "dot_product.relative": ("Relative",),
-    "generation": ("GenerationConfig",),
-    "architecture": ("ModelConfig",),
-    "model": ("Transformer",),
-    "outputs": ("ModelOutput", "ModelState"),
-    "presets": ("create_model", "list_models", "model_config", "register"),
+    "Context": "sequence.context",
+    "GenerationConfig": "generation",
+    "InputError": "core.errors",
+    "ModelConfig": "architecture",
+    "ModelOutput": "outputs",
+    "ModelState": "outputs",
+    "Relative": "dot_product.relative",
+    "Transformer": "model",
+    "attend": "dot_product.attend",
+    "create_model": "presets",
+    "explain": "dot_product.attend",
+    "from_pretrained": "checkpoints",
+    "list_models": "presets",
+    "model_config": "presets",
+    "register": "presets",
 }
-
-__all__ = [name for names in _HOMES.values() for name in names]
+"""The module that each public name is in; all others are patterns, which polyformer.patterns lists."""
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"polyformer.{module}"), name)
-    raise AttributeError(f"module 'polyformer' has no attribute {name!r}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"polyformer.{_HOMES[name]}"), name)
+    if name == "__all__":
+        return [*_HOMES, *_patterns()]
+    if name.startswith("_") or name not in _patterns():
+        raise AttributeError(f"module 'polyformer' has no attribute {name!r}")
+    return getattr(importlib.import_module("polyformer.patterns"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *_HOMES, *_patterns()])
+
+
+def _patterns() -> list[str]:
+    """The names of patterns; asking for them imports torch."""
+    return importlib.import_module("polyformer.patterns").__all__

@@ -11,6 +11,7 @@ from polyformer.attention.memory_compressed import MemoryCompressedConfig
 from polyformer.attention.routing import RoutingConfig
 from polyformer.attention.softmax_attention import SoftmaxConfig
 from polyformer.attention.svd import SVDConfig
+from polyformer.core.registry import import_modules
 
 __all__ = [
     "AdaptiveSpanConfig",
@@ -25,3 +26,5 @@ __all__ = [
     "SVDConfig",
     "SoftmaxConfig",
 ]
+
+import_modules(__name__)

@@ -5,6 +5,7 @@ from polyformer.block.parallel import ParallelConfig
 from polyformer.block.post import PostNormConfig
 from polyformer.block.pre import PreNormConfig
 from polyformer.block.reversible import Reversible, ReversibleConfig, joined, streams
+from polyformer.core.registry import import_modules
 
 __all__ = [
     "Block",
@@ -18,3 +19,5 @@ __all__ = [
     "joined",
     "streams",
 ]
+
+import_modules(__name__)

@@ -1,12 +1,24 @@
 """A list of named things, filled by decorators: one list, never two."""
 
 import fnmatch
+import importlib
+import pkgutil
+import sys
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from polyformer.core.errors import InputError, quote, unknown
 
 T = TypeVar("T")
+
+
+def import_modules(package: str) -> None:
+    """Import every module of a package and of those inside it, so that what they define is registered.
+
+    A folder of members ends its `__init__` with it: a new member is one file, which no list names.
+    """
+    for module in pkgutil.walk_packages(sys.modules[package].__path__, f"{package}."):
+        importlib.import_module(module.name)
 
 
 def register(registry: dict[str, type[T]], name: str, cls: type[T], what: str) -> None:

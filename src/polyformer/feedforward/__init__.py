@@ -1,5 +1,6 @@
 """Feed-forward layers."""
 
+from polyformer.core.registry import import_modules
 from polyformer.feedforward.alternate import AlternateFeedForwardConfig
 from polyformer.feedforward.base import FeedForward, FeedForwardConfig
 from polyformer.feedforward.chunked import Chunked, ChunkedConfig
@@ -20,3 +21,5 @@ __all__ = [
     "Gated",
     "GatedConfig",
 ]
+
+import_modules(__name__)

@@ -1,5 +1,6 @@
 """Heads: what is predicted from the hidden states."""
 
+from polyformer.core.registry import import_modules
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, LastLayer
 from polyformer.heads.classification import ClassifyConfig, SpanConfig, TagConfig
 from polyformer.heads.detection import DetectConfig
@@ -23,3 +24,5 @@ __all__ = [
     "SpanConfig",
     "TagConfig",
 ]
+
+import_modules(__name__)

@@ -1,5 +1,6 @@
 """Patterns of who may see whom, and their algebra: `Window(256) | Global(1)`."""
 
+from polyformer.core.registry import import_modules
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.block_window import BlockWindow
 from polyformer.patterns.blockwise import Blockwise
@@ -47,3 +48,5 @@ __all__ = [
     "Window",
     "Without",
 ]
+
+import_modules(__name__)

@@ -1,5 +1,6 @@
 """Position schemes, one file each."""
 
+from polyformer.core.registry import import_modules
 from polyformer.position.alibi import AlibiConfig
 from polyformer.position.axial import AxialConfig
 from polyformer.position.base import (
@@ -55,3 +56,5 @@ __all__ = [
     "related",
     "sinusoids",
 ]
+
+import_modules(__name__)

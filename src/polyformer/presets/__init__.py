@@ -1,25 +1,6 @@
-"""Sizes and choices, one file a family."""
+"""Sizes and choices of known models, one file a family."""
 
-from polyformer.presets import (
-    albert,
-    bart,
-    bigbird,
-    deberta,
-    decision_transformer,
-    decoder,
-    distilbert,
-    electra,
-    encoder,
-    etc,
-    longformer,
-    m2m100,
-    memory_compressed,
-    reformer,
-    roberta,
-    t5,
-    transformer,
-    xlm,
-)
+from polyformer.core.registry import import_modules
 from polyformer.presets.base import (
     MODELS,
     create_model,
@@ -29,29 +10,6 @@ from polyformer.presets.base import (
     register,
 )
 
-__all__ = [
-    "MODELS",
-    "albert",
-    "bart",
-    "bigbird",
-    "create_model",
-    "deberta",
-    "decision_transformer",
-    "decoder",
-    "distilbert",
-    "electra",
-    "encoder",
-    "etc",
-    "list_models",
-    "longformer",
-    "m2m100",
-    "memory_compressed",
-    "model_config",
-    "overridden",
-    "reformer",
-    "register",
-    "roberta",
-    "t5",
-    "transformer",
-    "xlm",
-]
+__all__ = ["MODELS", "create_model", "list_models", "model_config", "overridden", "register"]
+
+import_modules(__name__)

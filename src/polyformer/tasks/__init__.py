@@ -1,5 +1,6 @@
 """Tasks: what a model is trained to do, and how well it does it."""
 
+from polyformer.core.registry import import_modules
 from polyformer.tasks.act import Acting, ActingConfig
 from polyformer.tasks.base import HeldOut, Task, TaskConfig, Workers
 from polyformer.tasks.classify import (
@@ -63,3 +64,5 @@ __all__ = [
     "TranslationModellingConfig",
     "Workers",
 ]
+
+import_modules(__name__)
