@@ -32,13 +32,13 @@ def test_its_python_runs(tmp_path: Path):
 def test_its_commands_exist():
     lines = [line.split() for code in blocks("sh") for line in code.splitlines()]
     named = {words[1] for words in lines if words[0] == "polyformer"}
-    assert len(named) > 10
+    assert len(named) >= 10
     assert named <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]+)", README))))
 def test_its_links_lead_somewhere(link: str):
-    assert (ROOT / link).is_file()
+    assert (ROOT / link).exists()
 
 
 def test_the_version_stands_in_one_way_everywhere():
