@@ -26,6 +26,7 @@ from polyformer.position import (
 )
 from polyformer.position.rope.context_extension import YarnConfig
 from polyformer.sequence.context import Context
+from polyformer.sequence.inputs import ModelInputs
 from polyformer.sequence.tokens import NO_TOKENS, Tokens
 
 ROWS, HEADS, LENGTH, WIDTH, LAYER = 2, 4, 8, 8, 1
@@ -136,7 +137,7 @@ def extended(
 ) -> Tokens:
     ids = torch.zeros(ROWS, part.stop - part.start, dtype=torch.long)
     own = [None if one is None else one[:, part] for one in (mask, documents, segments)]
-    return tokens.extended(ids, own[0], None, own[1], own[2])
+    return tokens.extended(ModelInputs(ids, attention_mask=own[0], document_ids=own[1], segment_ids=own[2]))
 
 
 def labelled(position: Position, context: Context) -> Context:

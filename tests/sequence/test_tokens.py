@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
+from polyformer.sequence.inputs import ModelInputs
 from polyformer.sequence.tokens import NO_TOKENS, Tokens
 
 
@@ -24,7 +25,7 @@ def after(
     doc: Tensor | None = None,
     batch: int = 2,
 ) -> Tokens:
-    return tokens.extended(ids(batch, new), mask, pos, doc)
+    return tokens.extended(ModelInputs(ids(batch, new), mask, pos, doc))
 
 
 def test_without_a_word_positions_are_slots():
@@ -128,10 +129,10 @@ def test_what_does_not_fit_is_named(options: dict[str, Tensor], message: str):
 def test_segments_are_numbers_of_their_own():
     """Any order, missing ones 0, and without a word the last one goes on; every context has them."""
     first = after(NO_TOKENS, 2)
-    given = first.extended(ids(2, 3), None, None, None, rows([4, 1, 4], [0, 0, 2]))
-    assert given.segment is not None
-    assert given.segment.tolist() == [[0, 0, 4, 1, 4], [0, 0, 0, 0, 2]]
-    longer = given.extended(ids(2, 2), None, None, None)
+    second = first.extended(ModelInputs(ids(2, 3), segment_ids=rows([4, 1, 4], [0, 0, 2])))
+    assert second.segment is not None
+    assert second.segment.tolist() == [[0, 0, 4, 1, 4], [0, 0, 0, 0, 2]]
+    longer = second.extended(ModelInputs(ids(2, 2)))
     assert longer.segment is not None
     assert longer.segment[:, 5:].tolist() == [[4, 4], [2, 2]]
     context = longer.context(3, causal=True)
@@ -143,4 +144,4 @@ def test_segments_are_numbers_of_their_own():
     same = context.same_segment(zero, torch.arange(3).view(-1, 1), torch.arange(7))
     assert same.tolist() == [[False, False, True, False, True, True, True]] * 3
     with pytest.raises(InputError, match=r"segment_ids: expected the shape of the ids \(2, 3\), got \(3,\)"):
-        first.extended(ids(2, 3), None, None, None, torch.arange(3))
+        first.extended(ModelInputs(ids(2, 3), segment_ids=torch.arange(3)))

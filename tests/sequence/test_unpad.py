@@ -13,7 +13,7 @@ from polyformer.model import Transformer
 from polyformer.patterns import Window
 from polyformer.presets import model_config
 from polyformer.sequence.context import Context
-from polyformer.sequence.tokens import Given
+from polyformer.sequence.inputs import ModelInputs
 from polyformer.sequence.unpadding import unpadding
 
 LENGTHS = (70, 33, 1, 200)
@@ -26,25 +26,25 @@ def mask(side: str = "right", width: int = 200) -> Tensor:
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_there_and_back(side: str):
-    given = Given(ids=torch.arange(800).view(4, 200), mask=mask(side), positions=torch.arange(200))
-    found = unpadding(given)
-    assert found is not None
-    packed = found.given(given)
-    assert packed.ids is not None
-    assert packed.documents is not None
-    assert packed.ids.shape == packed.documents.shape == (1, sum(LENGTHS))
-    assert packed.mask is None
-    assert packed.documents[0].unique_consecutive(return_counts=True)[1].tolist() == list(LENGTHS)
+    inputs = ModelInputs(torch.arange(800).view(4, 200), mask(side), torch.arange(200))
+    padding = unpadding(inputs)
+    assert padding is not None
+    packed = padding.pack_inputs(inputs)
+    assert packed.input_ids is not None
+    assert packed.document_ids is not None
+    assert packed.input_ids.shape == packed.document_ids.shape == (1, sum(LENGTHS))
+    assert packed.attention_mask is None
+    assert packed.document_ids[0].unique_consecutive(return_counts=True)[1].tolist() == list(LENGTHS)
     x = torch.randn(4, 200, 3)
-    torch.testing.assert_close(found.unpack(found.pack(x)), x * mask(side).unsqueeze(-1), rtol=0, atol=0)
+    torch.testing.assert_close(padding.unpack(padding.pack(x)), x * mask(side).unsqueeze(-1), rtol=0, atol=0)
 
 
 def test_documents_of_a_padded_row_stay_apart():
     documents = (torch.arange(200) >= 20).long().expand(4, -1)
-    given = Given(ids=torch.zeros(4, 200, dtype=torch.long), mask=mask(), documents=documents)
-    found = unpadding(given)
-    assert found is not None
-    packed = found.given(given).documents
+    inputs = ModelInputs(torch.zeros(4, 200, dtype=torch.long), mask(), document_ids=documents)
+    padding = unpadding(inputs)
+    assert padding is not None
+    packed = padding.pack_inputs(inputs).document_ids
     assert packed is not None
     assert bool((packed.diff() >= 0).all())
     assert packed[0].unique_consecutive(return_counts=True)[1].tolist() == [20, 50, 20, 13, 1, 20, 180]
@@ -52,7 +52,7 @@ def test_documents_of_a_padded_row_stay_apart():
 
 @pytest.mark.parametrize("few", [torch.ones(4, 200), (torch.arange(200) < 199).long().expand(4, -1)])
 def test_little_padding_stays(few: Tensor):
-    assert unpadding(Given(ids=torch.zeros(4, 200, dtype=torch.long), mask=few)) is None
+    assert unpadding(ModelInputs(torch.zeros(4, 200, dtype=torch.long), few)) is None
 
 
 @pytest.mark.parametrize("preset", ["encoder-tiny", "decoder-tiny", "bert-base"])

@@ -1,5 +1,6 @@
 """What all wrapped models have in common: how they are built, called and changed."""
 
+import dataclasses
 import inspect
 import os
 from typing import Any, ClassVar
@@ -16,8 +17,10 @@ from polyformer.hub.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Argumen
 from polyformer.hub.offload import loaded
 from polyformer.hub.resize import resize
 from polyformer.model import Transformer
+from polyformer.model.arguments import OutputOptions
 from polyformer.outputs import ModelOutput, ModelState
-from polyformer.sequence.tokens import NO_TOKENS, Given
+from polyformer.sequence.inputs import ModelInputs
+from polyformer.sequence.tokens import NO_TOKENS
 
 SAVED_BY = {
     *inspect.signature(transformers.PreTrainedModel.save_pretrained).parameters,
@@ -244,23 +247,12 @@ class Encoder(nn.Module):
         """BaseModelOutput."""
         model = self.owner[0].model
         settle_text(given, model, None)
-        names = {
-            "input_ids": "ids",
-            "attention_mask": "mask",
-            "token_type_ids": "types",
-            "position_ids": "positions",
-            "inputs_embeds": "vectors",
-            "global_attention_mask": "marks",
-            "langs": "langs",
-            "segment_ids": "segments",
-            "relation_ids": "relations",
-        }
-        text = Given(**{ours: given[theirs] for theirs, ours in names.items() if theirs in given})
+        names = {field.name for field in dataclasses.fields(ModelInputs)}
+        text = ModelInputs(**{name: value for name, value in given.items() if name in names})
         with loaded(model):
             ran = model.read_source(
-                text.with_ids("inputs_embeds"),
-                bool(given.get("output_attentions")),
-                bool(given.get("output_hidden_states")),
+                text.with_placeholder_ids(),
+                OutputOptions(bool(given.get("output_attentions")), bool(given.get("output_hidden_states"))),
             )
         result = outputs.BaseModelOutput(ran.hidden, ran.hidden_states, tuple(ran.attentions) or None)
         return result if given.get("return_dict", True) else result.to_tuple()

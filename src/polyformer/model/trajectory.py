@@ -23,7 +23,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.initialization import initialize
 from polyformer.core.sizes import check_deviation, check_sizes
 from polyformer.feedforward import DenseConfig
-from polyformer.model.inputs import check_mask
+from polyformer.model.checks import check_mask
 from polyformer.model.saving import PretrainedMixin
 from polyformer.ops.linear import Linear
 from polyformer.ops.softmax import recorded

@@ -8,41 +8,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.core.state import State
 from polyformer.sequence.context import Context
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Given:
-    """What a caller says of new tokens, each [B, T] but where said otherwise; None where nothing is said.
-
-    mask: 1 for real tokens. positions: also [T]. documents, segments: numbers of what a token belongs to.
-    types, langs: rows of the tables of token types and languages. marks: 1 for global tokens. relations:
-    [B, T, all tokens so far]. vectors: [B, T, E], in place of the rows of the token table.
-    """
-
-    ids: Tensor | None = None
-    mask: Tensor | None = None
-    positions: Tensor | None = None
-    documents: Tensor | None = None
-    segments: Tensor | None = None
-    types: Tensor | None = None
-    langs: Tensor | None = None
-    marks: Tensor | None = None
-    relations: Tensor | None = None
-    vectors: Tensor | None = None
-
-    def with_ids(self, name: str) -> "Given":
-        """With ids that stand in for tokens given as vectors, the argument `name`."""
-        if self.vectors is None:
-            return self
-        if self.ids is not None or self.vectors.dim() != 3:
-            other = "ids too" if self.ids is not None else tuple(self.vectors.shape)
-            raise InputError(f"{name}: expected [batch, length, width] in place of the ids, got {other}")
-        return dataclasses.replace(self, ids=self.vectors.new_zeros(self.vectors.shape[:2], dtype=torch.long))
-
-    @property
-    def read_ids(self) -> Tensor | None:
-        """The ids, unless they only stand in for vectors."""
-        return self.ids if self.vectors is None else None
+from polyformer.sequence.inputs import ModelInputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,57 +27,52 @@ class Tokens(State):
     segment: Tensor | None = None
     marked: Tensor | None = None
 
-    def extended(
-        self,
-        ids: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        document_ids: Tensor | None,
-        segment_ids: Tensor | None = None,
-        global_attention_mask: Tensor | None = None,
-    ) -> "Tokens":
-        """These tokens followed by `ids` [B, T].
+    def extended(self, inputs: ModelInputs) -> "Tokens":
+        """These tokens followed by those of `inputs`.
 
-        attention_mask: 1 for real tokens; [B, T], or for all tokens so far. position_ids: [B, T] or [T]; by
-        default each row's real tokens are counted, from 0 in every document. document_ids and segment_ids:
-        [B, T]. global_attention_mask: [B, T], 1 for global tokens; without a word there are none.
+        The attention mask may be of the new tokens or of all tokens so far. By default each row's real tokens
+        are counted from 0 in every document, document and segment go on with the last number, and no token
+        is global.
         """
+        ids, mask = inputs.input_ids, inputs.attention_mask
+        assert ids is not None
         rows, new = ids.shape
         length = self.length + new
-        if attention_mask is not None and attention_mask.shape[-1] == length and self.length:
-            valid: Tensor | None = attention_mask.bool()
+        if mask is not None and mask.shape[-1] == length and self.length:
+            valid: Tensor | None = mask.bool()
         else:
-            given = None if _all_real(attention_mask) else _checked("attention_mask", attention_mask, ids)
-            mask = None if given is None else given.bool()
-            valid = _joined(self.valid, mask, (rows, self.length), ids, torch.ones, torch.bool)
-        doc = self._numbers("document_ids", self.doc, document_ids, ids)
-        if document_ids is not None and doc is not None and _looks(doc) and bool((doc.diff() < 0).any()):
+            real = None if mask is None or _all_real(mask) else _checked("attention_mask", mask, ids).bool()
+            valid = _joined(self.valid, real, (rows, self.length), ids, torch.ones, torch.bool)
+        doc = self._numbers("document_ids", self.doc, inputs.document_ids, ids)
+        fresh = inputs.document_ids is not None
+        if fresh and doc is not None and _looks(doc) and bool((doc.diff() < 0).any()):
             raise InputError("document_ids: expected numbers that do not decrease along a row")
-        segment = self._numbers("segment_ids", self.segment, segment_ids, ids)
-        marks = global_attention_mask
+        segment = self._numbers("segment_ids", self.segment, inputs.segment_ids, ids)
+        marks = inputs.global_attention_mask
         marks = None if marks is None else _checked("global_attention_mask", marks, ids).bool()
         marked = _joined(self.marked, marks, (rows, self.length), ids, torch.zeros, torch.bool)
-        return Tokens(length, valid, self._positions(ids, position_ids, valid, doc), doc, segment, marked)
+        pos = self._positions(ids, inputs.position_ids, valid, doc)
+        return Tokens(length, valid, pos, doc, segment, marked)
 
-    def _numbers(self, name: str, past: Tensor | None, given: Tensor | None, ids: Tensor) -> Tensor | None:
-        """Numbers [B, T] of these tokens and the new ones; without a word the last number goes on."""
-        new = None if given is None else _checked(name, given, ids)
+    def _numbers(self, name: str, past: Tensor | None, new: Tensor | None, ids: Tensor) -> Tensor | None:
+        """Numbers [B, T] of these tokens and the `new` ones; by default the last number goes on."""
+        new = None if new is None else _checked(name, new, ids)
         if new is None and past is not None:
             new = past[:, -1:].expand(ids.shape)
         return _joined(past, new, (ids.shape[0], self.length), ids, torch.zeros, torch.long)
 
     def _positions(
-        self, ids: Tensor, given: Tensor | None, valid: Tensor | None, doc: Tensor | None
+        self, ids: Tensor, new_positions: Tensor | None, valid: Tensor | None, doc: Tensor | None
     ) -> Tensor | None:
         """Positions of these tokens and the new ones, [B, T]; None while they are the slots."""
         rows, new = ids.shape
-        if given is None and self.pos is None and valid is None and doc is None:
+        if new_positions is None and self.pos is None and valid is None and doc is None:
             return None
         past = self.pos
         if past is None:
             past = torch.arange(self.length, device=ids.device).expand(rows, -1)
-        if given is not None:
-            following = _checked("position_ids", given.expand(rows, -1), ids)
+        if new_positions is not None:
+            following = _checked("position_ids", new_positions.expand(rows, -1), ids)
         else:
             counted = _counted(rows, self.length + new, valid, doc, ids.device)
             following = self._continued(past, counted, doc, new)
@@ -178,18 +139,17 @@ def _looks(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _all_real(mask: Tensor | None) -> bool:
-    """Whether no mask is needed, where that is cheap to know."""
-    return mask is None or (_looks(mask) and bool(mask.all()))
+def _all_real(mask: Tensor) -> bool:
+    """Whether the mask hides nothing, where that is cheap to know."""
+    return _looks(mask) and bool(mask.all())
 
 
-def _checked(name: str, given: Tensor | None, ids: Tensor) -> Tensor:
-    assert given is not None
-    if given.shape != ids.shape:
+def _checked(name: str, numbers: Tensor, ids: Tensor) -> Tensor:
+    if numbers.shape != ids.shape:
         raise InputError(
-            f"{name}: expected the shape of the ids {tuple(ids.shape)}, got {tuple(given.shape)}"
+            f"{name}: expected the shape of the ids {tuple(ids.shape)}, got {tuple(numbers.shape)}"
         )
-    return given
+    return numbers
 
 
 def _joined(

@@ -11,7 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from polyformer.sequence.tokens import Given
+from polyformer.sequence.inputs import ModelInputs
 
 WORTH_TOKENS, WORTH_SHARE = 128, 0.1
 """Padding worth removing: so many tokens, and so much of the batch."""
@@ -34,24 +34,30 @@ class Unpadding:
         whole = x.new_zeros(self.rows * self.length, x.shape[2])
         return whole.index_copy(0, self.index, x[0]).view(self.rows, self.length, -1)
 
-    def given(self, given: Given) -> Given:
-        """What was said of [B, T] said of [1, N]."""
+    def pack_inputs(self, inputs: ModelInputs) -> ModelInputs:
+        """Inputs [B, T] as [1, N], a document for each row (or each document of a row), without a mask."""
         shape = self.rows, self.length
         documents = torch.arange(self.rows, device=self.index.device).unsqueeze(1).expand(shape)
-        if given.documents is not None:
-            documents = documents * (given.documents.max() + 1) + given.documents
-        positions = None if given.positions is None else given.positions.expand(shape)
-        said = dataclasses.replace(given, mask=None, documents=documents, positions=positions)
-        fields = {field.name: getattr(said, field.name) for field in dataclasses.fields(said)}
-        return Given(**{name: None if one is None else self.pack(one) for name, one in fields.items()})
+        if inputs.document_ids is not None:
+            documents = documents * (inputs.document_ids.max() + 1) + inputs.document_ids
+        positions = None if inputs.position_ids is None else inputs.position_ids.expand(shape)
+        fields = {
+            **vars(inputs),
+            "attention_mask": None,
+            "document_ids": documents,
+            "position_ids": positions,
+        }
+        return ModelInputs(
+            **{name: None if tensor is None else self.pack(tensor) for name, tensor in fields.items()}
+        )
 
 
-def unpadding(given: Given) -> Unpadding | None:
+def unpadding(inputs: ModelInputs) -> Unpadding | None:
     """How to leave the padding out; None where that is not worth it, or cannot be seen cheaply."""
-    mask = given.mask
-    if mask is None or given.ids is None or mask.is_cuda or mask.shape != given.ids.shape:
+    ids, mask = inputs.input_ids, inputs.attention_mask
+    if mask is None or ids is None or mask.is_cuda or mask.shape != ids.shape:
         return None
-    if given.relations is not None or torch.compiler.is_compiling():
+    if inputs.relation_ids is not None or torch.compiler.is_compiling():
         return None
     padding = mask.numel() - int(mask.count_nonzero())
     if padding < WORTH_TOKENS or padding < WORTH_SHARE * mask.numel() or padding == mask.numel():

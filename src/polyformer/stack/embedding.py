@@ -16,7 +16,7 @@ from polyformer.ops.dropout import Dropout
 from polyformer.ops.linear import Linear
 from polyformer.ops.norms import NormConfig
 from polyformer.position import Position
-from polyformer.sequence.tokens import Given
+from polyformer.sequence.inputs import ModelInputs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,12 +61,12 @@ class Embedding(nn.Module):
         self.dropout = Dropout(dropout if config.embedding_dropout is None else config.embedding_dropout)
         self.widen = nn.Identity() if config.size is None else Linear(width, hidden_size)
 
-    def forward(self, tokens: Tensor, position: Position, pos: Tensor, given: Given) -> Tensor:
-        """The sum; types default to 0, languages to none. `InputError` for some given where it has none."""
+    def forward(self, tokens: Tensor, position: Position, pos: Tensor, inputs: ModelInputs) -> Tensor:
+        """The sum; types default to 0, languages to none. `InputError` where it has no such table."""
         x = tokens * self.factor if self.factor != 1.0 else tokens
-        x = _added(x, self.types, pos, given.types, "token_type_ids", "embedding.type_vocab_size")
-        languages = None if given.langs is None else self.languages
-        x = _added(x, languages, pos, given.langs, "langs", "embedding.num_languages")
+        x = _added(x, self.types, pos, inputs.token_type_ids, "token_type_ids", "embedding.type_vocab_size")
+        languages = None if inputs.langs is None else self.languages
+        x = _added(x, languages, pos, inputs.langs, "langs", "embedding.num_languages")
         return self.widen(self.dropout(self.norm(position.embed(x, pos, 0))))
 
 

@@ -3,18 +3,16 @@
 Values are looked at where that is cheap (on the CPU, outside compiled code); shapes and types always.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
-from polyformer.sequence.tokens import Given
+from polyformer.sequence.inputs import ModelInputs
 
-NUMBERS = {
-    "documents": "document_ids",
-    "segments": "segment_ids",
-    "types": "token_type_ids",
-    "langs": "langs",
-}
+NUMBERS = "document_ids", "segment_ids", "token_type_ids", "langs"
+"""Inputs that are numbers of what a token belongs to."""
 
 INTEGERS = (torch.int64, torch.int32)
 """What a table can be looked up by."""
@@ -22,9 +20,9 @@ INTEGERS = (torch.int64, torch.int32)
 
 def check_labels(labels: object, sentence_labels: object, tokens: bool) -> None:
     """Raises `InputError` for labels that are no tensors, and of `tokens` for all but integers [B, T]."""
-    for name, one in (("labels", labels), ("sentence_labels", sentence_labels)):
-        if one is not None and not isinstance(one, Tensor):
-            raise InputError(f"{name}: expected a tensor, got {type(one).__name__} {quote(one)}")
+    for name, value in (("labels", labels), ("sentence_labels", sentence_labels)):
+        if value is not None and not isinstance(value, Tensor):
+            raise InputError(f"{name}: expected a tensor, got {type(value).__name__} {quote(value)}")
     if tokens and isinstance(labels, Tensor) and (labels.dim() != 2 or labels.dtype not in INTEGERS):
         raise InputError(
             f"labels: expected integer ids [batch, length], got {labels.dtype} {tuple(labels.shape)}"
@@ -38,32 +36,39 @@ def check_ids(name: str, ids: object, vocab_size: int) -> None:
     if ids.dim() != 2 or ids.dtype not in INTEGERS:
         raise InputError(f"{name}: expected integer ids [batch, length], got {ids.dtype} {tuple(ids.shape)}")
     if _looks(ids):
-        low, high = (int(one) for one in ids.aminmax())
+        low, high = (int(bound) for bound in ids.aminmax())
         if low < 0 or high >= vocab_size:
             raise InputError(f"{name}: expected ids from 0 to {vocab_size - 1}, got {low} to {high}")
 
 
-def check_given(given: Given, past: int, prefix: str = "", before: int = 0) -> None:
-    """Raises `InputError` unless what is `given` of new tokens, after `past` others, can be meant.
+def check_inputs(inputs: ModelInputs, past: int, prefix: str = "", rows_before: int = 0) -> None:
+    """Raises `InputError` unless `inputs`, of new tokens after `past` others, can be meant.
 
-    `prefix` is "decoder_" for what the decoder of a pair reads. Padding may stand at the `before` rows of a
-    position table that come before position 0: -1 is the last of them.
+    `prefix` is "decoder_" for the target of an encoder-decoder. Padding may stand at the `rows_before` rows
+    of a position table that come before position 0: -1 is the last of them.
     """
-    assert given.ids is not None
-    rows, new = given.ids.shape
-    if given.mask is not None:
-        check_mask(f"{prefix}attention_mask", given.mask, (rows, new), (rows, past + new))
-    if given.marks is not None:
-        check_mask(f"{prefix}global_attention_mask", given.marks, (rows, new))
-    if given.positions is not None:
-        positions = given.positions
-        if before and given.mask is not None and given.mask.shape == given.positions.shape:
-            positions = torch.where((given.mask == 0) & (positions >= -before), 0, positions)
+    assert inputs.input_ids is not None
+    rows, new = inputs.input_ids.shape
+    mask, positions = inputs.attention_mask, inputs.position_ids
+    if mask is not None:
+        check_mask(f"{prefix}attention_mask", mask, (rows, new), (rows, past + new))
+    if inputs.global_attention_mask is not None:
+        check_mask(f"{prefix}global_attention_mask", inputs.global_attention_mask, (rows, new))
+    if positions is not None:
+        if rows_before and mask is not None and mask.shape == positions.shape:
+            positions = torch.where((mask == 0) & (positions >= -rows_before), 0, positions)
         _check_numbers(f"{prefix}position_ids", positions, (rows, new), (new,), least=0)
-    for field, name in NUMBERS.items():
-        if (numbers := getattr(given, field)) is not None:
+    for name in NUMBERS:
+        if (numbers := getattr(inputs, name)) is not None:
             # Documents are counted on from row to row where padding is left out.
-            _check_numbers(prefix + name, numbers, (rows, new), least=0 if field == "documents" else None)
+            _check_numbers(prefix + name, numbers, (rows, new), least=0 if name == "document_ids" else None)
+
+
+def refuse(model: str, **arguments: Any) -> None:
+    """Raises `InputError` for the first of the `arguments` that is not None: `model` does not take it."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise InputError(f"{name}: {model} does not take it; leave it out")
 
 
 def check_mask(name: str, mask: object, *shapes: tuple[int, ...]) -> None:

@@ -1,0 +1,117 @@
+"""The arguments of `Transformer.forward` beside the text, in the groups that the model passes on."""
+
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.heads import Head
+from polyformer.model.checks import check_labels, refuse
+from polyformer.sequence.inputs import ModelInputs
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DecoderInputs:
+    """What the decoder of an encoder-decoder reads.
+
+    Args:
+        decoder_input_ids, decoder_attention_mask: [B, U], the target so far; by default `labels` shifted
+            right by one, or for a head that predicts no tokens the source is.
+        decoder_relation_ids: as relation_ids, of the target.
+        decoder_inputs_embeds: as inputs_embeds, in place of decoder_input_ids.
+    """
+
+    decoder_input_ids: Tensor | None = None
+    decoder_attention_mask: Tensor | None = None
+    decoder_relation_ids: Tensor | None = None
+    decoder_inputs_embeds: Tensor | None = None
+
+    def as_inputs(self) -> ModelInputs:
+        """The same as inputs of a stack."""
+        return ModelInputs(
+            self.decoder_input_ids,
+            self.decoder_attention_mask,
+            relation_ids=self.decoder_relation_ids,
+            inputs_embeds=self.decoder_inputs_embeds,
+        ).with_placeholder_ids("decoder_inputs_embeds")
+
+    def check_absent(self, model: str) -> None:
+        """Raises `InputError` for the first that is given to a `model` without a source and a target."""
+        refuse(
+            model,
+            decoder_input_ids=self.decoder_input_ids,
+            decoder_attention_mask=self.decoder_attention_mask,
+            decoder_relation_ids=self.decoder_relation_ids,
+            decoder_inputs_embeds=self.decoder_inputs_embeds,
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Labels:
+    """What should be predicted.
+
+    Args:
+        labels: what should be predicted, -100 where nothing should. For a decoder alone they are the
+            input_ids: the shift by one happens here, and nothing is predicted across documents.
+        shift_labels: [B, T], in place of a decoder's labels: what each token should predict.
+        sentence_labels: [B], of the whole text, where the head predicts something of it too.
+    """
+
+    labels: Tensor | None = None
+    shift_labels: Tensor | None = None
+    sentence_labels: Tensor | None = None
+
+    def check(self, head: Head, has_encoder: bool) -> None:
+        """Raises `InputError` for labels that `head` does not take."""
+        if self.sentence_labels is not None and not head.predicts_sentence:
+            raise InputError(
+                "sentence_labels: this model's head predicts nothing of the whole text; leave "
+                "them out, or use the head 'pretraining'"
+            )
+        check_labels(self.labels, self.sentence_labels, head.predicts_next)
+        if self.shift_labels is None:
+            return
+        if self.labels is not None or has_encoder or not head.predicts_next:
+            raise InputError(
+                "shift_labels: a decoder's language-model head takes them in place of labels; "
+                "give labels alone"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputOptions:
+    """What is returned beside the final output.
+
+    Args:
+        output_attentions: return the attention weights (and run attention densely).
+        output_hidden_states: return every layer's input and the final output.
+    """
+
+    output_attentions: bool = False
+    output_hidden_states: bool = False
+
+
+NOTHING_MORE = OutputOptions()
+
+
+def documented_by(*groups: type) -> Callable[[Function], Function]:
+    """Puts what the docstring of a class says of its fields where a function's docstring names it in braces,
+    as {ModelInputs}: arguments that several functions take are described once, and `help` shows them."""
+
+    def document(function: Function) -> Function:
+        for group in groups:
+            if function.__doc__:  # Python's option -OO removes docstrings
+                name = f"{{{group.__name__}}}"
+                indent = function.__doc__.partition(name)[0].rpartition("\n")[2]
+                _, _, fields = inspect.cleandoc(group.__doc__ or "").partition("Args:\n")
+                fields = textwrap.indent(textwrap.dedent(fields), indent).strip()
+                function.__doc__ = function.__doc__.replace(name, fields)
+        return function
+
+    return document

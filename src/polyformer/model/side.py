@@ -1,0 +1,151 @@
+"""One side of a model, its encoder or its decoder: from token ids to the output of the stack."""
+
+import contextlib
+import dataclasses
+
+from torch import Tensor, nn
+
+from polyformer.architecture import ModelConfig
+from polyformer.attention import SoftmaxConfig
+from polyformer.core.auxiliary_losses import AuxiliaryLosses, collect_auxiliary_losses
+from polyformer.core.errors import InputError
+from polyformer.heads import LastLayer
+from polyformer.model.arguments import OutputOptions
+from polyformer.model.checks import check_ids, check_inputs
+from polyformer.ops.softmax import recorded
+from polyformer.outputs import ModelState
+from polyformer.patterns import Causal, Full
+from polyformer.patterns.marked import reads_marks
+from polyformer.position import related
+from polyformer.sequence.context import Context
+from polyformer.sequence.inputs import ModelInputs
+from polyformer.sequence.tokens import NO_TOKENS, Tokens
+from polyformer.sequence.unpadding import unpadding
+from polyformer.stack import Embedding, LayerState, Source, Stack
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SideOutput:
+    """What a side computes.
+
+    hidden: [B, T, E], the stack's output. tokens: those read so far. layer_states: for the next call.
+    hidden_states, attentions: where they were asked for. last_layer: for heads that run it again.
+    auxiliary_losses: terms that parts of the stack add to the training loss.
+    """
+
+    hidden: Tensor
+    tokens: Tokens
+    layer_states: tuple[LayerState, ...] | None
+    hidden_states: tuple[Tensor, ...] | None
+    attentions: list[Tensor]
+    last_layer: LastLayer | None
+    auxiliary_losses: AuxiliaryLosses
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Side:
+    """The modules of one side, by reference, and how they are run.
+
+    The model makes it anew for each call and registers the modules itself, so their tensors keep the names
+    that files have (`encoder.layers.0...`, `encoder_embedding...`, `tokens`), and a module that a caller has
+    replaced on the model, such as a resized token table, is the one that runs.
+    """
+
+    name: str  # "encoder" or "decoder"
+    config: ModelConfig
+    tokens: nn.Embedding
+    embedding: Embedding
+    stack: Stack
+
+    def run(
+        self,
+        inputs: ModelInputs,
+        options: OutputOptions,
+        state: ModelState | None = None,
+        cached: bool = True,
+        unpads: bool = False,
+    ) -> SideOutput:
+        """The stack over `inputs`, after the tokens in `state`.
+
+        cached: whether the layers' states go on with those in `state`. unpads: whether padding may be left
+        out of what is computed; it is where that pays and changes nothing.
+        """
+        self._check(inputs, state)
+        plain = state is None and not options.output_attentions and not self.config.head.again
+        padding = unpadding(inputs) if plain and unpads and self._is_unrestricted() else None
+        if padding is None:
+            return self._compute(inputs, options, state, cached)
+        output = self._compute(padding.pack_inputs(inputs), options)
+        layers = output.hidden_states
+        return dataclasses.replace(
+            output,
+            hidden=padding.unpack(output.hidden),
+            tokens=NO_TOKENS.extended(inputs),
+            hidden_states=None if layers is None else tuple(padding.unpack(layer) for layer in layers),
+        )
+
+    def _check(self, inputs: ModelInputs, state: ModelState | None) -> None:
+        """Raises `InputError` for inputs that cannot be meant, by the names that `forward` has for them."""
+        prefix = "decoder_" if self.name == "decoder" and self.config.encoder else ""
+        check_ids(f"{prefix}input_ids", inputs.input_ids, self.config.vocab_size)
+        rows_before = getattr(self.stack.position, "offset", 0)
+        check_inputs(inputs, state.tokens.length if state else 0, prefix, rows_before)
+
+    def _is_unrestricted(self) -> bool:
+        """Whether every token attends to all others of its document (or all before it)."""
+        mechanism = getattr(self.config, self.name).attention.mechanism
+        return isinstance(mechanism, SoftmaxConfig) and mechanism.pattern in (None, Full(), Causal())
+
+    def _compute(
+        self,
+        inputs: ModelInputs,
+        options: OutputOptions,
+        state: ModelState | None = None,
+        cached: bool = True,
+    ) -> SideOutput:
+        """The stack over all tokens of `inputs`, padding too."""
+        ids = inputs.input_ids
+        assert ids is not None
+        inputs = self._with_global_tokens(inputs, ids)
+        new, stack = ids.shape[1], self.stack
+        tokens = (state.tokens if state else NO_TOKENS).extended(inputs)
+        pos = tokens.last(new, ids.device)
+        context = tokens.context(new, causal=self.name == "decoder")
+        if inputs.relation_ids is not None:
+            context = related(context, inputs.relation_ids, len(ids), stack.position)
+        source = None
+        if state is not None and self.config.encoder is not None:
+            source = Source(state.source, Context(new, state.source_length, kv_valid=state.source_valid))
+        layer_states = state.layers if state is not None and cached else None
+        vectors = self.tokens(ids) if inputs.inputs_embeds is None else inputs.inputs_embeds
+        x = self.embedding(vectors, stack.position, pos, inputs)
+        again = self.config.head.again
+        collect: list[Tensor] | None = [] if options.output_hidden_states or again else None
+        recording = recorded() if options.output_attentions else contextlib.nullcontext([])
+        with recording as attentions, collect_auxiliary_losses() as auxiliary_losses:
+            hidden, layer_states = stack(x, pos, context, source, layer_states, collect)
+        last_layer = None
+        if collect is not None and again:
+            read = collect[-2]
+            last_layer = LastLayer(read, pos, lambda x: stack.again(x, read, context))
+        hidden_states = tuple(collect) if collect is not None and options.output_hidden_states else None
+        return SideOutput(
+            hidden, tokens, layer_states, hidden_states, attentions, last_layer, auxiliary_losses
+        )
+
+    def _with_global_tokens(self, inputs: ModelInputs, ids: Tensor) -> ModelInputs:
+        """With the global tokens that the head asks for where the caller names none and a pattern of the
+        stack reads them; `InputError` where the caller names some and no pattern does."""
+        if inputs.global_attention_mask is not None:
+            if not reads_marks(self.stack.mechanism):
+                raise InputError(
+                    f"global_attention_mask: no pattern of the {self.name} reads it; "
+                    "add `| Marked()` to its attention"
+                )
+            return inputs
+        mask = inputs.attention_mask
+        mask = None if mask is None else mask[:, -ids.shape[1] :]  # with a state it may cover the past too
+        marks = self.config.head.marks(ids, mask)
+        if marks is None or not reads_marks(self.stack.mechanism):
+            return inputs
+        return dataclasses.replace(inputs, global_attention_mask=marks)
