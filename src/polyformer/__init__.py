@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from polyformer.checkpoints import from_pretrained as from_pretrained
     from polyformer.core.errors import InputError as InputError
     from polyformer.dot_product.attend import attend as attend
-    from polyformer.dot_product.attend import explain as explain
+    from polyformer.dot_product.explain import explain as explain
     from polyformer.dot_product.relative import Relative as Relative
     from polyformer.generation import GenerationConfig as GenerationConfig
     from polyformer.model import Transformer as Transformer
@@ -37,7 +37,7 @@ _HOMES = {
     "Transformer": "model",
     "attend": "dot_product.attend",
     "create_model": "presets",
-    "explain": "dot_product.attend",
+    "explain": "dot_product.explain",
     "from_pretrained": "checkpoints",
     "list_models": "presets",
     "model_config": "presets",

@@ -11,8 +11,8 @@ from polyformer.attention import AdaptiveSpanConfig, DynamicSpanConfig, SoftmaxC
 from polyformer.attention.adaptive_span import AdaptiveSpan, spans
 from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import prepare
 from polyformer.dot_product.backends.tiled.tiles import plan
+from polyformer.dot_product.request import prepare
 from polyformer.model import Transformer
 from polyformer.patterns import Pattern
 from polyformer.patterns.layout import count

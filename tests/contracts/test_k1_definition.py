@@ -10,7 +10,9 @@ from torch import Tensor
 
 from polyformer.attention import SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
-from polyformer.dot_product.attend import BACKENDS, attend, prepare
+from polyformer.dot_product.attend import attend
+from polyformer.dot_product.plan import BACKENDS
+from polyformer.dot_product.request import prepare
 from polyformer.patterns import Pattern
 from polyformer.sequence.context import Context
 

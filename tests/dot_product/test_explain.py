@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polyformer.dot_product.attend import explain
+from polyformer.dot_product.explain import explain
 from polyformer.ops.softmax import recorded
 from polyformer.patterns import Causal, Global, Window
 from polyformer.sequence.context import Context

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from attention_cases import LargestTensor, dense, patterns, random_context
-from polyformer.dot_product.attend import attend, explain, prepare
+from polyformer.dot_product.attend import attend
 from polyformer.dot_product.backends import flex
+from polyformer.dot_product.explain import explain
+from polyformer.dot_product.request import prepare
 from polyformer.patterns import Causal, Global, Pattern, Window
 from polyformer.patterns.implied import Full, implied
 from polyformer.sequence.context import Context

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from attention_cases import LargestTensor
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend, explain
+from polyformer.dot_product.attend import attend
+from polyformer.dot_product.explain import explain
 from polyformer.dot_product.relative import TABLES, Relative
 from polyformer.patterns import Global, Pattern, Window
 from polyformer.sequence.context import Context

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend, explain
+from polyformer.dot_product.attend import attend
+from polyformer.dot_product.explain import explain
 from polyformer.patterns import ETC, Global, Pattern, Window
 from polyformer.patterns.layout import count
 from polyformer.sequence.context import Context

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.dot_product import attend as module
 from polyformer.dot_product.attend import attend
-from polyformer.dot_product.documents import by_document
+from polyformer.dot_product.explain import explain
+from polyformer.dot_product.request import prepare
+from polyformer.dot_product.splits.by_document import document_lengths
 from polyformer.model import Transformer
 from polyformer.patterns import Window
 from polyformer.presets import model_config
@@ -88,15 +89,11 @@ def test_a_model_without_its_padding_is_the_model(preset: str, side: str, monkey
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_documents_in_calls_of_their_own(causal: bool, monkeypatch):
+def test_documents_in_calls_of_their_own(causal: bool):
     torch.manual_seed(0)
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor([40, 65, 100])).unsqueeze(0)
     context = Context(205, 205, causal=causal, q_doc=documents, kv_doc=documents)
     q, k, v = (torch.randn(1, 2, 205, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    seen: list[object] = []
-    monkeypatch.setattr(
-        module, "by_document", lambda request: seen.append(found := by_document(request)) or found
-    )
     for sums in (False, True):
         results = []
         for backend in ("auto", "definition"):
@@ -105,18 +102,14 @@ def test_documents_in_calls_of_their_own(causal: bool, monkeypatch):
             results.append([out, lse, *torch.autograd.grad(value, (q, k, v))])
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-    assert [40, 65, 100] in seen
+    assert [leaf.request.context.q_len for leaf in explain(q, k, v, context=context).leaves] == [40, 65, 100]
 
 
 def test_a_pattern_or_short_documents_stay_in_one_call():
     documents = torch.arange(64).div(4, rounding_mode="floor").unsqueeze(0)
     context = Context(64, 64, q_doc=documents, kv_doc=documents)
     q = torch.randn(1, 1, 64, 4)
-    short = module.prepare(q, q, q, pattern=None, score_mod=None, context=context, scale=None, dropout=0.0)
-    assert by_document(short) is None
+    assert document_lengths(prepare(q, q, q, context=context)) is None
     long = Context(64, 64, q_doc=documents // 8, kv_doc=documents // 8)
     for pattern, expected in ((None, [32, 32]), (Window(3), None)):
-        asked = module.prepare(
-            q, q, q, pattern=pattern, score_mod=None, context=long, scale=None, dropout=0.0
-        )
-        assert by_document(asked) == expected
+        assert document_lengths(prepare(q, q, q, pattern=pattern, context=long)) == expected

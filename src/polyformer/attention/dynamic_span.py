@@ -24,7 +24,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.state import State
 from polyformer.dot_product.attend import attend
-from polyformer.dot_product.guard import guarded
+from polyformer.dot_product.isolation import guarded
 from polyformer.patterns.base import Pattern, ScoreMod
 from polyformer.patterns.mods import broadcasts
 from polyformer.patterns.spans import GRAIN, Reach, fading

@@ -20,7 +20,7 @@ from torch import Tensor
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.errors import InputError
 from polyformer.core.state import State
-from polyformer.dot_product.guard import guarded
+from polyformer.dot_product.isolation import guarded
 from polyformer.ops.dropout import dropout
 from polyformer.ops.softmax import softmax
 from polyformer.sequence.context import Context

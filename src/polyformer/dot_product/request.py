@@ -1,6 +1,7 @@
 """One attention call, checked and completed: what every backend receives."""
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -8,7 +9,11 @@ from torch.autograd import forward_ad
 
 from polyformer.core.errors import InputError
 from polyformer.dot_product.relative import Relative
-from polyformer.patterns.base import Pattern, ScoreMod
+from polyformer.ops.softmax import recording
+from polyformer.patterns.base import MaskMod, Pattern, ScoreMod, Where
+from polyformer.patterns.implied import implied
+from polyformer.patterns.mods import Mod, is_own
+from polyformer.patterns.user_defined import Foreign, as_pattern
 from polyformer.sequence.context import Context
 
 
@@ -54,6 +59,79 @@ class Request:
         if then is None:
             return first
         return lambda score, *place: then(first(score, *place), *place)
+
+
+def prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | MaskMod | None = None,
+    mask_mod: MaskMod | None = None,
+    layout: Where | None = None,
+    score_mod: ScoreMod | None = None,
+    relative: Relative | None = None,
+    context: Context | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Request:
+    """The request that these arguments of `attend` describe; raises `InputError` where they do not fit."""
+    if q.dim() == 4 and not (q.shape[0] and q.shape[2]) and not recording():
+        pattern = mask_mod = layout = score_mod = None  # there is no query to ask them about
+    q, k, v = _autocast(q, k, v)
+    check(q, k, v, dropout)
+    if isinstance(scale, float) and not math.isfinite(scale):
+        raise InputError(f"scale: expected a finite number, got {scale}")
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    by_slot = context is not None
+    context = context or Context(q.shape[2], k.shape[2])
+    if (context.q_len, context.kv_len) != (q.shape[2], k.shape[2]):
+        lengths = f"{context.q_len} queries and {context.kv_len} keys"
+        raise InputError(f"context: made for {lengths}, got {q.shape[2]} and {k.shape[2]}")
+    rule = combine_patterns(pattern, mask_mod, layout)
+    limits = implied(context)
+    if rule is not None and not rule.lasting():
+        bound = rule.bound(by_slot, q.device)
+        if bound is not rule:  # what a function says holds for this call alone
+            rule, context = bound, dataclasses.replace(context, memo={})
+    if rule is not None:
+        limits = rule if limits is None else rule & limits
+    if score_mod is not None and not is_own(score_mod):
+        score = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        score_mod = Mod.of(score_mod, "score_mod", score, q.device, context.offset if by_slot else 0)
+    return Request(q, k, v, context, limits, relative, score_mod, scale, dropout)
+
+
+def combine_patterns(
+    pattern: Pattern | MaskMod | None, mask_mod: MaskMod | None, layout: Where | None
+) -> Pattern | None:
+    """The intersection of these arguments of `attend`; None when they limit nothing."""
+    if mask_mod is None:
+        if layout is not None:
+            raise InputError("layout: it says which keys a mask_mod needs, and no mask_mod was given")
+        return None if pattern is None else as_pattern(pattern)
+    rule = as_pattern(mask_mod, "mask_mod")
+    if layout is not None:
+        rule = Foreign(mask_mod, layout)
+    return rule if pattern is None else as_pattern(pattern) & rule
+
+
+def is_autocast(device: str) -> bool:
+    """Whether autocast is on for a device."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def _autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """The inputs in autocast's type where it is on: all but float64 and what has no floating type."""
+    device = inputs[0].device.type
+    if not is_autocast(device):
+        return inputs
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in inputs)
+
+
+def is_traced() -> bool:
+    """Whether a graph is being made of this call."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def transformed() -> bool:

@@ -30,7 +30,7 @@ from polyformer.attention.linear.inputs import Inputs
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.state import State
-from polyformer.dot_product.guard import guarded
+from polyformer.dot_product.isolation import guarded
 from polyformer.ops.precision import at_least_float32, without_autocast
 from polyformer.ops.random_directions import RandomDirections
 from polyformer.sequence.context import Context

@@ -26,7 +26,7 @@ from polyformer.attention.linformer.length_projections import SHORTEN, Columns, 
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.state import State
 from polyformer.dot_product.attend import attend
-from polyformer.dot_product.guard import guarded
+from polyformer.dot_product.isolation import guarded
 from polyformer.ops.softmax import record, recorded, recording
 from polyformer.sequence.context import Context
 

@@ -36,7 +36,7 @@ from polyformer.attention.lsh.sorted_window import bucket_windows
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.state import State
-from polyformer.dot_product.guard import guarded
+from polyformer.dot_product.isolation import guarded
 from polyformer.ops.precision import at_least_float32, without_autocast
 from polyformer.ops.random_directions import RandomDirections
 from polyformer.ops.softmax import recording

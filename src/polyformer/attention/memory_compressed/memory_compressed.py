@@ -27,7 +27,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.state import State
 from polyformer.dot_product.attend import attend
-from polyformer.dot_product.guard import guarded
+from polyformer.dot_product.isolation import guarded
 from polyformer.ops.softmax import softmax
 from polyformer.sequence.context import Context
 

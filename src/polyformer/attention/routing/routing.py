@@ -30,7 +30,7 @@ from polyformer.attention.routing.intervals import cluster_intervals
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.state import State
-from polyformer.dot_product.guard import guarded
+from polyformer.dot_product.isolation import guarded
 from polyformer.ops.softmax import record, recorded, recording, softmax
 from polyformer.patterns.implied import implied
 from polyformer.sequence.context import Context

@@ -72,7 +72,7 @@ def test_who_looks_at_weights_or_wants_gradients_is_not_passed_by(monkeypatch):
         attend(q, k, v, context=context, relative=relative)
         with recorded() as weights:
             attend(q, k, v, context=context, relative=relative)
-    assert [tuple(one.shape) for one in weights] == [(2, 4, 1, 9)]
+    assert [tuple(weight.shape) for weight in weights] == [(2, 4, 1, 9)]
     ran = []
     run = tiled.run
     monkeypatch.setattr(tiled, "run", lambda request: ran.append(1) or run(request))

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from attention_cases import LargestTensor, random_context
-from polyformer.dot_product.arrange import alternatives, by_step
-from polyformer.dot_product.attend import attend, prepare
+from polyformer.dot_product.attend import attend
 from polyformer.dot_product.relative import Relative
+from polyformer.dot_product.splits.by_residue_class import alternatives, disjoint_by_step
 from polyformer.patterns import Fixed, Global, Pattern, PerHead, Strided, Window
 from polyformer.patterns.implied import Full
 from polyformer.sequence.context import Context
@@ -31,7 +31,7 @@ def both(pattern: Pattern, context: Context, kv_heads: int = 2, **options: objec
     torch.manual_seed(0)
     lengths = (4, context.q_len), (kv_heads, context.kv_len), (kv_heads, context.kv_len)
     q, k, v = (torch.randn(2, *shape, 5, dtype=torch.float64, requires_grad=True) for shape in lengths)
-    found = []
+    results = []
     for backend in ("tiled", "definition"):
         y, lse = attend(
             q, k, v, pattern=pattern, context=context, backend=backend, return_lse=True, **options
@@ -39,13 +39,13 @@ def both(pattern: Pattern, context: Context, kv_heads: int = 2, **options: objec
         loss = (y * torch.arange(y.numel()).view_as(y).cos()).sum() + lse.masked_fill(
             lse < -99, 0
         ).sin().sum()
-        found.append([y, lse, *torch.autograd.grad(loss, [q, k, v])])
-    return found
+        results.append([y, lse, *torch.autograd.grad(loss, [q, k, v])])
+    return results
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 @pytest.mark.parametrize(("queries", "keys"), [(43, 43), (38, 55)])
-def test_classes_are_the_definition(pattern: Pattern, queries: int, keys: int) -> None:
+def test_residue_classes_are_the_definition(pattern: Pattern, queries: int, keys: int) -> None:
     torch.manual_seed(1)
     for causal, documents, padding in itertools.product([False, True], repeat=3):
         context = random_context(2, queries, keys, causal=causal, documents=documents, padding=padding)
@@ -72,22 +72,18 @@ def test_score_functions_and_relative_terms_find_their_tokens(pattern: Pattern) 
 
 def test_alternatives_are_grouped_by_step() -> None:
     pattern = (Window(4, 0) | Strided(5) | Window(2, dilation=5) | Strided(7)) & Full()
-    q = torch.zeros(1, 1, 40, 4)
-    request = prepare(q, q, q, pattern=pattern, score_mod=None, context=None, scale=None, dropout=0.0)
     assert len(alternatives(pattern)) == 4
-    parts = by_step(request)
+    parts = disjoint_by_step(pattern, queries=40)
     assert parts is not None
     assert list(parts) == [1, 5, 7]
-    few = q[:, :, :9]  # too few queries for classes of 5
-    request = prepare(few, q, q, pattern=pattern, score_mod=None, context=None, scale=None, dropout=0.0)
-    assert by_step(request) is None
+    assert disjoint_by_step(pattern, queries=9) is None, "too few queries for residue classes of 5"
 
 
 def test_a_part_leaves_out_what_others_have_seen() -> None:
     """Distance 0 and 5 are in both: counted twice they would weigh twice."""
     q = torch.randn(1, 1, 40, 4, dtype=torch.float64)
     both_ways = [
-        attend(q, q, q, pattern=Window(5, 0) | Strided(5), backend=one) for one in ("tiled", "definition")
+        attend(q, q, q, pattern=Window(5, 0) | Strided(5), backend=name) for name in ("tiled", "definition")
     ]
     torch.testing.assert_close(*both_ways)
 

@@ -1,0 +1,147 @@
+"""How one call runs: a leaf is one run of a backend, a branch splits the call and joins the results."""
+
+import dataclasses
+from types import ModuleType
+from typing import TypeAlias
+
+import torch
+
+from polyformer.core.errors import InputError, quote, unknown
+from polyformer.dot_product.backends import definition, flex, sdpa
+from polyformer.dot_product.backends.tiled import run as tiled
+from polyformer.dot_product.isolation import empty
+from polyformer.dot_product.request import Request, is_traced
+from polyformer.dot_product.splits.base import Result, Split
+from polyformer.dot_product.splits.by_document import by_document
+from polyformer.dot_product.splits.by_head import by_head
+from polyformer.dot_product.splits.by_residue_class import by_residue_class
+from polyformer.ops.softmax import recording
+
+BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "flex": flex, "tiled": tiled, "definition": definition}
+"""In the order in which `auto` asks them. Each has `refuses(request, return_lse)` and `run(request)`."""
+
+TRACED = 1 << 26
+"""Scores up to which a call inside `torch.compile` is computed densely rather than by breaking the graph."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Nothing:
+    """A call without a batch row or a query: no backend runs."""
+
+    request: Request = dataclasses.field(repr=False)
+
+    backend = "none"
+    leaves = ()
+
+    def run(self) -> Result:
+        """An output without an entry."""
+        out = empty(self.request.q, self.request.v)
+        return out, out.new_empty(out.shape[:3])
+
+    def __str__(self) -> str:
+        return "nothing to compute (there is no query)"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Leaf:
+    """One run of a backend; `reasons` says why the ones asked before it do not take the call."""
+
+    request: Request = dataclasses.field(repr=False)
+    backend: str
+    reasons: dict[str, str]
+
+    @property
+    def leaves(self) -> "tuple[Leaf, ...]":
+        """Itself."""
+        return (self,)
+
+    def run(self) -> Result:
+        """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq], which some backends give unasked."""
+        return BACKENDS[self.backend].run(self.request)
+
+    def __str__(self) -> str:
+        passed = "; ".join(f"not {name}: {why}" for name, why in self.reasons.items())
+        return f"{self.backend} ({passed or 'first choice'})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Branch:
+    """A call split into several, each with a plan of its own."""
+
+    split: Split
+    plans: "tuple[Plan, ...]"
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """All runs of backends, in their order."""
+        return tuple(leaf for plan in self.plans for leaf in plan.leaves)
+
+    @property
+    def backend(self) -> str:
+        """The backends that run, such as "sdpa + tiled"."""
+        return " + ".join(dict.fromkeys(leaf.backend for leaf in self.leaves))
+
+    def run(self) -> Result:
+        """Runs the parts in turn and joins their results."""
+        outs, lses = zip(*(plan.run() for plan in self.plans))
+        return self.split.join(outs, lses)
+
+    def __str__(self) -> str:
+        """A tree: parts with equal plans share a line."""
+        same: dict[str, list[int]] = {}
+        for index, plan in enumerate(self.plans):
+            same.setdefault(str(plan), []).append(index)
+        lines = [self.split.name]
+        for text, indices in same.items():
+            lines += f"{self.split.label(indices)}: {text}".split("\n")
+        return "\n    ".join(lines)
+
+
+Plan: TypeAlias = Nothing | Leaf | Branch
+
+
+def plan(request: Request, backend: str = "auto", return_lse: bool = False, repeated: bool = False) -> Plan:
+    """How `attend` runs a request: by `backend`, or by the first that takes it and in parts where that pays.
+
+    repeated: the plan is kept for calls of other layers, for which one mask costs less than many calls.
+    """
+    if not (request.q.shape[0] and request.q.shape[2]) and not recording():
+        return Nothing(request)
+    leaf = choose(request, backend, return_lse) if repeated else None
+    if leaf is not None and leaf.backend == "sdpa":
+        return leaf
+    if backend == "auto" and not recording() and not torch.compiler.is_compiling():
+        split = by_document(request)
+        if split is not None:
+            return _branch(split, backend, return_lse)
+    leaf = leaf or choose(request, backend, return_lse)
+    if leaf.backend in ("tiled", "flex") and not torch.compiler.is_compiling():
+        split = by_head(request, together=leaf.backend == "tiled") or by_residue_class(request)
+        if split is not None:
+            return _branch(split, backend, return_lse)
+    return leaf
+
+
+def _branch(split: Split, backend: str, return_lse: bool) -> Branch:
+    """A split call with the plans of its parts."""
+    return_lse = return_lse or split.needs_lse
+    return Branch(split, tuple(plan(request, backend, return_lse) for request in split.requests))
+
+
+def choose(request: Request, backend: str, return_lse: bool) -> Leaf:
+    """The backend asked for, or the first that takes the request; `definition` while weights are recorded."""
+    if backend != "auto" and backend not in BACKENDS:
+        raise unknown("backend", backend, ["auto", *BACKENDS])
+    asked = BACKENDS if backend == "auto" else [backend]
+    if recording():
+        reasons = {name: "attention weights are being recorded" for name in asked if name != "definition"}
+        return Leaf(request, "definition", reasons)
+    reasons: dict[str, str] = {}
+    for name in asked:
+        why = BACKENDS[name].refuses(request, return_lse)
+        if name == "tiled" and is_traced() and backend == "auto" and request.pairs <= TRACED:
+            why = "it would break the graph, and so few scores can be computed at once"
+        if why is None:
+            return Leaf(request, name, reasons)
+        reasons[name] = why
+    raise InputError(f"backend {quote(backend)} cannot take this call: {reasons[backend]}; use 'auto'")

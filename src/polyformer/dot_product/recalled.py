@@ -1,0 +1,52 @@
+"""Calls that repeat, such as those of every layer in a step of decoding: looked into once, then recalled.
+
+Without gradients, calls of one context whose patterns, scales, shapes and types are equal differ in q, k and
+v alone. Where torch's fused kernel does the first of them, the others run its plan at once.
+"""
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from polyformer.dot_product.backends import sdpa
+from polyformer.dot_product.isolation import is_finite, is_readable
+from polyformer.dot_product.relative import Relative
+from polyformer.dot_product.request import Request, is_autocast, is_traced, transformed
+from polyformer.ops.softmax import recording
+from polyformer.patterns.base import MaskMod, Pattern
+from polyformer.sequence.context import Context
+
+
+def recall_key(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | MaskMod | None,
+    relative: Relative | None,
+    scale: float | None,
+) -> Hashable | None:
+    """Under what its context keeps the plan of a call; None where autograd, a tracer or someone who records
+    weights follows it, or its pattern may say something else in the next call."""
+    if not (pattern is None or (isinstance(pattern, Pattern) and pattern.lasting())):
+        return None
+    if torch.is_grad_enabled() or is_traced() or recording() or transformed() or is_autocast(q.device.type):
+        return None
+    return "plan", pattern, relative, scale, q.shape, k.shape, v.shape, q.dtype, q.device
+
+
+def recall(context: Context, key: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """The output [B, H, Tq, Dv], or None: nothing is kept, or NaN or infinity must be kept apart."""
+    plan: sdpa.Plan | None = context.recalled().get(key)
+    if plan is None:
+        return None
+    out = plan(q, k, v)
+    return out if not (plan.hides and is_readable(out)) or is_finite(out) else None
+
+
+def remember(key: Hashable, request: Request) -> sdpa.Plan:
+    """The plan of torch's fused kernel for a call, kept for those that follow."""
+    memo = request.context.recalled()
+    if key not in memo:
+        memo[key] = sdpa.plan(request)
+    return memo[key]

@@ -1,0 +1,77 @@
+"""Heads with patterns of their own: those that share a pattern in one call, which then has one for all."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.dot_product.request import Request
+from polyformer.dot_product.splits.base import Result, Split
+from polyformer.dot_product.splits.by_residue_class import disjoint_by_step
+from polyformer.patterns.base import Pattern, ScoreMod
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByHead(Split):
+    """Groups of heads, each in a call with the pattern that they share. heads: those of each call."""
+
+    heads: tuple[tuple[int, ...], ...]
+
+    name: ClassVar[str] = "by head"
+
+    def join(self, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Result:
+        """out = [out_1 .. out_H], along the heads, in their order before the split."""
+        order = torch.tensor([head for group in self.heads for head in group], device=outs[0].device)
+        back = order.argsort()
+        known = [lse for lse in lses if lse is not None]  # some backends give it unasked
+        lse = torch.cat(known, 1).index_select(1, back) if len(known) == len(outs) else None
+        return torch.cat(list(outs), 1).index_select(1, back), lse
+
+    def label(self, indices: Sequence[int]) -> str:
+        """The numbers of the heads."""
+        heads = sorted(head for index in indices for head in self.heads[index])
+        return f"head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
+
+
+def by_head(request: Request, together: bool) -> ByHead | None:
+    """The call by groups of heads that share a pattern; None where all heads do.
+
+    None also where the backend can compute them `together`: a key has one query head, no pattern has a step.
+    """
+    if request.pattern is None:
+        return None
+    groups: dict[Pattern, list[int]] = {}
+    for head in range(request.q.shape[1]):
+        groups.setdefault(request.pattern.of_head(head), []).append(head)
+    if groups.keys() <= {request.pattern}:
+        return None
+    if together and request.groups == 1:
+        queries = request.context.q_len
+        if all(disjoint_by_step(pattern, queries) is None for pattern in groups):
+            return None
+    requests = tuple(_select_heads(request, pattern, heads) for pattern, heads in groups.items())
+    return ByHead(requests, tuple(map(tuple, groups.values())))
+
+
+def _select_heads(request: Request, pattern: Pattern, heads: list[int]) -> Request:
+    """The call of these heads alone, with `pattern` in place of its own."""
+    device, number = request.q.device, request.q.shape[1]
+    index = torch.tensor(heads, device=device)
+    kv_index = index // request.groups
+    relative = None if request.relative is None else request.relative.of_heads(heads, number)
+    return dataclasses.replace(
+        request,
+        q=request.q.index_select(1, index),
+        k=request.k.index_select(1, kv_index),
+        v=request.v.index_select(1, kv_index),
+        pattern=pattern,
+        relative=relative,
+        score_mod=None if request.score_mod is None else _renumbered(request.score_mod, index),
+    )
+
+
+def _renumbered(score_mod: ScoreMod, heads: Tensor) -> ScoreMod:
+    """`score_mod` for a call whose head h is head `heads[h]`."""
+    return lambda score, b, h, q_idx, kv_idx: score_mod(score, b, heads[h], q_idx, kv_idx)

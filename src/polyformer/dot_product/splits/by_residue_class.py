@@ -1,0 +1,183 @@
+"""Strided and dilated patterns: tokens a multiple of `stride` slots apart side by side, where it is dense.
+
+Such patterns touch every block of keys, though they need few keys of each. Among the tokens of one residue
+class of the slots the same pattern is dense: a dilated window is a window, every l-th key is every key. The
+residue classes of a batch row become rows of a batch, [B, H, T, D] -> [B * stride, H, T / stride, D], for any
+backend. A union is split into disjoint parts by their step, whose results are joined by log-sum-exp.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.dot_product.relative import Relative
+from polyformer.dot_product.request import Request
+from polyformer.dot_product.splits.base import Result, Split
+from polyformer.ops.softmax import safe_logsumexp
+from polyformer.patterns.base import Pattern, ScoreMod
+from polyformer.patterns.composition import And, Or, Without
+from polyformer.patterns.implied import Padding
+from polyformer.patterns.residue_class import class_context, class_table, in_class, original
+from polyformer.sequence.context import Context
+
+ALTERNATIVES = 8
+"""An intersection of unions with more alternatives than this is left whole."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByResidueClass(Split):
+    """Disjoint parts of the pattern, each in a call of its own over the residue classes of its step.
+
+    Where the step is 1 that is the call itself. whole: the call before the split.
+    """
+
+    whole: Request = dataclasses.field(repr=False)
+    steps: tuple[int, ...]
+
+    name: ClassVar[str] = "by residue class, joined by log-sum-exp"
+    needs_lse: ClassVar[bool] = True
+
+    def join(self, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Result:
+        """out = sum_i e^(lse_i - lse) out_i with lse = log sum_i e^lse_i, in the order of the tokens."""
+        ordered_outs, ordered_lses = [], []
+        for step, out, lse in zip(self.steps, outs, lses):
+            assert lse is not None, "parts are joined by it"
+            ordered_outs.append(from_residue_classes(out, self.whole, step))
+            ordered_lses.append(from_residue_classes(lse, self.whole, step))
+        return join_by_lse(ordered_outs, ordered_lses)
+
+    def label(self, indices: Sequence[int]) -> str:
+        """The steps."""
+        return f"step{'s' * (len(indices) > 1)} {', '.join(str(self.steps[index]) for index in indices)}"
+
+
+def by_residue_class(request: Request) -> ByResidueClass | None:
+    """The call split by the steps of its pattern; None where its only step is 1, or queries are few."""
+    parts = None if request.pattern is None else disjoint_by_step(request.pattern, request.context.q_len)
+    if parts is None:
+        return None
+    requests = tuple(
+        to_residue_classes(dataclasses.replace(request, pattern=pattern), step)
+        for step, pattern in parts.items()
+    )
+    return ByResidueClass(requests, request, tuple(parts))
+
+
+def disjoint_by_step(pattern: Pattern, queries: int) -> dict[int, Pattern] | None:
+    """Disjoint parts of a pattern by their step; None where there is one part of step 1.
+
+    A step that leaves a residue class fewer than 2 of the queries counts as 1.
+    """
+    groups: dict[int, list[Pattern]] = {1: []}
+    for alternative in alternatives(pattern):
+        step = alternative.step()
+        groups.setdefault(step if 2 * step <= queries else 1, []).append(alternative)
+    if len(groups) == 1:
+        return None
+    if not groups[1]:
+        del groups[1]
+    parts: dict[int, Pattern] = {}
+    before: Pattern | None = None
+    for step, members in groups.items():
+        union = functools.reduce(operator.or_, members)
+        parts[step] = union if before is None else Without(union, before)
+        before = union if before is None else before | union
+    return parts
+
+
+def alternatives(pattern: Pattern) -> list[Pattern]:
+    """Patterns whose union is `pattern`: (A | B) & C gives A & C and B & C."""
+    if isinstance(pattern, Or):
+        return [*alternatives(pattern.left), *alternatives(pattern.right)]
+    if isinstance(pattern, And):
+        lefts, rights = alternatives(pattern.left), alternatives(pattern.right)
+        pairs = [left & right for left in lefts for right in rights]
+        return pairs if len(pairs) <= ALTERNATIVES else [pattern]
+    return [pattern]
+
+
+def join_by_lse(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Attention over several sets of keys, from outputs [B, H, T, D] and log-sum-exps [B, H, T] of each."""
+    if len(outs) == 1:
+        return outs[0], lses[0]
+    each = torch.stack(lses, -1)
+    total = safe_logsumexp(each)
+    shares = torch.exp(each - total.masked_fill(total == -torch.inf, 0.0).unsqueeze(-1))
+    out = sum(out * share.unsqueeze(-1) for out, share in zip(outs, shares.unbind(-1)))
+    assert isinstance(out, Tensor)
+    return out.to(outs[0].dtype), total
+
+
+def to_residue_classes(request: Request, stride: int) -> Request:
+    """The same call with each residue class as a batch row; its pattern must have this stride."""
+    if stride == 1:
+        return request
+    context = request.context
+    assert request.pattern is not None, "what has no pattern has no stride"
+    pattern, inner = in_class(request.pattern, context, stride), class_context(context, stride)
+    front, keys = context.offset % stride, inner.kv_len * stride
+    if keys > context.kv_len and context.kv_valid is None and not context.causal:
+        real = torch.arange(keys, device=request.k.device).view(1, -1) < context.kv_len
+        valid = class_table(real.expand(len(request.k), -1), 0, keys, stride, edge=False)
+        inner, pattern = dataclasses.replace(inner, kv_valid=valid, memo={}), pattern & Padding()
+    return dataclasses.replace(
+        request,
+        q=_split(_padded(request.q, front, inner.q_len * stride), stride),
+        k=_split(_padded(request.k, 0, keys), stride),
+        v=_split(_padded(request.v, 0, keys), stride),
+        context=inner,
+        pattern=pattern,
+        relative=None if request.relative is None else _relative(request, stride, inner),
+        score_mod=None if request.score_mod is None else _score_mod(request.score_mod, context, stride),
+    )
+
+
+def from_residue_classes(x: Tensor, request: Request, stride: int) -> Tensor:
+    """Results [B * stride, H, T', ...] in the order of the call's queries: [B, H, Tq, ...]."""
+    if stride == 1:
+        return x
+    front = request.context.offset % stride
+    whole = x.unflatten(0, (-1, stride)).movedim(1, 3).flatten(2, 3)
+    return whole[:, :, front : front + request.context.q_len]
+
+
+def _score_mod(score_mod: ScoreMod, context: Context, stride: int) -> ScoreMod:
+    """`score_mod` for a call over residue classes: it is asked about the slots that the tokens come from."""
+    inner = class_context(context, stride)
+
+    def at_slots(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        row, query, key = original(context, stride, inner, b, q_idx, kv_idx)
+        return score_mod(score, row, h, query, key)
+
+    return at_slots
+
+
+def _relative(request: Request, stride: int, inner: Context) -> Relative:
+    """The entries of the distances that are multiples of `stride`, counted in steps of it."""
+    relative = request.relative
+    assert relative is not None
+    least, greatest = inner.offset - inner.kv_len + 1, inner.offset + inner.q_len - 1
+    whole = relative.over(least * stride, greatest * stride)
+    changes = {name: table[:, ::stride] for name, table in whole.tables.items()}
+    content = relative.content
+    if content is not None:
+        front = request.context.offset % stride
+        content = _split(_padded(content, front, inner.q_len * stride), stride)
+    return dataclasses.replace(whole, first=least, content=content, **changes)
+
+
+def _padded(x: Tensor, front: int, length: int) -> Tensor:
+    """x [B, H, T, D] with zeros on both sides, `length` tokens in all."""
+    after = length - front - x.shape[2]
+    return F.pad(x, (0, 0, front, after)) if front or after else x
+
+
+def _split(x: Tensor, stride: int) -> Tensor:
+    """[B, H, T, D] -> [B * stride, H, T / stride, D]."""
+    return x.unflatten(2, (-1, stride)).movedim(3, 1).flatten(0, 1)
