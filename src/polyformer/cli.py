@@ -1,4 +1,4 @@
-"""`polyformer COMMAND ...`: finds the command, and turns what goes wrong into one line."""
+"""`polyformer COMMAND ...`: finds the command, and prints errors of the input in one line."""
 
 import errno
 import importlib
@@ -35,18 +35,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a broken pipe is caught
         return status
     except InputError as error:
-        return _complain(str(error))
+        return _print_error(str(error))
     except KeyboardInterrupt:
         print("\npolyformer: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has enough; what is still buffered must not fail again at exit.
+        # The reader has closed the pipe; what is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
-        return _complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
+        return _print_error(f"cannot write {error.filename or 'the output'}: {error.strerror}")
 
 
 def _dispatch(words: list[str]) -> int:
@@ -62,7 +62,7 @@ def _dispatch(words: list[str]) -> int:
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
-    from polyformer.commands.base import parse
+    from polyformer.commands.options import parse
 
     command = importlib.import_module(f"polyformer.commands.{name}")
     try:
@@ -76,7 +76,7 @@ def _help() -> str:
     lines = [
         "usage: polyformer COMMAND ...",
         "",
-        "The whole Transformer family: train, use and measure.",
+        "The whole Transformer family: train, use and measure models.",
         "",
         "commands:",
     ]
@@ -84,11 +84,11 @@ def _help() -> str:
         text = importlib.import_module(f"polyformer.commands.{name}").__doc__ or ""
         lines.append(f"  {name:<11}{text.splitlines()[0]}")
     return "\n".join(
-        [*lines, "", "polyformer COMMAND --help tells more, with examples; polyformer --version."]
+        [*lines, "", "polyformer COMMAND --help shows its options and examples; polyformer --version."]
     )
 
 
-def _complain(message: str) -> int:
+def _print_error(message: str) -> int:
     print(f"polyformer: error: {' '.join(message.split())}", file=sys.stderr)
     return USAGE
 

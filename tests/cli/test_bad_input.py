@@ -68,7 +68,9 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         ("list decodre-tiny", "unknown name 'decodre-tiny': did you mean 'decoder-tiny'"),
         ("reproduce warmpu", "unknown claim 'warmpu'"),
         ("bench training --layrs 3", "unknown option of TrainingBench 'layrs': did you mean 'layers'"),
-        ("classify", "run"),
+        ("classify", "RUN is missing; see polyformer classify --help"),
+        ("train --devic cpu", "unknown option '--devic': did you mean '--device'"),
+        ("classify a b --pair", "--pair: expected a value after it"),
     ],
 )
 def test_wrong_words(words: str, message: str, complaint: Callable[..., str]):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from polyformer.commands import bench, generate, train, translate
-from polyformer.commands.base import BARE, DOTTED, parse, split
+from polyformer.commands.options import BARE, DOTTED, parse, split_settings
 from polyformer.core.errors import InputError
 
 
@@ -38,10 +38,13 @@ def test_texts_stay_texts():
 
 
 def test_values_are_read_as_yaml():
-    rest, found = split(["--a.b=1", "x", "--c.d", "true", "--e.f-g", "[1, 2]", "--h", "-2"], DOTTED)
+    rest, found = split_settings(["--a.b=1", "x", "--c.d", "true", "--e.f-g", "[1, 2]", "--h", "-2"], DOTTED)
     assert rest == ["x", "--h", "-2"]
     assert found == {"a.b": 1, "c.d": True, "e.f-g": [1, 2]}
-    assert split(["attention", "--length", "64", "--help"], BARE) == (["attention", "--help"], {"length": 64})
+    assert split_settings(["attention", "--length", "64", "--help"], BARE) == (
+        ["attention", "--help"],
+        {"length": 64},
+    )
 
 
 def test_a_setting_of_a_bench_takes_all_values_after_it():
@@ -56,7 +59,7 @@ def test_a_setting_of_a_bench_takes_all_values_after_it():
         "--d=-1",
     ]
     found = {"members": "Window(4) | Global(1)", "lengths": [16, 32], "backward": True, "d": -1}
-    assert split(words, BARE, several=True) == (["attention"], found)
+    assert split_settings(words, BARE, several=True) == (["attention"], found)
     assert parse("bench", bench, words).changes == found
 
 
@@ -66,13 +69,13 @@ def test_a_setting_of_a_bench_takes_all_values_after_it():
         (train, ["--stepz", "3"], "unknown option '--stepz': did you mean '--steps'"),
         (train, ["--steps", "many"], "--steps: expected int, got 'many'"),
         (train, ["--device", "tpu"], "--device: expected 'auto' or 'cpu' or 'cuda', got 'tpu'"),
-        (train, ["--steps"], "--steps: expected one argument"),
+        (train, ["--steps"], "--steps: expected a value after it"),
         (train, ["a", "b"], "unexpected 'b': put quotes around a text of several words"),
         (train, ["--a.b"], "--a.b: expected a value after it"),
         (train, ["--a.b", "--steps"], "--a.b: expected a value after it"),
         (train, ["--a.b", "[1"], "--a.b, line 1: not YAML .*; put quotes around a text"),
-        (generate, [], "run"),
-        (bench, ["speed"], "speed"),
+        (generate, [], "RUN is missing; see polyformer command --help"),
+        (bench, ["speed"], "WHAT: expected 'attention' or .*, got 'speed'"),
     ],
 )
 def test_complaints(command: Any, words: list[str], message: str):

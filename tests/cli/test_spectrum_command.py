@@ -10,7 +10,7 @@ import pytest
 
 from polyformer.attention import LinformerConfig
 from polyformer.cli import main
-from polyformer.commands.subject import cut, subject
+from polyformer.commands.model_and_texts import load, token_rows
 from polyformer.model import Transformer
 from polyformer.presets import create_model
 
@@ -69,9 +69,9 @@ def test_a_run_on_its_own_text(train_tiny: Trained, output: Callable[..., str]):
 
 
 def test_rows_are_the_text_without_padding(train_tiny: Trained):
-    found = subject(str(train_tiny("lm")), None, "cpu")
-    first, second = cut(found, "text", 20, 2)
-    tokenizer = found.tokenizer
+    source = load(str(train_tiny("lm")), None, "cpu")
+    first, second = token_rows(source, "text", 20, 2)
+    tokenizer = source.tokenizer
     assert first[0] == second[0] == tokenizer.bos_id
     whole = "".join(f"line {i} of a small text\n" for i in range(3))
     assert whole.startswith(tokenizer.decode(first[1:] + second[1:]))
@@ -106,7 +106,7 @@ def test_other_texts(train_tiny: Trained, output: Callable[..., str]):
 def test_a_preset_says_that_its_weights_are_fresh(output: Callable[..., str]):
     words = ["encoder-tiny", "--length", "16", "--texts", "1"]
     text = output(*words)
-    assert text.startswith("encoder-tiny: a preset, so its weights are fresh; its tokens are bytes\n")
+    assert text.startswith("encoder-tiny: a preset with random weights; its tokens are bytes\n")
     assert output(*words) == text
     assert not list(Path().iterdir())
 

@@ -1,1 +1,6 @@
-"""The commands of `polyformer`, one file each: a docstring (its help), `Options`, `EXAMPLES` and `run`."""
+"""The commands of `polyformer`, a module each: a docstring (its help), `EXAMPLES`, `Options` and
+`run(options)`.
+
+Other modules are shared by commands: `options` (command line to dataclass), `input_lines` (texts to read),
+`recipe_options` and `training_run` (of train and distill), `model_and_texts` (of spectrum), `show_pictures`.
+"""

@@ -1,10 +1,12 @@
-"""Answer a question, or every line of standard input, from a text with a trained model."""
+"""Answer questions from a text with a trained model: one question, or every line of standard input.
+
+Prints one answer a line, a piece of the text; an empty line where the model finds none.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from polyformer.commands.base import argument, option
+from polyformer.commands.options import Device, argument, device
 
 EXAMPLES = """examples:
   polyformer answer runs/squad-1 article.txt "Who wrote it?"
@@ -14,16 +16,19 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    run: str = argument("folder of a run of the task qa, or of a checkpoint with such a head")
-    source: str = argument("file of the text that has the answers")
-    text: str | None = argument("the question (default: every line of standard input)", None)
-    device: Literal["auto", "cpu", "cuda"] = option(
-        "where to compute (default: CUDA where there is one)", "auto"
+    """What `polyformer answer` takes."""
+
+    run: str = argument(
+        "folder of a trained run of the task qa, or of a checkpoint with a span head", metavar="RUN"
     )
+    source: str = argument("file with the text that contains the answers", metavar="FILE")
+    text: str | None = argument("the question (default: every line of standard input)", None, "QUESTION")
+    device: Device = device()
 
 
 def run(options: Options) -> None:
-    from polyformer.commands.texts import given
+    """Print the answers."""
+    from polyformer.commands.input_lines import input_lines
     from polyformer.data.opening import opened
     from polyformer.ops.workers import suited
     from polyformer.recipes.run import reader
@@ -33,6 +38,7 @@ def run(options: Options) -> None:
         context = file.read()
     task, model = reader(options.run, Answering, options.device)
     with suited(model):
-        for batch in given(options.text):
-            for answer in task.answer(model, [{"question": one, "context": context} for one in batch]):
+        for questions in input_lines(options.text):
+            rows = [{"question": question, "context": context} for question in questions]
+            for answer in task.answer(model, rows):
                 print(" ".join(answer.split()), flush=True)

@@ -1,14 +1,14 @@
-"""Classify a text, or every line of standard input, with a trained model: its label and probability.
+"""Classify texts with a trained model: one text, or every line of standard input.
 
-A model of two texts reads the second from --pair, or behind a tab of each line. Of a checkpoint it is not
-known how many texts it reads: lines that all have one tab are two texts each, and that is said.
+Prints a line for each: the most probable label, a tab, its probability (0 to 1). A model of two texts reads
+the second from --pair, or after a tab in each line. A checkpoint does not say whether it reads two: if
+every line has one tab, lines are read as two texts, with a note on standard error.
 """
 
 import sys
 from dataclasses import dataclass
-from typing import Literal
 
-from polyformer.commands.base import argument, option
+from polyformer.commands.options import Device, argument, device, option
 
 EXAMPLES = """examples:
   polyformer classify runs/sst2-1 "a gripping, funny film"
@@ -19,16 +19,20 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    run: str = argument("folder of a run of the task classify, or of a checkpoint with such a head")
-    text: str | None = argument("what to classify (default: every line of standard input)", None)
-    pair: str | None = option("second text, for models of two: the same for every line")
-    device: Literal["auto", "cpu", "cuda"] = option(
-        "where to compute (default: CUDA where there is one)", "auto"
+    """What `polyformer classify` takes."""
+
+    run: str = argument(
+        "folder of a trained run of the task classify or classify_pair, or of a checkpoint with such a head",
+        metavar="RUN",
     )
+    text: str | None = argument("the text to classify (default: every line of standard input)", None)
+    pair: str | None = option("second text, for models of two texts: the same for every line", metavar="TEXT")
+    device: Device = device()
 
 
 def run(options: Options) -> None:
-    from polyformer.commands.texts import given, split_at_tabs
+    """Print labels and probabilities."""
+    from polyformer.commands.input_lines import input_lines, split_at_tabs
     from polyformer.ops.workers import suited
     from polyformer.recipes.reader import Reader
     from polyformer.recipes.run import reader
@@ -38,7 +42,7 @@ def run(options: Options) -> None:
     tabs = isinstance(task, PairClassification) and options.text is None and options.pair is None
     with suited(model):
         unknown = isinstance(task, Reader) and options.text is None and options.pair is None
-        for lines in given(options.text):
+        for lines in input_lines(options.text):
             if unknown and all(line.count("\t") == 1 for line in lines):
                 print("polyformer: each line has one tab, and is read as two texts", file=sys.stderr)
                 tabs = True

@@ -1,13 +1,13 @@
-"""Convert a checkpoint: to the other format, or to a model with another attention and room for longer texts.
+"""Convert a checkpoint: to the other format, or to a model with another attention or for longer texts.
 
-FOLDER is a directory that transformers or polyformer wrote, or a name on the hub. In the end it is said which
-weights were copied, extended by copying, and start fresh; `polyformer train --pretrained OUT` goes on.
+Prints which weights were copied, extended by copying, or newly initialized; train the result further by
+`polyformer train --pretrained OUT`.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from polyformer.commands.base import argument, option
+from polyformer.commands.options import argument, option
 from polyformer.core.errors import InputError
 
 EXAMPLES = """examples:
@@ -21,23 +21,34 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    folder: str = argument("directory or hub name of a checkpoint")
-    out: str = argument("directory to write")
+    """What `polyformer convert` takes."""
+
+    folder: str = argument(
+        "checkpoint: a directory that transformers or polyformer wrote, or a name on the hub",
+        metavar="CHECKPOINT",
+    )
+    out: str = argument("directory to write", metavar="OUT")
     attention: str | None = option(
-        "a pattern such as 'Window(256) | Global(1)', or a mechanism, for all layers"
+        "attention of all layers: a pattern such as 'Window(256) | Global(1)', or a mechanism such "
+        "as linformer"
     )
-    max_positions: int | None = option("tokens that the new model takes")
-    global_projections: bool = option("global tokens get projections of their own, copied", False)
+    max_positions: int | None = option("longest text, in tokens, that the new model takes")
+    global_projections: bool = option(
+        "give global tokens query, key and value projections of their own, copied", False
+    )
     format: Literal["polyformer", "hub"] = option(
-        "of what is written; 'hub' is what transformers reads", "polyformer"
+        "format to write; hub is what transformers reads (default: polyformer)", "polyformer"
     )
-    head: str | None = option("head to load, such as 'masked' or 'BertForMaskedLM' (default: the saved one)")
+    head: str | None = option(
+        "head to load, such as masked or BertForMaskedLM (default: the one in the checkpoint)"
+    )
     allow_pickle: bool = option(
-        "read pytorch_model.bin, as tensors alone, where there is no safetensors", False
+        "also read pytorch_model.bin (tensors only), if there are no safetensors", False
     )
 
 
 def run(options: Options) -> None:
+    """Write the converted checkpoint and its tokenizer."""
     from pathlib import Path
 
     from polyformer.checkpoints import convert, from_pretrained
@@ -59,6 +70,6 @@ def run(options: Options) -> None:
     try:
         tokenizer = Tokenizer.load(options.folder)
     except InputError as error:
-        print(f"without a tokenizer: {error}")
+        print(f"no tokenizer is written: {error}")
         return
     tokenizer.save(options.out)

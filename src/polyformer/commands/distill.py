@@ -1,15 +1,16 @@
-"""Distil a trained run into a smaller, faster model of the same kind.
+"""Distil a trained run (the teacher) into a smaller, faster model of the same kind (the student).
 
-The student has half of the teacher's layers (or --layers), begins with their weights and learns from the
-teacher's predictions, the labels and the teacher's hidden states, as DistilBERT does. Task, data, tokenizer
-and training are the teacher's, where nothing else is said; the student's folder is a run as any other.
+The student has half of the teacher's layers (or --layers), starts with their weights, and is trained on the
+teacher's predictions, the labels and the teacher's hidden states, as DistilBERT. Task, data, tokenizer and
+training are the teacher's unless set otherwise. Prints the metrics and the speed of both; the result is a
+run like any other.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from polyformer.commands.base import argument, changes, option
+from polyformer.commands.options import Device, argument, device, option, recipe_settings
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,42 +24,43 @@ EXAMPLES = """examples:
 """
 
 BATCHES, REPEATS = 8, 5
-"""Of held-out data, on which teacher and student are timed in turn."""
+"""Teacher and student are timed in turn, so often, on so many batches of held-out data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    teacher: str | None = argument("folder of the run to learn from", None)
+    """What `polyformer distill` takes."""
+
+    teacher: str | None = argument("folder of the trained run to learn from", None)
     layers: int | None = option("layers of the student (default: half of the teacher's)")
-    data: str | None = option("what to train on, in place of the teacher's data")
-    steps: int | None = option("updates of the weights (default: as many as the teacher's)")
-    out: str | None = option("folder of the run (default: runs/distilled-NUMBER)")
-    resume: str | None = option("folder of a distilled run to go on with, from its last checkpoint")
-    seed: int | None = option("seed of the order of data, and of dropout (default: the teacher's)")
-    device: Literal["auto", "cpu", "cuda"] | None = option(
-        "where to compute (default: CUDA where there is one)"
+    data: str | None = option("file or directory to train on (default: the teacher's data)", metavar="PATH")
+    steps: int | None = option("training steps, updates of the weights (default: the teacher's number)")
+    out: str | None = option("folder of the new run (default: runs/distilled-NUMBER)", metavar="DIR")
+    resume: str | None = option(
+        "continue the distillation in this folder from its last checkpoint", metavar="DIR"
     )
-    changes: dict[str, Any] = changes(
-        "--any.nested.key VALUE changes one value of the recipe, such as --distillation.soft 1"
-    )
+    seed: int | None = option("seed of data order and dropout (default: the teacher's)")
+    device: Device | None = device(None)
+    changes: dict[str, Any] = recipe_settings("--distillation.soft 1")
 
 
 def run(options: Options) -> None:
-    from polyformer.commands.train import conclude, train
+    """Train the student, and compare it with the teacher."""
+    from polyformer.commands.training_run import conclude, train
     from polyformer.recipes import Recipe
     from polyformer.training.engine import is_main
     from polyformer.training.signals import surviving_warnings
 
-    recipe = Recipe.from_dict(described(options))
+    recipe = Recipe.from_dict(recipe_data(options))
     with surviving_warnings():
         fitted = train(recipe, "distilled", options.out, options.resume)
         if is_main():
             conclude(fitted, recipe.seed)
             assert recipe.distillation is not None
-            print(f"\n{compared(fitted, recipe.distillation.teacher)}")
+            print(f"\n{comparison(fitted, recipe.distillation.teacher)}")
 
 
-def described(options: Options) -> dict[str, Any]:
+def recipe_data(options: Options) -> dict[str, Any]:
     """The recipe that the options describe, as plain data."""
     from polyformer.recipes.distill import distilled
     from polyformer.recipes.find import absolute, with_data
@@ -68,8 +70,7 @@ def described(options: Options) -> dict[str, Any]:
     if options.resume is not None:
         if options.teacher or options.out or options.layers:
             raise InputError(
-                "--resume: the run knows its teacher, layers and folder; leave TEACHER, --out and --layers "
-                "away"
+                "--resume: the run has its teacher, layers and folder; leave out TEACHER, --out and --layers"
             )
         recipe = Run.open(options.resume).recipe
         if recipe.distillation is None:
@@ -78,17 +79,17 @@ def described(options: Options) -> dict[str, Any]:
         raise InputError("TEACHER: name the folder of a run to learn from")
     else:
         recipe = distilled(options.teacher, options.layers)
-    described = recipe.to_dict()
+    values = recipe.to_dict()
     if options.data is not None:
-        described["data"] = with_data(described["data"], options.data)
+        values["data"] = with_data(values["data"], options.data)
     named = {"training.steps": options.steps, "seed": options.seed, "training.engine.device": options.device}
     for name, value in [*((k, v) for k, v in named.items() if v is not None), *options.changes.items()]:
-        described = merged(described, nested(name, value))
-    return {**described, "data": absolute(described["data"])}
+        values = merged(values, nested(name, value))
+    return {**values, "data": absolute(values["data"])}
 
 
-def compared(fitted: "Fitted", folder: str) -> str:
-    """What teacher and student come to on the same data, and how long each takes for it."""
+def comparison(fitted: "Fitted", folder: str) -> str:
+    """Metrics and time of teacher and student on the same held-out data."""
     from polyformer.bench.timing import in_turn, median
     from polyformer.recipes.report import table
     from polyformer.recipes.run import Run
@@ -101,17 +102,17 @@ def compared(fitted: "Fitted", folder: str) -> str:
     if not held:
         return "No held-out data: teacher and student are not compared"
     scores = {f"teacher, {name}": fitted.task.score(models["teacher"], rows) for name, rows in held.items()}
-    scores |= {f"student, {name}": one for name, one in fitted.scores.items()}
+    scores |= {f"student, {name}": metrics for name, metrics in fitted.scores.items()}
     last = [*held.values()][-1]
     seconds = in_turn({name: _passes(fitted, model, last) for name, model in models.items()}, REPEATS)
-    medians = {name: median(one) for name, one in seconds.items()}
-    counts = {name: sum(one.numel() for one in model.parameters()) for name, model in models.items()}
+    medians = {name: median(times) for name, times in seconds.items()}
+    counts = {name: sum(tensor.numel() for tensor in model.parameters()) for name, model in models.items()}
     faster = medians["teacher"] / medians["student"]
     fitted.run.record(teacher={"scores": scores, "seconds": medians, "speed": faster})
     return "\n".join(
         [
             table([*scores.items()]),
-            *_kept(fitted, scores),
+            *_retained(fitted, scores),
             f"parameters: {counts['teacher']:,} and {counts['student']:,}",
             f"{medians['teacher'] * 1e3:.1f} and {medians['student'] * 1e3:.1f} ms for the same batches "
             f"(median of {REPEATS}, in turn): the student is {faster:.2f} times as fast",
@@ -119,28 +120,29 @@ def compared(fitted: "Fitted", folder: str) -> str:
     )
 
 
-def _kept(fitted: "Fitted", scores: dict[str, dict[str, float]]) -> list[str]:
-    """The share of the teacher's metric that the student keeps, where more of it is better."""
+def _retained(fitted: "Fitted", scores: dict[str, dict[str, float]]) -> list[str]:
+    """The share of the teacher's metric that the student reaches, where higher is better."""
     best = fitted.task.best
     if fitted.task.direction == "min":
         return []
-    parts = [name.removeprefix("student, ") for name in scores if name.startswith("student, ")]
-    return [
-        f"{one}: {scores[f'student, {one}'][best] / max(scores[f'teacher, {one}'][best], 1e-12):.1%} "
-        f"of the teacher's {best.replace('_', ' ')}"
-        for one in parts
-    ]
+    metric = best.replace("_", " ")
+    splits = [name.removeprefix("student, ") for name in scores if name.startswith("student, ")]
+    shares = {
+        split: scores[f"student, {split}"][best] / max(scores[f"teacher, {split}"][best], 1e-12)
+        for split in splits
+    }
+    return [f"{split}: {share:.1%} of the teacher's {metric}" for split, share in shares.items()]
 
 
 def _passes(fitted: "Fitted", model: Any, rows: Any) -> Callable[[], None]:
-    """Predictions for some held-out batches."""
+    """A function that evaluates `model` on some held-out batches."""
     import itertools
 
     import torch
 
     device = next(model.parameters()).device
     held = itertools.islice(fitted.task.held_out(rows).batches.epoch(0), BATCHES)
-    batches = [{name: one.to(device) for name, one in batch.items()} for _, batch in held]
+    batches = [{name: tensor.to(device) for name, tensor in batch.items()} for _, batch in held]
 
     @torch.no_grad()
     def call() -> None:

@@ -1,9 +1,13 @@
-"""List recipes, presets, and the members that can stand on each axis of a model."""
+"""List recipes, presets, and the members of every axis of a model.
+
+Prints a line for each: axis, name, what it is, source. A model takes a member by its name, for example
+polyformer train --model.position rope --model.attention "Window(64)".
+"""
 
 import fnmatch
 from dataclasses import dataclass
 
-from polyformer.commands.base import argument
+from polyformer.commands.options import argument
 from polyformer.core.errors import unknown
 
 EXAMPLES = """examples:
@@ -15,10 +19,13 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    pattern: str = argument("name of one or of an axis, with * and ? for any characters", "*")
+    """What `polyformer list` takes."""
+
+    pattern: str = argument("a name or an axis; * and ? match any characters (default: *)", "*")
 
 
 def run(options: Options) -> None:
+    """Print the entries whose name or axis matches."""
     rows = [
         row
         for row in entries()

@@ -1,23 +1,25 @@
-"""Reproduce a published claim: trains what it takes and shows the outcome."""
+"""Reproduce a published claim: train what it takes, print the measurements and whether the claim holds."""
 
 import importlib.util
 import pkgutil
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from polyformer.commands.base import argument, changes, run_module
+from polyformer.commands.options import argument, experiment_settings, module_help, run_module
 from polyformer.core.errors import unknown
 
 EXAMPLES = """examples:
-  polyformer reproduce warmup     # post-norm needs warm-up, pre-norm does not
-  polyformer reproduce extrapolation --data DIR     # ALiBi: train short, test long
-  polyformer reproduce random-features     # orthogonal positive features err least
-  polyformer reproduce image-locality     # blocks around a pixel are enough to predict it
-  polyformer reproduce linformer-theory     # the theorems' errors against k
-  polyformer reproduce linformer-speed     # time and memory beside the paper's tables
-  polyformer reproduce linformer-quality --data DIR     # perplexity against k, sharing and n
-  polyformer reproduce downstream --sst2 DIR --imdb DIR     # SST-2 and IMDB with each kind of attention
-  polyformer reproduce electra --data DIR --sst2 DIR     # beside masked modelling at equal compute
+  polyformer reproduce warmup                         # post-norm needs warm-up, pre-norm does not
+  polyformer reproduce warmup --help                  # the settings of one claim and their defaults
+  polyformer reproduce extrapolation --data DIR       # ALiBi: train short, test long
+  polyformer reproduce random-features                # orthogonal positive features have the smallest error
+  polyformer reproduce image-locality                 # local attention around a pixel suffices to predict it
+  polyformer reproduce linformer-theory               # the errors in the theorems against k
+  polyformer reproduce linformer-speed                # time and memory beside the paper's tables
+  polyformer reproduce linformer-quality --data DIR   # perplexity against k, sharing and n
+  polyformer reproduce downstream --sst2 DIR --imdb DIR   # SST-2 and IMDB with each kind of attention
+  polyformer reproduce electra --data DIR --sst2 DIR  # beside masked language modelling at equal compute
 """
 
 HOME = "polyformer.bench.reproduce"  # a module for each claim, with `run(config)`
@@ -25,15 +27,33 @@ HOME = "polyformer.bench.reproduce"  # a module for each claim, with `run(config
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
+    """What `polyformer reproduce` takes."""
+
     claim: str = argument("name of the claim")
-    changes: dict[str, Any] = changes("--NAME VALUE changes one setting of the experiment", bare=True)
+    changes: dict[str, Any] = experiment_settings("polyformer reproduce CLAIM")
+
+
+def claims() -> list[str]:
+    """The names of all claims, as they are typed."""
+    spec = importlib.util.find_spec(HOME)
+    places = spec.submodule_search_locations if spec else None
+    return [module.name.replace("_", "-") for module in pkgutil.iter_modules(places or [])]
+
+
+def details(argv: list[str]) -> str:
+    """The settings of the claim that the words name, or all claims."""
+    if argv[0] in claims():
+        return module_help(_module(argv[0]))
+    text = f"claims: {', '.join(claims())}"
+    return textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def run(options: Options) -> None:
-    spec = importlib.util.find_spec(HOME)
-    places = spec.submodule_search_locations if spec else None
-    claims = [module.name for module in pkgutil.iter_modules(places or [])]
-    claim = options.claim.replace("-", "_")
-    if claim not in claims:
-        raise unknown("claim", options.claim, [name.replace("_", "-") for name in claims])
-    run_module(f"{HOME}.{claim}", options.changes)
+    """Run the experiment, which prints its results."""
+    if options.claim.replace("_", "-") not in claims():
+        raise unknown("claim", options.claim, claims())
+    run_module(_module(options.claim), options.changes)
+
+
+def _module(claim: str) -> str:
+    return f"{HOME}.{claim.replace('-', '_')}"

@@ -1,10 +1,14 @@
-"""Show a model, with its costs and parts, or a picture of a pattern or of a position scheme."""
+"""Show a model's parameters, costs and modules, or a picture of an attention pattern or a position scheme.
+
+Of a model: parameters, memory, FLOPs (one multiply-add is two) and cache by text length, and its modules.
+Of a pattern: which keys each query attends to. Of a position scheme: its effect on the scores or the input.
+"""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyformer.commands.base import argument, option
+from polyformer.commands.options import argument, option
 from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
@@ -25,58 +29,66 @@ LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
+    """What `polyformer show` takes."""
+
     subject: str = argument(
-        "a preset (see `polyformer list`), or the directory of a run or a model; or `pattern`, or `position`"
+        "a preset (see `polyformer list preset`), or the directory of a run or a model; or the word "
+        "pattern or "
+        "position, with a NAME",
+        metavar="MODEL",
     )
-    name: str | None = argument("the pattern, as an expression, or the kind of position scheme", None)
-    length: int | None = option(
-        "tokens in the picture (default 64, of a pattern more where it would be full)"
+    name: str | None = argument("the pattern as an expression, or the position scheme by its name", None)
+    length: int | None = option("tokens in the picture (default: 64; of a pattern more, until it is sparse)")
+    heads: int | None = option("heads in the picture; equal ones are drawn once (default: 4)")
+    causal: bool = option("hide later tokens, as in a decoder", False)
+    block: int | None = option("of a pattern: queries in a block of the sparse layout (default: 16)")
+    layer: int | None = option(
+        "of a pattern: the layer, from 0, for patterns that differ by layer (default: 0)"
     )
-    heads: int | None = option("heads in the picture (default 4); those that are alike are drawn once")
-    causal: bool = option("without the future", False)
-    block: int | None = option("of a pattern: queries in a row of its layout (default 16)")
-    layer: int | None = option("of a pattern: the layer of a stack (default 0)")
-    out: str | None = option("write a figure to this file, .png or .svg; otherwise it is drawn as text")
+    out: str | None = option("draw into this file, .png or .svg (default: print as text)", metavar="FILE")
 
 
 def run(options: Options) -> None:
+    """Print or draw what is asked for."""
     if options.subject in ("pattern", "position"):
-        from polyformer.commands.pictures import show_pattern, show_position
+        from polyformer.commands.show_pictures import show_pattern, show_position
 
         show = show_pattern if options.subject == "pattern" else show_position
-        return show(options.name, **given(options))
+        return show(options.name, **set_options(options))
     if options.name is not None:
         raise InputError(f"unexpected {quote(options.name)}: after a model nothing else is expected")
-    for name in given(options):
+    for name in set_options(options):
         raise InputError(f"--{name}: belongs to `show pattern` and `show position`, not to a model")
     show_model(options.subject)
 
 
-def given(options: Options) -> dict[str, Any]:
-    """The options that are set, the subject and its name apart."""
+def set_options(options: Options) -> dict[str, Any]:
+    """The options that differ from their defaults, without `subject` and `name`."""
     values = {field.name: getattr(options, field.name) for field in fields(options)[2:]}
     return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 def show_model(name: str) -> None:
+    """Print parameters, memory, costs and modules of a preset or of the model in a directory."""
     import torch
 
     from polyformer.architecture import ModelConfig
     from polyformer.model import build_model
     from polyformer.visual.tree import parameters, tree
 
-    config = described(name)
+    config = config_of(name)
     with torch.device("meta"):
         model = build_model(config)
     weights = 4 * parameters(model)
     print(f"{name}: {parameters(model):,} parameters, {size(weights)} in float32")
     print(f"training with Adam: {size(4 * weights)} (gradients, two moments) and the activations\n")
-    if isinstance(config, ModelConfig):  # costs are by the token
-        print(costs(model, [one for one in LENGTHS if one <= reach(config)] or [reach(config)]), end="\n\n")
+    if isinstance(config, ModelConfig):  # costs depend on the number of tokens
+        limit = longest_text(config)
+        print(costs(model, [length for length in LENGTHS if length <= limit] or [limit]), end="\n\n")
     print(tree(model))
 
 
-def described(name: str) -> "AnyConfig":
+def config_of(name: str) -> "AnyConfig":
     """The configuration of a preset, or of the model in a directory."""
     from polyformer.model import read_config
     from polyformer.model.saving import CONFIG
@@ -89,27 +101,27 @@ def described(name: str) -> "AnyConfig":
     return read_config(Path(name))
 
 
-def reach(config: "ModelConfig") -> int:
-    """The longest text: as many tokens as there are learned positions, or any number."""
+def longest_text(config: "ModelConfig") -> int:
+    """Tokens of the longest text: the number of learned positions, or the last of `LENGTHS`."""
     from polyformer.recipes.reader import longest
 
     return longest(config) or LENGTHS[-1]
 
 
 def costs(model, lengths: list[int]) -> str:
-    """A table: a row for each length."""
+    """The costs as a table, a row for each length."""
     from polyformer.visual.cost import cost
 
     lines = [f"{'tokens':>8}{'forward FLOPs':>16}{'activations':>14}{'cache':>12}"]
     for length in lengths:
-        found = cost(model, length)
-        cache = "" if found.cache is None else size(found.cache)
-        lines.append(f"{length:>8}{found.flops:>16.3g}{size(found.activations):>14}{cache:>12}")
+        row = cost(model, length)
+        cache = "" if row.cache is None else size(row.cache)
+        lines.append(f"{length:>8}{row.flops:>16.3g}{size(row.activations):>14}{cache:>12}")
     return "\n".join(lines)
 
 
 def size(number: float) -> str:
-    """Bytes in the unit that suits them: 1 MB is 10^6 bytes."""
+    """Bytes with a unit; 1 MB is 10^6 bytes."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
             return f"{number:.3g} {unit}"

@@ -1,16 +1,17 @@
-"""Show how low in rank a model's attention is: the singular values of every layer's and head's matrix.
+"""Show the singular values of a model's attention matrices, by layer and head.
 
-The texts are laid end to end and cut into rows of one length, so that no row is padded. Of an encoder-decoder
-both stacks are shown, without the attention between them.
+Prints, by layer, the share of the largest quarter of the singular values in their sum: near 1 where
+attention is close to low rank (Wang et al. 2020, Linformer, section 3). Texts are concatenated and cut into
+rows of one length without padding. Of an encoder-decoder both stacks are shown, without cross-attention.
 """
 
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from polyformer.commands.base import argument, option
-from polyformer.commands.subject import inputs, subject
+from polyformer.commands.model_and_texts import load, model_inputs
+from polyformer.commands.options import Device, argument, device, option
 from polyformer.core.errors import InputError, quote, unknown
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   polyformer spectrum runs/default-1
   polyformer spectrum runs/default-1 --data notes.txt --length 256 --texts 16 --out spectrum.svg
-  polyformer spectrum encoder-tiny                     # fresh weights
+  polyformer spectrum encoder-tiny                     # random weights
 """
 
 LENGTH = 512
@@ -28,22 +29,27 @@ LENGTH = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
+    """What `polyformer spectrum` takes."""
+
     model: str = argument(
-        "folder of a run, or of a model with its tokenizer; or a preset, with fresh weights"
+        "folder of a trained run, or of a model with its tokenizer; or a preset, with random weights"
     )
-    data: str | None = option("texts (default: those that the run was trained on, else the default text)")
-    length: int | None = option("tokens of a text (default 512, or as many as the model takes)")
-    texts: int = option("the mean is of so many texts at most", 8)
+    data: str | None = option(
+        "file or directory of texts (default: the training data of the run, else the default text)",
+        metavar="PATH",
+    )
+    length: int | None = option("tokens in a text (default: 512, or the most that the model takes)")
+    texts: int = option("number of texts over which the mean is taken, at most (default: 8)", 8)
     out: str | None = option(
-        "write the curves to this file, .png, .svg or .csv; beside a figure stands a .csv "
-        "(default: spectrum.png in the model's folder, of a preset none)"
+        "write the curves to this file, .png, .svg or .csv; a figure comes with a .csv beside it "
+        "(default: spectrum.png in the model's folder; nothing for a preset)",
+        metavar="FILE",
     )
-    device: Literal["auto", "cpu", "cuda"] = option(
-        "where to compute (default: CUDA where there is one)", "auto"
-    )
+    device: Device = device()
 
 
 def run(options: Options) -> None:
+    """Print the table and write the curves."""
     from polyformer.visual.spectrum import LEAST, check, spectra
     from polyformer.visual.spectrum_figure import spectrum_table
 
@@ -51,24 +57,24 @@ def run(options: Options) -> None:
         value = getattr(options, name)
         if value is not None and value < least:
             raise InputError(f"--{name}: expected {least} or more, got {value}")
-    path = target(options)
-    found = subject(options.model, options.data, options.device)
-    check(found.model)
-    length = options.length or default_length(found.model)
-    results = spectra(found.model, inputs(found, length, options.texts))
-    for side, one in results.items():
-        number = "1 text" if one.texts == 1 else f"{one.texts} texts"
+    path = output_file(options)
+    source = load(options.model, options.data, options.device)
+    check(source.model)
+    length = options.length or default_length(source.model)
+    results = spectra(source.model, model_inputs(source, length, options.texts))
+    for stack, spectrum in results.items():
+        number = "1 text" if spectrum.texts == 1 else f"{spectrum.texts} texts"
         print(
-            f"\n{side}, {number} of {length} tokens: "
-            f"the share of the greatest {one.quarter} singular values in the sum of all\n"
+            f"\n{stack}, {number} of {length} tokens: "
+            f"the share of the greatest {spectrum.quarter} singular values in the sum of all\n"
         )
-        print(spectrum_table(one))
+        print(spectrum_table(spectrum))
     if path:
         write(path, results, options.model)
 
 
-def target(options: Options) -> Path | None:
-    """The file to write."""
+def output_file(options: Options) -> Path | None:
+    """The file to write, None for no file; raises `InputError` for an unknown format."""
     if options.out is None:
         return Path(options.model, "spectrum.png") if Path(options.model).is_dir() else None
     formats = ".png", ".svg", ".csv"
@@ -78,13 +84,14 @@ def target(options: Options) -> Path | None:
 
 
 def default_length(model: "Transformer") -> int:
-    from polyformer.commands.show import reach
+    """`LENGTH`, or the most that the model takes."""
+    from polyformer.commands.show import longest_text
 
-    return min(LENGTH, reach(model.config))
+    return min(LENGTH, longest_text(model.config))
 
 
 def write(path: Path, results: "dict[str, Spectrum]", title: str) -> None:
-    """The curves as .csv and, unless `path` is that, as a figure."""
+    """Write the curves as .csv and, unless `path` is a .csv, as a figure."""
     from polyformer.core.files import atomic_write
     from polyformer.visual.spectrum_figure import draw_spectra, spectrum_csv
 

@@ -1,37 +1,42 @@
-"""Tag the words of a text, or of every line of standard input, with a trained model."""
+"""Tag the words of texts with a trained model: of one text, or of every line of standard input.
+
+Prints a line for each word: the word, a tab, its tag; an empty line after each text (the CoNLL format).
+"""
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
-from polyformer.commands.base import argument, option
+from polyformer.commands.options import Device, argument, device
 
 EXAMPLES = """examples:
   polyformer tag runs/wnut17-1 "Anna flew from Paris to Oslo ."
   polyformer tag runs/wnut17-1 < sentences.txt > tagged.conll
 """
 
-WORD = re.compile(r"[@#]?\w+(?:['\u2019.-]\w+)*|\S")  # words with their inner marks; any other mark by itself
+WORD = re.compile(r"[@#]?\w+(?:['\u2019.-]\w+)*|\S")  # words with inner punctuation; other marks alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    run: str = argument("folder of a run of the task tag, or of a checkpoint with such a head")
-    text: str | None = argument("what to tag (default: every line of standard input)", None)
-    device: Literal["auto", "cpu", "cuda"] = option(
-        "where to compute (default: CUDA where there is one)", "auto"
+    """What `polyformer tag` takes."""
+
+    run: str = argument(
+        "folder of a trained run of the task tag, or of a checkpoint with such a head", metavar="RUN"
     )
+    text: str | None = argument("the text to tag (default: every line of standard input)", None)
+    device: Device = device()
 
 
 def run(options: Options) -> None:
-    from polyformer.commands.texts import given
+    """Print words and tags."""
+    from polyformer.commands.input_lines import input_lines
     from polyformer.ops.workers import suited
     from polyformer.recipes.run import reader
     from polyformer.tasks import Tagging
 
     task, model = reader(options.run, Tagging, options.device)
     with suited(model):
-        for batch in given(options.text):
+        for batch in input_lines(options.text):
             sentences = [WORD.findall(text) for text in batch]
             for words, tags in zip(sentences, task.tag(model, sentences)):
                 print("".join(f"{word}\t{tag}\n" for word, tag in zip(words, tags)), flush=True)

@@ -1,9 +1,8 @@
-"""Translate a text, or every line of standard input, with a trained model."""
+"""Translate texts with a trained model: one text, or every line of standard input."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from polyformer.commands.base import argument, option
+from polyformer.commands.options import Device, argument, device, option
 from polyformer.core.errors import InputError
 
 EXAMPLES = """examples:
@@ -15,20 +14,27 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    run: str = argument("folder of a run of the task translate, or of an encoder-decoder's checkpoint")
-    text: str | None = argument("what to translate (default: every line of standard input)", None)
+    """What `polyformer translate` takes."""
+
+    run: str = argument(
+        "folder of a trained run of the task translate, or of an encoder-decoder checkpoint", metavar="RUN"
+    )
+    text: str | None = argument("the text to translate (default: every line of standard input)", None)
     num_beams: int | None = option(
-        "beams of the search (default: those of the run's recipe or of the checkpoint)"
+        "beams of beam search; 1 is greedy (default: from the run's recipe or the checkpoint)"
     )
-    source_language: str | None = option("what TEXT is written in, such as en, for models of many languages")
-    target_language: str | None = option("what to write, for models of many languages")
-    device: Literal["auto", "cpu", "cuda"] = option(
-        "where to compute (default: CUDA where there is one)", "auto"
+    source_language: str | None = option(
+        "code of the text's language, such as en; for multilingual checkpoints", metavar="CODE"
     )
+    target_language: str | None = option(
+        "code of the language to translate into; for multilingual checkpoints", metavar="CODE"
+    )
+    device: Device = device()
 
 
 def run(options: Options) -> None:
-    from polyformer.commands.texts import given
+    """Print the translations."""
+    from polyformer.commands.input_lines import input_lines
     from polyformer.generation import BeamConfig
     from polyformer.ops.workers import suited
     from polyformer.recipes.run import writer
@@ -41,9 +47,9 @@ def run(options: Options) -> None:
         task.between(*languages)
     elif any(languages):
         raise InputError(
-            f"{options.run}: a run knows no languages; leave --source-language and --target-language out"
+            f"{options.run}: a run has no language codes; leave out --source-language and --target-language"
         )
     beam = None if options.num_beams is None else BeamConfig(num_beams=options.num_beams)
     with suited(model):
-        for batch in given(options.text):
+        for batch in input_lines(options.text):
             print("\n".join(task.translate(model, batch, beam)), flush=True)

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.parsing import parse_yaml
 
 if TYPE_CHECKING:
     from polyformer.patterns.base import Pattern
-from polyformer.core.parsing import parse_yaml
 
 LENGTH, BLOCK, HEADS = 64, 16, 4
 LONGEST, FULLEST = 1024, 0.6
-"""Without --length a picture is twice as long until at most such a share of its pairs is seen, or so long."""
+"""Without --length, the length doubles until a pattern has at most the share `FULLEST` of all pairs."""
 
 FORMATS = ".png", ".svg"
 
@@ -28,7 +28,7 @@ def show_pattern(
     layer: int = 0,
     out: str | None = None,
 ) -> None:
-    """The mask, the layout and the counts of keys of a pattern."""
+    """Print or draw the mask of a pattern, its block-sparse layout and the number of keys per query."""
     import polyformer.attention  # noqa: F401, the patterns must be known
     from polyformer.patterns.base import Pattern
     from polyformer.sequence.context import Context
@@ -40,9 +40,9 @@ def show_pattern(
         raise InputError(
             "show pattern: name one, such as 'Window(8) | Global(2)'; see `polyformer list pattern`"
         )
-    path = target(out)
+    path = output_file(out)
     pattern = Pattern.from_text(expression)
-    length = fitting(pattern, causal, layer) if length is None else length
+    length = sparse_length(pattern, causal, layer) if length is None else length
     context = Context(length, length, causal=causal)
     panels = pictures(pattern, context, block=block, heads=heads, layers=(layer,))
     if path:
@@ -52,8 +52,8 @@ def show_pattern(
         print(pattern_text(panels, columns(), characters(sys.stdout.encoding)))
 
 
-def fitting(pattern: "Pattern", causal: bool, layer: int) -> int:
-    """A length at which the picture of a pattern is no full square; 64 where it is one at any."""
+def sparse_length(pattern: "Pattern", causal: bool, layer: int) -> int:
+    """The first length at which the mask is sparse (see `FULLEST`), else `LENGTH`."""
     from polyformer.sequence.context import Context
     from polyformer.visual.pattern import pictures
 
@@ -77,7 +77,7 @@ def show_position(
     layer: int | None = None,
     out: str | None = None,
 ) -> None:
-    """What a position scheme, its kind or its configuration in YAML, does to the scores or the input."""
+    """Print or draw the effect of a position scheme, named by kind or in YAML, on the scores or the input."""
     from polyformer.position import PositionConfig
     from polyformer.visual.characters import characters
     from polyformer.visual.position import position_picture
@@ -89,7 +89,7 @@ def show_position(
     for name, value in (("block", block), ("layer", layer)):
         if value is not None:
             raise InputError(f"--{name}: belongs to `show pattern`, not to a position scheme")
-    path = target(out)
+    path = output_file(out)
     picture = position_picture(PositionConfig.from_dict(as_data(scheme), "position"), length, heads, causal)
     if path:
         draw_position(picture, path)
@@ -103,8 +103,8 @@ def as_data(text: str) -> object:
     return parse_yaml(text, "position", "; expected a kind, or a mapping in YAML")
 
 
-def target(out: str | None) -> Path | None:
-    """The file to draw into; raises `InputError` for a format that is not drawn, before anything is."""
+def output_file(out: str | None) -> Path | None:
+    """The file to draw into; raises `InputError` for an unknown format."""
     if out is None:
         return None
     if Path(out).suffix.lower() not in FORMATS:

@@ -1,4 +1,4 @@
-"""The texts that a command works on: one from its arguments, or the lines of standard input."""
+"""The texts that a command reads: its argument TEXT, or the lines of standard input."""
 
 import itertools
 import sys
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from polyformer.core.errors import InputError, quote
 
-LINES = 256  # read at once: enough to sort by length, few enough to see results as they come
+LINES = 256  # read at once: enough to sort by length, few enough to show results early
 
 
-def given(text: str | None) -> Iterator[list[str]]:
-    """`text` alone, or standard input in lists of lines; raises `InputError` where there is nothing."""
+def input_lines(text: str | None) -> Iterator[list[str]]:
+    """`text`, or standard input in lists of at most `LINES` lines; raises `InputError` without either."""
     if text is not None:
         if not text.strip():
             raise InputError("TEXT: expected some text, got none")
@@ -24,11 +24,11 @@ def given(text: str | None) -> Iterator[list[str]]:
 
 
 def split_at_tabs(lines: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before the tab of each line, and behind it."""
-    parts = [line.split("\t") for line in lines]
-    for line, fields in zip(lines, parts):
-        if len(fields) != 2:
+    """The texts before and after the tab of each line; raises `InputError` unless each has one."""
+    pairs = [line.split("\t") for line in lines]
+    for line, texts in zip(lines, pairs):
+        if len(texts) != 2:
             raise InputError(
                 f"TEXT: expected two texts with a tab between them in each line, got {quote(line)}"
             )
-    return [fields[0] for fields in parts], [fields[1] for fields in parts]
+    return [first for first, _ in pairs], [second for _, second in pairs]
