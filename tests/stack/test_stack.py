@@ -15,7 +15,7 @@ from polyformer.feedforward import DenseConfig
 from polyformer.ops.norms import LayerNormConfig
 from polyformer.position import LearnedConfig, LearnedPerLayerConfig, NoPositionConfig, Shape
 from polyformer.sequence.context import Context
-from polyformer.sequence.tokens import Given
+from polyformer.sequence.inputs import ModelInputs
 from polyformer.stack import AttentionConfig, Embedding, EmbeddingConfig, Stack, StackConfig
 
 
@@ -113,19 +113,24 @@ def test_the_embedding_sum():
     assert module.types is not None
     total = tokens * math.sqrt(6) + module.types(types) + next(position.parameters())[pos]
     torch.testing.assert_close(
-        module(tokens, position, pos, Given(types=types)), module.norm(total), rtol=1e-12, atol=1e-12
+        module(tokens, position, pos, ModelInputs(token_type_ids=types)),
+        module.norm(total),
+        rtol=1e-12,
+        atol=1e-12,
     )
     assert torch.equal(
-        module(tokens, position, pos, Given()),
-        module(tokens, position, pos, Given(types=torch.zeros_like(types))),
+        module(tokens, position, pos, ModelInputs()),
+        module(tokens, position, pos, ModelInputs(token_type_ids=torch.zeros_like(types))),
     )
     plain = embedding()
-    assert torch.equal(plain(tokens, NoPositionConfig().build(Shape(hidden_size=6)), pos, Given()), tokens)
+    assert torch.equal(
+        plain(tokens, NoPositionConfig().build(Shape(hidden_size=6)), pos, ModelInputs()), tokens
+    )
 
 
 def test_the_embedding_sum_is_dropped_from_in_training():
     module, x = embedding().train(), torch.ones(4, 50, 6).double()
-    dropped = module(x, NoPositionConfig().build(Shape(hidden_size=6)), torch.arange(50), Given())
+    dropped = module(x, NoPositionConfig().build(Shape(hidden_size=6)), torch.arange(50), ModelInputs())
     assert set(dropped.unique().tolist()) == {0.0, 2.0}
 
 
@@ -136,7 +141,7 @@ def test_token_types_that_a_model_does_not_have_are_refused():
             x,
             NoPositionConfig().build(Shape(hidden_size=6)),
             torch.arange(2),
-            Given(types=torch.zeros(1, 2, dtype=torch.long)),
+            ModelInputs(token_type_ids=torch.zeros(1, 2, dtype=torch.long)),
         )
     assert str(caught.value) == (
         "token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out"
