@@ -84,10 +84,10 @@ def family_table() -> str:
     ]
     for name in sorted(FAMILIES):
         one = FAMILIES[name]
-        classes = ", ".join(f"`{one.classes}{task}`" for task in one.tasks)
+        classes = ", ".join(f"`{one.class_prefix}{task}`" for task in one.tasks)
         sizes = ", ".join(f"`{size}` ({parameters(size):,})" for size in one.sizes)
-        fixed = ", ".join(f"`{option}={value!r}`" for option, value in one.fixed.items())
-        lines.append(f"| `{name}` | {one.paper} | {one.objective} | {classes} | {sizes} | {fixed} |")
+        required = ", ".join(f"`{option}={value!r}`" for option, value in one.required.items())
+        lines.append(f"| `{name}` | {one.paper} | {one.objective} | {classes} | {sizes} | {required} |")
     return "\n".join(lines)
 
 

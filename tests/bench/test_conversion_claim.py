@@ -26,7 +26,7 @@ def test_every_attention_is_measured_twice(tmp_path: Path, capsys):
     assert found["Window(64)"][1] == pytest.approx(found["dense"][1], rel=1e-3)
     said = capsys.readouterr().out
     assert "linformer(k=8, max_length=32)" in said
-    assert "4 tensors fresh" not in said.splitlines()[0]
+    assert "4 tensors newly initialized" not in said.splitlines()[0]
     assert said.count("of the dense model trained on as long") == 2
 
 

@@ -244,7 +244,7 @@ def test_a_file_of_tensors_where_it_is_allowed(copy: Path, zipped: bool):
 
 def test_another_head_starts_fresh_and_says_so(copy: Path):
     expected = polyformer.from_pretrained(copy)
-    with pytest.warns(UserWarning, match="started fresh: head.dense.weight"):
+    with pytest.warns(UserWarning, match="newly initialized: head.dense.weight"):
         model = polyformer.from_pretrained(copy, head="BertForSequenceClassification")
     assert model.config.head.kind == "classify"
     assert torch.equal(model.tokens.weight, expected.tokens.weight)
@@ -371,7 +371,7 @@ def test_values_that_no_config_has(copy: Path, changes: dict[str, object], messa
 )
 def test_values_that_families_compute_with(name: str, changes: dict[str, object]):
     family = FAMILIES[name]
-    hub, task = family.hub(family.template)
+    hub, task = family.hub_config(family.template)
     with pytest.raises(InputError, match=r"config.json: "):
         family.config({**hub, **changes}, task)
 

@@ -49,7 +49,7 @@ def batch(model: Transformer, length: int = 24) -> dict[str, torch.Tensor]:
 def test_a_pattern_that_covers_the_text_changes_nothing(preset: str, attention):
     old = dense(preset)
     new, report = convert(old, attention, max_positions=50)
-    assert not report.fresh
+    assert not report.newly_initialized
     assert not report.left
     inputs = batch(old)
     torch.testing.assert_close(new(**inputs).logits, old(**inputs).logits, rtol=1e-10, atol=1e-10)
@@ -72,7 +72,7 @@ def test_global_projections_begin_as_the_ordinary_ones():
     """So the model computes as before, though by more matrices."""
     old = dense("bert-base")
     new, report = convert(old, LONGFORMER, global_projections=True)
-    assert not report.fresh
+    assert not report.newly_initialized
     assert "encoder.layers.1.attention.global_attention.query.weight" in report.copied
     inputs = batch(old)
     marks = torch.zeros_like(inputs["input_ids"])
@@ -90,8 +90,8 @@ def test_other_mechanisms_say_what_is_fresh(attention, fresh: bool):
     old = dense("bert-base")
     new, report = convert(old, attention)
     again, _ = convert(old, attention)
-    assert bool(report.fresh) == fresh
-    assert all(".mechanism." in name for name in report.fresh)
+    assert bool(report.newly_initialized) == fresh
+    assert all(".mechanism." in name for name in report.newly_initialized)
     assert {"tokens.weight", "encoder.layers.0.attention.query.weight"} <= set(report.copied)
     inputs = batch(old)
     assert torch.equal(new(**inputs).logits, again(**inputs).logits)
@@ -122,7 +122,7 @@ def test_the_command_converts_and_training_goes_on(hub: Path, tmp_path: Path, ca
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "extended: encoder.position.tables.0.weight" in said
-    assert "fresh: none" in said
+    assert "newly initialized: none" in said
     model = polyformer.from_pretrained(out)
     assert model.config.max_position_embeddings == 48
     (tmp_path / "text.txt").write_text("".join(f"line {i} of a small text\n" for i in range(60)))

@@ -37,7 +37,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_head_is_named_in_every_way(bert: Path, head: Any):
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "not in the checkpoint, started fresh")
+        warnings.filterwarnings("ignore", "not in the checkpoint, newly initialized")
         model = polyformer.from_pretrained(bert, head=head)
     assert model.config.head == ClassifyConfig(num_labels=3)
 

@@ -21,7 +21,7 @@ SIZES = {
     **{"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24},
     **{"vocab_size": 50, "max_position_embeddings": 20},
 }
-CONFIGS = {name: FAMILIES[name].hub(FAMILIES[name].template)[0] for name in FAMILIES}
+CONFIGS = {name: FAMILIES[name].hub_config(FAMILIES[name].template)[0] for name in FAMILIES}
 GENERATION = {
     **{"max_length": 20, "min_length": 2, "do_sample": True, "temperature": 0.7, "top_k": 50, "top_p": 0.9},
     **{"num_beams": 4, "early_stopping": True, "length_penalty": 2.0, "no_repeat_ngram_size": 3},

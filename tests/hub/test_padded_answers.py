@@ -6,8 +6,8 @@ import pytest
 import torch
 from twins import CLASSES, texts, twins
 
-from polyformer.checkpoints.gather import settled
-from polyformer.checkpoints.save import described, exported
+from polyformer.checkpoints.matching import resolve_prefix
+from polyformer.checkpoints.save import find_family, to_hub_tensors
 from polyformer.core.errors import InputError
 
 SPANS = [one for one in CLASSES if "QuestionAnswering" in one[1]]
@@ -52,7 +52,7 @@ def outcome(model: Any, given: dict[str, torch.Tensor]) -> Any:
 
 def gradients(ours: Any, theirs: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """By their names; 0 where there is none."""
-    family, _, task = described(ours.model.config)
+    family, _, task = find_family(ours.model.config)
     own = {
         name: torch.zeros_like(one) if one.grad is None else one.grad
         for name, one in ours.model.named_parameters()
@@ -61,8 +61,10 @@ def gradients(ours: Any, theirs: Any) -> tuple[dict[str, torch.Tensor], dict[str
         name: torch.zeros_like(one) if one.grad is None else one.grad
         for name, one in theirs.named_parameters()
     }
-    found = exported(family, ours.model.config, task, own)
-    return {settled(name, family.base, wanted): one for name, one in found.items()}, wanted
+    found = to_hub_tensors(family, ours.model.config, task, own)
+    return {
+        resolve_prefix(name, family.base_model_prefix, wanted): one for name, one in found.items()
+    }, wanted
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

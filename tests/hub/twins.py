@@ -156,7 +156,7 @@ def theirs(family: str, task: str, dtype: torch.dtype = torch.float64, **options
     config = transformers.AutoConfig.for_model(family, **{**SIZES[family], **more, **options})
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = getattr(transformers, FAMILIES[family].classes + task)(config)
+        model = getattr(transformers, FAMILIES[family].class_prefix + task)(config)
         for parameter in model.parameters():
             parameter.data.add_(0.15 * torch.randn_like(parameter))
     return model.to(dtype).eval()

@@ -129,8 +129,8 @@ def counts(preset: str, config: Any) -> tuple[int, int]:
     we say of the preset, are the same. None is given memory."""
     ours = model_config(preset)
     family = FAMILIES[config.model_type]
-    described, task = family.hub(ours)
-    head = getattr(transformers, family.classes + task)
+    described, task = family.hub_config(ours)
+    head = getattr(transformers, family.class_prefix + task)
     with torch.device("meta"):
         models = Transformer(ours), head(config), head(type(config)(**described))
     own, theirs, again = (sum(one.numel() for one in model.parameters()) for model in models)

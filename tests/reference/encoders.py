@@ -102,7 +102,7 @@ def counts(preset: str, head: str, **options: Any) -> tuple[int, int]:
     kind = getattr(own, head)
     config = model_config(preset)
     family = FAMILIES[kind.config_class.model_type]
-    hub, _ = family.hub(config)
+    hub, _ = family.hub_config(config)
     with torch.device("meta"):
         mine, theirs = Transformer(config), kind(kind.config_class(**{**hub, **options}))
     return number(mine), number(theirs)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import polyformer
 from polyformer.checkpoints import FAMILIES
-from polyformer.checkpoints.save import exported
+from polyformer.checkpoints.save import to_hub_tensors
 from polyformer.model import Transformer
 
 Inputs = dict[str, Tensor]
@@ -133,8 +133,8 @@ def compare_gradients(
         name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in ours.named_parameters()
     }
     task = family.task_of(ours.config)
-    found = exported(family, ours.config, task, mine)
-    copies = family.tasks[task].copies if ours.config.embedding.tied else ()
+    found = to_hub_tensors(family, ours.config, task, mine)
+    copies = family.tasks[task].tied_keys if ours.config.embedding.tied else ()
     expected = {
         name: one.grad
         for name, one in theirs.named_parameters(remove_duplicate=False)

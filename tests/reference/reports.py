@@ -6,7 +6,7 @@ from torch import Tensor
 from polyformer.checkpoints import Report
 from polyformer.model import Transformer
 
-FATES = ("copied", "scaled", "extended", "cut", "fresh")
+FATES = ("copied", "scaled", "extended", "cut", "newly_initialized")
 
 
 def checked(
@@ -28,9 +28,9 @@ def checked(
         assert torch.equal(own[name][:rows], given[name][:rows])
     assert all(len(own[name]) > len(given[name]) for name in report.extended)
     assert all(len(own[name]) < len(given[name]) for name in report.cut)
-    for name in report.fresh:
+    for name in report.newly_initialized:
         if begun is not None:
-            assert torch.equal(own[name], begun[name]), f"{name} is said to be fresh"
+            assert torch.equal(own[name], begun[name]), f"{name} is said to be newly initialized"
         assert name not in given or not torch.equal(own[name], given[name]) or not own[name].any()
     kept = {*report.copied, *report.scaled, *report.extended, *report.cut}
     missing = set(given) - kept

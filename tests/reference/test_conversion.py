@@ -92,7 +92,7 @@ def converted(name: str, attention: Any, positions: int | None) -> None:
     old = source(name)
     new, report = convert(old, attention, max_positions=positions)
     checked(report, old, new)
-    assert all(".mechanism." in one for one in report.fresh)
+    assert all(".mechanism." in one for one in report.newly_initialized)
     torch.testing.assert_close(logits(new), logits(old), rtol=1e-9, atol=1e-9)
     tolerance = 2e-4 * float(logits(old).abs().max())
     torch.testing.assert_close(logits(new.float()).double(), logits(old), rtol=0, atol=tolerance)
@@ -157,7 +157,7 @@ def test_what_deberta_tells_apart_stays(name: str, options: dict[str, Any]):
         old = from_transformers(theirs)
         new, report = convert(old, max_positions=LONGER)
         checked(report, old, new)
-        assert not report.fresh
+        assert not report.newly_initialized
         assert not report.left
         assert bool(report.extended) == absolute
         torch.testing.assert_close(logits(new), logits(old), rtol=1e-10, atol=1e-10)

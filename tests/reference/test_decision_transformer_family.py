@@ -15,7 +15,7 @@ from families import same, shaken  # noqa: E402
 
 import polyformer  # noqa: E402
 from polyformer.checkpoints import FAMILIES  # noqa: E402
-from polyformer.checkpoints.save import exported  # noqa: E402
+from polyformer.checkpoints.save import to_hub_tensors  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
 from polyformer.model import TrajectoryConfig, TrajectoryTransformer  # noqa: E402
 
@@ -89,7 +89,7 @@ def compare_gradients(ours: Any, mine: Any, theirs: Any, other: Any, real: Tenso
         [other.action_preds, other.state_preds, other.return_preds],
     ):
         torch.stack([part[real].square().sum() for part in one]).sum().backward()
-    found = exported(
+    found = to_hub_tensors(
         FAMILIES["decision_transformer"],
         ours.config,
         "Model",

@@ -79,7 +79,7 @@ def test_a_discriminator_becomes_a_classifier_with_a_fresh_head(tmp_path):
     config = transformers.ElectraConfig(**SIZES)
     theirs = transformers.ElectraForPreTraining(config)
     theirs.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="not in the checkpoint, started fresh: head.dense.weight"):
+    with pytest.warns(UserWarning, match="not in the checkpoint, newly initialized: head.dense.weight"):
         ours = polyformer.from_pretrained(tmp_path, head="ForSequenceClassification")
     assert torch.equal(ours.tokens.weight, theirs.electra.embeddings.word_embeddings.weight)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyformer.checkpoints.save import described
+from polyformer.checkpoints.save import find_family
 from polyformer.presets import model_config
 
 EXPECTED = {
@@ -19,6 +19,6 @@ EXPECTED = {
 
 @pytest.mark.parametrize(("preset", "expected"), EXPECTED.items())
 def test_a_preset_is_of_its_family(preset: str, expected: tuple[str, str]):
-    family, hub, task = described(model_config(preset))
+    family, hub, task = find_family(model_config(preset))
     assert (family.model_type, task) == expected
     assert family.config(hub, task) == model_config(preset)

@@ -35,9 +35,15 @@ EVERYWHERE = {
 
 def known(name: str) -> set[str]:
     family = FAMILIES[name]
-    fields = {one.theirs for task in family.tasks.values() for one in task.fields}
-    fields |= {one.theirs for one in family.fields}
-    return fields | {*family.fixed, *family.inert, *family.adjusted, *family.dropouts, *family.aliases}
+    fields = {one.theirs for task in family.tasks.values() for one in task.config_mapping}
+    fields |= {one.theirs for one in family.config_mapping}
+    return fields | {
+        *family.required,
+        *family.ignored_options,
+        *family.other_options,
+        *family.head_dropouts,
+        *family.aliases,
+    }
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))
@@ -51,7 +57,7 @@ def test_what_has_one_value_is_refused_with_another(name: str):
     family = FAMILIES[name]
     task = next(iter(family.tasks))
     hub = transformers.AutoConfig.for_model(name).to_dict()
-    for option, value in family.fixed.items():
+    for option, value in family.required.items():
         other = {bool: not value, str: f"not-{value}"}.get(type(value), 17)
         with pytest.raises(InputError, match=f"config.json: {option} is"):
             family.config({**hub, option: other}, task)
@@ -63,11 +69,11 @@ SIZES = [(name, preset) for name in FAMILIES for preset in FAMILIES[name].sizes]
 @pytest.mark.parametrize(("name", "preset"), SIZES)
 def test_sizes_have_as_many_parameters_as_theirs(name: str, preset: str):
     family = FAMILIES[name]
-    described, task = family.hub(model_config(preset))
+    described, task = family.hub_config(model_config(preset))
     with torch.device("meta"):
         ours = Transformer(model_config(preset))
         config = transformers.AutoConfig.for_model(**described)
-        theirs = getattr(transformers, family.classes + task)(config)
+        theirs = getattr(transformers, family.class_prefix + task)(config)
     read = {link.theirs for link in family.links(ours.config, task, ours.state_dict())}
     unread = [
         one

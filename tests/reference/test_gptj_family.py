@@ -86,7 +86,7 @@ def test_weights_chunks_and_texts_are_the_same(config: int, tmp_path):
 @pytest.mark.parametrize("width", [6, 10, 49, 80, 98, 256])
 def test_every_number_of_turned_channels_comes_back(width: int):
     for turned in range(2, width + 1, 2):
-        assert int(width * gptj._fraction(turned, width)) == turned
+        assert int(width * gptj.rotary_fraction(turned, width)) == turned
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ CASES = [
     (name, architecture, options)
     for name, architecture in classes()
     for options in ({}, {"tie_word_embeddings": False})
-    if not options or "tie_word_embeddings" not in FAMILIES[name].fixed
+    if not options or "tie_word_embeddings" not in FAMILIES[name].required
 ]
 NAMES = [f"{case[1]}{'-untied' if case[2] else ''}" for case in CASES]
 

@@ -151,7 +151,7 @@ def test_parameter_counts(name: str, count: int):
     """Of the released checkpoints."""
     with torch.device("meta"):
         ours = Transformer(model_config(name))
-        hub, _ = polyformer.checkpoints.FAMILIES["m2m_100"].hub(ours.config)
+        hub, _ = polyformer.checkpoints.FAMILIES["m2m_100"].hub_config(ours.config)
         theirs = transformers.M2M100ForConditionalGeneration(transformers.M2M100Config(**hub))
     assert sum(one.numel() for one in ours.parameters()) == count
     assert sum(one.numel() for one in theirs.parameters()) == count

@@ -169,7 +169,7 @@ def test_buckets_are_kept_as_they_were_given():
         mechanism = config.decoder.attention.mechanism.at(1)
         assert isinstance(mechanism, LSHConfig)
         assert mechanism.buckets == buckets
-        assert family.hub(config)[0]["num_buckets"] == given
+        assert family.hub_config(config)[0]["num_buckets"] == given
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {

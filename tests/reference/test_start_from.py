@@ -9,7 +9,7 @@ from reports import checked
 
 import polyformer
 from polyformer.attention import AdaptiveSpanConfig
-from polyformer.checkpoints import start_from, with_room
+from polyformer.checkpoints import fit_tables, start_from
 from polyformer.heads import (
     ClassifyConfig,
     EmbedConfig,
@@ -76,7 +76,7 @@ def test_what_a_head_takes_over(
     before = begun(model)
     report = start_from(tmp_path, model)
     checked(report, source, model, before)
-    assert set(report.fresh) == fresh
+    assert set(report.newly_initialized) == fresh
     theirs = {name.replace("head.dense", "pooler.dense") for name in left}
     assert set(report.left) == (theirs if format == "hub" else left)
 
@@ -90,7 +90,7 @@ def test_of_two_pretraining_heads_each_goes_on(tmp_path: Path, head: HeadConfig,
     before = begun(model)
     report = start_from(tmp_path, model)
     checked(report, source, model, before)
-    assert set(report.fresh) == (OUTPUT if head.kind == "classify" else set())
+    assert set(report.newly_initialized) == (OUTPUT if head.kind == "classify" else set())
     part = "sentence.dense.weight" if head.kind == "classify" else "tokens.dense.weight"
     assert torch.equal(model.get_parameter("head.dense.weight"), source.get_parameter(f"head.{part}"))
     assert any("predictions" in name or "tokens" in name for name in report.left) == (head.kind == "classify")
@@ -102,7 +102,7 @@ def test_robertas_classifier_is_no_pooler(tmp_path: Path, format: str):
     pooled = EmbedConfig(pooling="first", hidden=True, normalize=False)
     shaken("roberta-base", head=pooled).save_pretrained(tmp_path, format=format)
     model = create_model("roberta-base", **SIZES, head=ClassifyConfig(drops_twice=True))
-    assert set(start_from(tmp_path, model).fresh) == OUTPUT | POOLER
+    assert set(start_from(tmp_path, model).newly_initialized) == OUTPUT | POOLER
 
 
 @pytest.mark.parametrize(("rows", "fate"), [(24, "copied"), (40, "extended"), (16, "cut")])
@@ -121,7 +121,7 @@ def test_a_tasks_short_rows_do_not_cut_a_checkpoint():
     base = model_config("bert-base")
     for rows, kept in ((16, 512), (512, 512), (700, 700)):
         wanted = model_config("bert-base", {"max_position_embeddings": rows, "vocab_size": 40})
-        found = with_room(wanted, base)
+        found = fit_tables(wanted, base)
         assert (found.max_position_embeddings, found.vocab_size) == (kept, base.vocab_size)
 
 
@@ -142,4 +142,4 @@ def test_other_attention_or_longer_texts_from_a_recipe_keep_the_numbers(tmp_path
         model = Transformer(choice.config()).eval()
         report = start_from(tmp_path / preset, model)
         torch.testing.assert_close(model(ids).logits, source(ids).logits, rtol=1e-4, atol=1e-5)
-        assert all("mechanism" in name for name in report.fresh)
+        assert all("mechanism" in name for name in report.newly_initialized)

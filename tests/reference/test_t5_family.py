@@ -265,7 +265,9 @@ def test_parameter_counts(name: str, count: int):
     with torch.device("meta"):
         ours = Transformer(config)
         family = polyformer.checkpoints.FAMILIES["t5"]
-        theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(**family.hub(config)[0]))
+        theirs = transformers.T5ForConditionalGeneration(
+            transformers.T5Config(**family.hub_config(config)[0])
+        )
     own = 0 if config.embedding.tied else 32128 * 768
     assert sum(one.numel() for one in ours.parameters()) == count
     assert sum(one.numel() for one in theirs.parameters()) + own == count

@@ -134,7 +134,7 @@ def classes() -> Iterator[tuple[str, str]]:
     """Every family with every class of transformers that it reads."""
     for name in FAMILIES:
         for task in FAMILIES[name].tasks:
-            yield name, FAMILIES[name].classes + task
+            yield name, FAMILIES[name].class_prefix + task
 
 
 def tiny(model_type: str, architecture: str, **options: Any) -> Any:

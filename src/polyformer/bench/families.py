@@ -93,11 +93,11 @@ def pair(preset: str, config: FamiliesBench) -> tuple[Any, nn.Module]:
     family, model = family_of()[preset], model_config(preset)
     if config.layers is not None:
         model = model.override("num_hidden_layers", config.layers)
-    described, task = family.hub(model)
+    described, task = family.hub_config(model)
     task = task if config.head is None else family.task({}, config.head)
     torch.manual_seed(0)
     hub = transformers.AutoConfig.for_model(**described)
-    theirs = getattr(transformers, family.classes + task)(hub)
+    theirs = getattr(transformers, family.class_prefix + task)(hub)
     return from_transformers(theirs), theirs
 
 

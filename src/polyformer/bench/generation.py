@@ -115,8 +115,8 @@ def contenders(name: str, config: GenerationBench) -> dict[str, nn.Module]:
         return {"polyformer": Transformer(ours)}
     task = family.task({}, ours.head)
     ours = dataclasses.replace(ours, head=family.tasks[task].head)
-    described, _ = family.hub(ours)
-    theirs = getattr(transformers, family.classes + task)(transformers.AutoConfig.for_model(**described))
+    described, _ = family.hub_config(ours)
+    theirs = getattr(transformers, family.class_prefix + task)(transformers.AutoConfig.for_model(**described))
     return {"transformers": theirs, "polyformer": from_transformers(theirs)}
 
 

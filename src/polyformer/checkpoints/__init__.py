@@ -1,7 +1,7 @@
 """Public checkpoints: families of models in the layout of the hub, read and written."""
 
 import polyformer.checkpoints.families  # noqa: F401  (fills the registry)
-from polyformer.checkpoints.convert import convert, read_attention, same_reach, with_room
+from polyformer.checkpoints.convert import convert, fit_tables, keep_positions, read_attention
 from polyformer.checkpoints.family import FAMILIES, Family
 from polyformer.checkpoints.load import config_of, from_pretrained, from_transformers, start_from
 from polyformer.checkpoints.save import save
@@ -13,12 +13,12 @@ __all__ = [
     "Report",
     "config_of",
     "convert",
+    "fit_tables",
     "from_pretrained",
     "from_transformers",
+    "keep_positions",
     "read_attention",
-    "same_reach",
     "save",
     "start_from",
     "transfer",
-    "with_room",
 ]

@@ -1,10 +1,11 @@
-"""A trained model with another attention: what fits is copied, positions are repeated, the rest starts fresh.
+"""A trained model with another attention: what fits is copied, positions are repeated, the rest is new.
 
-The attention matrix of a sparse pattern is the dense one with entries left out, so all its weights are there
-already: where the pattern covers the text nothing changes, with room for longer texts and with a scale of the
-scores that the new attention has not. Learned positions are repeated from their start, the distances that are
-told apart stay, and global tokens' projections begin as the ordinary ones: Beltagy et al. 2020 (Longformer),
-section 5. What mechanisms have beyond queries, keys and values (Linformer's projections, say) is fresh.
+The attention matrix of a sparse pattern is the dense one with entries left out, so it has the same weights:
+where the pattern covers the whole text nothing changes, also with more positions, and also where the old
+attention scales its scores and the new one does not. Learned positions are repeated from their start, the
+range of relative distances stays, and global tokens' projections start as the ordinary ones: Beltagy et al.
+2020 (Longformer), section 5. What mechanisms have beyond queries, keys and values (Linformer's projections,
+say) is newly initialized.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ def convert(
     max_positions: int | None = None,
     global_projections: bool = False,
 ) -> tuple[Transformer, Report]:
-    """A new model, in evaluation mode, and what became of the weights of `model`, which stays as it is.
+    """A new model, in evaluation mode, and what became of the weights of `model`, which is not changed.
 
     Args:
         attention: a pattern or a mechanism, in any of the ways of `polyformer.presets.model_config`, for the
@@ -44,37 +45,37 @@ def convert(
     """
     if not isinstance(model, Transformer):
         raise InputError(f"convert: expected a model of texts, got a {type(model).__name__}")
-    config = converted(model.config, read_attention(attention), max_positions, global_projections)
+    config = convert_config(model.config, read_attention(attention), max_positions, global_projections)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # what is fresh is the same every time
-        made = Transformer(config)
-    made.to(next(model.parameters()).dtype)
-    report = keep_scores(model, made, transfer(model, made))
+        torch.manual_seed(0)  # new weights are the same every time
+        converted = Transformer(config)
+    converted.to(next(model.parameters()).dtype)
+    report = keep_scores(model, converted, transfer(model, converted))
     if config.origin is not None:  # it is still of the family whose files hold them
-        made.unused_tensors = dict(model.unused_tensors)
+        converted.unused_tensors = dict(model.unused_tensors)
         report = dataclasses.replace(
-            report, left=tuple(name for name in report.left if name not in made.unused_tensors)
+            report, left=tuple(name for name in report.left if name not in converted.unused_tensors)
         )
     if global_projections:
-        copy_local_projections(made)
-        same = tuple(name for name in report.fresh if ".global_attention." in name)
+        copy_local_projections(converted)
+        global_copies = tuple(name for name in report.newly_initialized if ".global_attention." in name)
         report = dataclasses.replace(
             report,
-            copied=tuple(sorted((*report.copied, *same))),
-            fresh=tuple(name for name in report.fresh if name not in same),
+            copied=tuple(sorted((*report.copied, *global_copies))),
+            newly_initialized=tuple(name for name in report.newly_initialized if name not in global_copies),
         )
-    return made.eval(), report
+    return converted.eval(), report
 
 
-def read_attention(given: object) -> Pattern | MechanismConfig | None:
-    """The pattern or the mechanism that is meant, by an expression such as `Window(256) | Global(1)` or
-    `linformer(k=128)`, by a mapping or by itself; `InputError` for anything else."""
-    if given is None:
+def read_attention(attention: object) -> Pattern | MechanismConfig | None:
+    """A pattern or a mechanism from an expression such as `Window(256) | Global(1)` or `linformer(k=128)`,
+    from a mapping or from itself; `InputError` for anything else."""
+    if attention is None:
         return None
-    return Pattern.meant(given) or MechanismConfig.from_dict(given, "attention")
+    return Pattern.meant(attention) or MechanismConfig.from_dict(attention, "attention")
 
 
-def converted(
+def convert_config(
     config: ModelConfig,
     attention: Pattern | MechanismConfig | None,
     max_positions: int | None,
@@ -82,13 +83,13 @@ def converted(
 ) -> ModelConfig:
     """The configuration of the new model. With another attention it is no longer of the family that it came
     from."""
-    side = side_of(config)
+    side = converted_side(config)
     stack: StackConfig = getattr(config, side)
     mechanism = stack.attention.mechanism
     if isinstance(attention, Pattern):
-        mechanism = patterned(mechanism, attention)
+        mechanism = with_pattern(mechanism, attention)
     elif attention is not None:
-        mechanism = scaled(attention, mechanism)
+        mechanism = with_scale(attention, mechanism)
     inner = dataclasses.replace(
         stack.attention,
         mechanism=mechanism,
@@ -99,38 +100,38 @@ def converted(
     if changes[side] != stack:
         changes["origin"] = None
     config = dataclasses.replace(config, **changes)
-    return config if max_positions is None else lengthened(config, max_positions)
+    return config if max_positions is None else extend_positions(config, max_positions)
 
 
-def with_room(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:
-    """What a task made of the configuration of a `checkpoint`, with tables of tokens and positions that are
-    no shorter than there, and the first positions as they are there."""
+def fit_tables(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:
+    """`config`, which a task derived from the configuration of a `checkpoint`, with tables of tokens and
+    positions that are no shorter than there, and the first positions as they are there."""
     before, positions = checkpoint.max_position_embeddings, config.max_position_embeddings
     vocab_size = max(config.vocab_size, checkpoint.vocab_size)  # some tables have rows to spare
     kept = dataclasses.replace(config, vocab_size=vocab_size, max_position_embeddings=before)
-    return lengthened(kept, max(before, positions))
+    return extend_positions(kept, max(before, positions))
 
 
-def side_of(config: ModelConfig) -> str:
-    """The stack whose attention is another."""
+def converted_side(config: ModelConfig) -> str:
+    """The stack whose attention is converted: the encoder where there is one."""
     return "encoder" if config.encoder is not None else "decoder"
 
 
-def lengthened(config: ModelConfig, positions: int) -> ModelConfig:
-    """The configuration with room for longer texts, of which shorter ones see nothing."""
+def extend_positions(config: ModelConfig, positions: int) -> ModelConfig:
+    """The configuration for longer texts, which computes the same for shorter ones."""
     if positions < config.max_position_embeddings:
         raise InputError(
             f"max_positions: expected {config.max_position_embeddings}, which the model has, or more, "
             f"got {positions}"
         )
     longer = dataclasses.replace(config, max_position_embeddings=positions)
-    return same_reach(longer, config)
+    return keep_positions(longer, config)
 
 
-def same_reach(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:
-    """`config`, whose texts may be of another length than those of the `checkpoint` that it was made of, with
-    the first positions as they are there: where a position scheme is the checkpoint's it tells the same
-    distances apart."""
+def keep_positions(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:
+    """`config`, whose texts may be of another length than those of the `checkpoint` that it was derived from,
+    with the first positions as they are there: where a position scheme is the checkpoint's, it distinguishes
+    the same distances."""
     before, after = checkpoint.max_position_embeddings, config.max_position_embeddings
     changes: dict[str, Any] = {}
     if before != after:
@@ -143,20 +144,20 @@ def same_reach(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:
     return dataclasses.replace(config, **changes)
 
 
-def patterned(mechanism: MechanismConfig, pattern: Pattern) -> MechanismConfig:
+def with_pattern(mechanism: MechanismConfig, pattern: Pattern) -> MechanismConfig:
     """`mechanism` with another pattern where it is softmax attention, else softmax attention with it."""
     if isinstance(mechanism, SoftmaxConfig):
         return dataclasses.replace(mechanism, pattern=pattern)
     if isinstance(mechanism, AlternateConfig):
-        layers = tuple(patterned(one, pattern) for one in mechanism.mechanisms)
+        layers = tuple(with_pattern(layer, pattern) for layer in mechanism.mechanisms)
         return layers[0] if len(set(layers)) == 1 else AlternateConfig(mechanisms=layers)
     return SoftmaxConfig(pattern=pattern)
 
 
-def scaled(mechanism: MechanismConfig, old: MechanismConfig) -> MechanismConfig:
-    """`mechanism` with the scale of the `old` one, where that is one and this says none."""
+def with_scale(mechanism: MechanismConfig, old: MechanismConfig) -> MechanismConfig:
+    """`mechanism` with the scale of the `old` one where it has none of its own."""
     if isinstance(mechanism, AlternateConfig):
-        return AlternateConfig(mechanisms=tuple(scaled(one, old) for one in mechanism.mechanisms))
+        return AlternateConfig(mechanisms=tuple(with_scale(layer, old) for layer in mechanism.mechanisms))
     if isinstance(mechanism, SoftmaxConfig) and mechanism.scale is None and isinstance(old, SoftmaxConfig):
         return dataclasses.replace(mechanism, scale=old.scale)
     return mechanism
@@ -166,7 +167,7 @@ def scaled(mechanism: MechanismConfig, old: MechanismConfig) -> MechanismConfig:
 def keep_scores(old: Transformer, new: Transformer, report: Report) -> Report:
     """Where the old attention had a scale of its own and the new one divides by sqrt(D), the queries take it.
 
-    Raises `InputError` where positions add to the queries, which this would not reach.
+    Raises `InputError` where positions add to the queries: scaling the projection would not scale them.
     """
     names: list[str] = []
     for side in ("encoder", "decoder"):
@@ -180,13 +181,13 @@ def keep_scores(old: Transformer, new: Transformer, report: Report) -> Report:
 
 
 def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) -> list[str]:
-    """`keep_scores` in one stack: the names of what was multiplied."""
+    """`keep_scores` in one stack: the names of the scaled tensors."""
     assert isinstance(old, Stack)
     assert isinstance(new, Stack)
     names: list[str] = []
     for layer, module in enumerate(new.layers):
-        scale = scale_of(old.mechanism.at(layer))
-        if scale is None or scale_of(new.mechanism.at(layer)) is not None:
+        scale = own_scale(old.mechanism.at(layer))
+        if scale is None or own_scale(new.mechanism.at(layer)) is not None:
             continue
         attention = module.get_submodule("attention")
         assert isinstance(attention, MultiHeadAttention)
@@ -198,13 +199,13 @@ def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) ->
                 f"attention: {quote(new.mechanism.kind)} cannot have the model's scale {scale} with "
                 f"positions that add to the queries; use 'softmax'"
             )
-        for name, one in attention.query.named_parameters(f"{side}.layers.{layer}.attention.query"):
+        for name, parameter in attention.query.named_parameters(f"{side}.layers.{layer}.attention.query"):
             if name in report.copied:
-                one.mul_(factor)
+                parameter.mul_(factor)
                 names.append(name)
     return names
 
 
-def scale_of(mechanism: MechanismConfig) -> float | None:
-    """What products of queries and keys are multiplied with, where that is not 1 / sqrt(D)."""
+def own_scale(mechanism: MechanismConfig) -> float | None:
+    """The scale of the products of queries and keys; None for 1 / sqrt(D)."""
     return mechanism.scale if isinstance(mechanism, SoftmaxConfig) else None

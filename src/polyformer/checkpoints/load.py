@@ -1,4 +1,4 @@
-"""`from_pretrained`: a directory, or a name on the hub, made into a model."""
+"""`from_pretrained`: a model of a directory or of a name on the hub."""
 
 import dataclasses
 import difflib
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
+from polyformer.checkpoints.config_mapping import Tree
 from polyformer.checkpoints.convert import keep_scores
 from polyformer.checkpoints.family import FAMILIES, Family
-from polyformer.checkpoints.fields import Tree
-from polyformer.checkpoints.gather import Gathered, gather, settled
+from polyformer.checkpoints.matching import Matched, Stored, match_tensors, resolve_prefix
 from polyformer.checkpoints.sentence import embedding_head
-from polyformer.checkpoints.tensors import Tensors, open_tensors
+from polyformer.checkpoints.tensors import open_tensors
 from polyformer.checkpoints.transfer import Report, transfer
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_json
@@ -47,77 +47,77 @@ def from_pretrained(
         head: which head of a public checkpoint: transformers' class ("BertForMaskedLM"), its end, our kind
             ("masked"), or a configuration, written in any way ("classify(num_labels=3)", {"kind": "embed"});
             by default the one that it was saved with. "embed" of a folder of sentence-transformers pools as
-            that says. A head that the files do not hold starts fresh, with a warning.
+            that says. A head that the files do not hold is newly initialized, with a warning.
         dtype: of the weights; by default as in the files.
         allow_pickle: read `pytorch_model.bin` where there is no safetensors, as tensors alone.
         revision: of a name on the hub: a commit, a tag or a branch; by default the newest.
 
     Raises:
-        InputError: a directory that is none, an unknown family, an option that is not supported, tensors that
-            are missing, unexpected, misshapen or damaged.
+        InputError: a path that is no model's directory, an unknown family, an unsupported option,
+            tensors that are missing, unexpected, misshapen or damaged.
     """
     folder = _folder(source, revision)
-    described = read_json(folder / CONFIG, dict)
-    if TRAJECTORY in described and head is None:
+    saved = read_json(folder / CONFIG, dict)
+    if TRAJECTORY in saved and head is None:
         trajectories: Any = TrajectoryTransformer.from_pretrained(folder).to(dtype)
         return trajectories
-    if described.get("model_type", WRAPPED) == WRAPPED:
+    if saved.get("model_type", WRAPPED) == WRAPPED:
         if head is not None:
             raise InputError("head: this is a polyformer with a head of its own; leave it out")
-        return _own(folder, described).to(dtype)
-    model, found = _theirs(folder, described, head, dtype, allow_pickle)
-    _warn(found.fresh)
+        return _load_own(folder, saved).to(dtype)
+    model, matched = _load_public(folder, saved, head, dtype, allow_pickle)
+    _warn(matched.newly_initialized)
     return model
 
 
-def _theirs(
+def _load_public(
     folder: Path,
-    described: Tree,
+    hub: Tree,
     head: str | dict[str, Any] | HeadConfig | None,
     dtype: torch.dtype | None,
     pickle: bool,
-) -> tuple[Transformer, Gathered]:
+) -> tuple[Transformer, Matched]:
     """The model of a public checkpoint's folder, and what became of its tensors."""
-    family_of(described)
+    family_of(hub)
     head = named_head(head)
     if head == "embed":
         head = embedding_head(folder) or head
-    model, found = adopt(described, open_tensors(folder, pickle), head, dtype)
+    model, matched = model_of_tensors(hub, open_tensors(folder, pickle), head, dtype)
     model.generation = read_generation(folder)
-    return model, found
+    return model, matched
 
 
-def _warn(fresh: tuple[str, ...]) -> None:
-    if fresh:
-        warnings.warn(f"not in the checkpoint, started fresh: {', '.join(fresh)}", stacklevel=3)
+def _warn(new: tuple[str, ...]) -> None:
+    if new:
+        warnings.warn(f"not in the checkpoint, newly initialized: {', '.join(new)}", stacklevel=3)
 
 
-def _own(folder: Path, described: Tree) -> Transformer:
+def _load_own(folder: Path, saved: Tree) -> Transformer:
     """A model in our format, or wrapped for transformers (`polyformer.hub`)."""
-    if "model_type" not in described:
+    if "model_type" not in saved:
         return Transformer.from_pretrained(folder)
-    config, given = ModelConfig.from_dict(described.get("polyformer")), open_tensors(folder)
-    check_layers(config, len([*given]), folder)
+    config, stored = ModelConfig.from_dict(saved.get("polyformer")), open_tensors(folder)
+    check_layers(config, len([*stored]), folder)
     with torch.device("meta"):
         model = Transformer(config)
-    load_weights(model, {name.removeprefix("model."): given[name] for name in given}, folder)
+    load_weights(model, {name.removeprefix("model."): stored[name] for name in stored}, folder)
     model.generation, model.unused_tensors = read_generation(folder), read_unused_tensors(folder)
     return model.eval()
 
 
 def config_of(source: str | Path) -> ModelConfig:
     """The configuration of a checkpoint, with the head that it was saved with."""
-    described = read_json(_folder(source) / CONFIG, dict)
-    if described.get("model_type", WRAPPED) == WRAPPED:
-        config: Any = decode_config(described.get("polyformer", described))
+    saved = read_json(_folder(source) / CONFIG, dict)
+    if saved.get("model_type", WRAPPED) == WRAPPED:
+        config: Any = decode_config(saved.get("polyformer", saved))
         return config
-    family = family_of(described)
-    return family.config(described, family.task(described, None))
+    family = family_of(saved)
+    return family.config(saved, family.task(saved, None))
 
 
-def family_of(described: Tree) -> Family:
+def family_of(hub: Tree) -> Family:
     """The family of a public configuration; `InputError` for one that is not supported."""
-    name = described.get("model_type")
+    name = hub.get("model_type")
     if not isinstance(name, str) or name not in list(FAMILIES):
         near = difflib.get_close_matches(str(name)[:50], list(FAMILIES), n=2)
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
@@ -129,27 +129,27 @@ def family_of(described: Tree) -> Family:
 
 
 def start_from(source: str | Path, model: Transformer) -> Report:
-    """Fill `model` with what a checkpoint has of it; says what was copied and what stays fresh.
+    """Fill `model` with what a checkpoint has of it; the report says what was copied and what was not.
 
     Raises `InputError` for a table of other tokens than the model's.
     """
     folder = _folder(source)
-    described = read_json(folder / CONFIG, dict)
-    fresh: tuple[str, ...] = ()
+    saved = read_json(folder / CONFIG, dict)
+    new: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
-    if described.get("model_type", WRAPPED) == WRAPPED:
+    if saved.get("model_type", WRAPPED) == WRAPPED:
         old = from_pretrained(folder)
     else:
-        kinds = {one.head.kind for one in family_of(described).tasks.values()}
+        kinds = {task.head.kind for task in family_of(saved).tasks.values()}
         head = model.config.head if model.config.head.kind in kinds else None
-        old, found = _theirs(folder, described, head, None, False)
-        fresh, left = found.fresh, found.left
-    report = keep_scores(old, model, transfer(old, model, fresh))
+        old, matched = _load_public(folder, saved, head, None, False)
+        new, left = matched.newly_initialized, matched.left
+    report = keep_scores(old, model, transfer(old, model, new))
     report = dataclasses.replace(report, left=tuple(sorted({*report.left, *left})))
     if "tokens.weight" not in report.copied:
-        own, given = (len(one.tokens.weight) for one in (model, old))
+        own, stored = len(model.tokens.weight), len(old.tokens.weight)
         raise InputError(
-            f"{source}: it has {given} tokens, the tokenizer {own}; use --tokenizer.path {source}"
+            f"{source}: it has {stored} tokens, the tokenizer {own}; use --tokenizer.path {source}"
         )
     return report
 
@@ -162,34 +162,34 @@ def from_transformers(model: nn.Module, head: str | dict[str, Any] | HeadConfig 
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "model_type"):
         raise InputError(f"model: expected one of transformers', got {type(model).__name__}")
-    described = {**config.to_dict(), "architectures": [type(model).__name__]}
-    adopted, found = adopt(described, dict(model.state_dict()), named_head(head))
-    _warn(found.fresh)
-    return adopted
+    hub = {**config.to_dict(), "architectures": [type(model).__name__]}
+    converted, matched = model_of_tensors(hub, dict(model.state_dict()), named_head(head))
+    _warn(matched.newly_initialized)
+    return converted
 
 
-def adopt(
-    described: Tree,
-    given: "Tensors | dict[str, Tensor]",
+def model_of_tensors(
+    hub: Tree,
+    stored: Stored,
     head: str | HeadConfig | None = None,
     dtype: torch.dtype | None = None,
-) -> tuple[Transformer, Gathered]:
+) -> tuple[Transformer, Matched]:
     """The model of a public configuration and its tensors, and what became of them."""
-    family = family_of(described)
-    task = family.task(described, head)
-    config = family.config(described, task, head if isinstance(head, HeadConfig) else None)
-    config = untied(family, task, config, given)
-    check_layers(config, len([*given]), "the checkpoint")
+    family = family_of(hub)
+    task = family.task(hub, head)
+    config = family.config(hub, task, head if isinstance(head, HeadConfig) else None)
+    config = untied(family, task, config, stored)
+    check_layers(config, len([*stored]), "the checkpoint")
     with torch.device("meta"):
         model = family.model(config)
-    found = gather(family, task, config, given, model, fresh_head=head is not None)
-    load_weights(model, _cast(found.weights, dtype), "the checkpoint")
-    model.unused_tensors = _cast(found.unused, dtype)
-    return model.eval(), found
+    matched = match_tensors(family, task, config, stored, model, new_head=head is not None)
+    load_weights(model, _cast(matched.weights, dtype), "the checkpoint")
+    model.unused_tensors = _cast(matched.unused, dtype)
+    return model.eval(), matched
 
 
 def named_head(head: str | dict[str, Any] | HeadConfig | None) -> str | HeadConfig | None:
-    """A head's name alone, which is settled by the family, or the configuration that is meant."""
+    """A head's configuration, or its name alone, which the family resolves."""
     if isinstance(head, dict) and head.keys() == {"kind"} and isinstance(head["kind"], str):
         return head["kind"]
     if head is None or (isinstance(head, str) and "(" not in head):
@@ -197,18 +197,17 @@ def named_head(head: str | dict[str, Any] | HeadConfig | None) -> str | HeadConf
     return HeadConfig.from_dict(head, "head")
 
 
-def untied(
-    family: Family, task: str, config: ModelConfig, given: "Tensors | dict[str, Tensor]"
-) -> ModelConfig:
-    """The configuration, with an output layer of its own where the files have one beside another token table.
+def untied(family: Family, task: str, config: ModelConfig, stored: Stored) -> ModelConfig:
+    """The configuration, untied where the files have an output layer that differs from the token table.
 
     What transformers saves of T5 1.1 says that both are tied, and they are not; it believes the files too.
     """
-    table = family.table(task)
-    for copy, of in family.tasks[task].copies.items() if family.tied(config) else ():
-        names = {settled(name, family.base, {copy, of}): name for name in given}
-        known = copy in table or copy.removesuffix(".weight") in table
-        if known and copy in names and of in names and not torch.equal(given[names[copy]], given[names[of]]):
+    mapping = family.full_key_mapping(task)
+    for copy, source in family.tasks[task].tied_keys.items() if family.tied(config) else ():
+        keys = {resolve_prefix(key, family.base_model_prefix, {copy, source}): key for key in stored}
+        known = copy in mapping or copy.removesuffix(".weight") in mapping
+        both = known and copy in keys and source in keys
+        if both and not torch.equal(stored[keys[copy]], stored[keys[source]]):
             return dataclasses.replace(config, embedding=dataclasses.replace(config.embedding, tied=False))
     return config
 
@@ -216,7 +215,7 @@ def untied(
 def _cast(weights: dict[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
     if dtype is None:
         return weights
-    return {name: one.to(dtype) if one.is_floating_point() else one for name, one in weights.items()}
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in weights.items()}
 
 
 def _folder(source: str | Path, revision: str | None = None) -> Path:

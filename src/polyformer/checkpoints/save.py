@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from polyformer.architecture import ModelConfig
+from polyformer.checkpoints.config_mapping import differences
 from polyformer.checkpoints.family import FAMILIES, Family
-from polyformer.checkpoints.fields import differences
 from polyformer.checkpoints.tensors import INDEX, SINGLE
 from polyformer.core.errors import InputError
 from polyformer.core.files import tied_names, write_json, write_tensors
@@ -23,13 +23,12 @@ def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
 
     Raises `InputError` for a model that is of no public family.
     """
-    family, hub, task = described(model.config)
-    dtypes = {one.dtype for one in model.parameters()}
+    family, hub, task = find_family(model.config)
+    dtypes = {parameter.dtype for parameter in model.parameters()}
     if len(dtypes) == 1:
         hub["dtype"] = str(next(iter(dtypes))).removeprefix("torch.")
-    tensors = exported(family, model.config, task, dict(model.state_dict())) | like(
-        model.unused_tensors, dtypes
-    )
+    tensors = to_hub_tensors(family, model.config, task, dict(model.state_dict()))
+    tensors |= cast_like(model.unused_tensors, dtypes)
     for name in tied_names(tensors):  # theirs is not tied here, or this name would be no link
         tensors[name] = tensors[name].clone()
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,64 +37,66 @@ def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
     write_json(folder / CONFIG, hub)
 
 
-def described(config: ModelConfig) -> tuple[Family, dict[str, object], str]:
-    """The family of a model, its own or the likest that can be it; their configuration, and the task."""
+def find_family(config: ModelConfig) -> tuple[Family, dict[str, object], str]:
+    """The family of a model (its own, or the closest that can hold it), their configuration, and the task."""
     if config.origin is not None:
         family = FAMILIES[config.origin.model_type]
-        return family, *family.hub(config)
+        return family, *family.hub_config(config)
     able, reasons = [], []
     for name in FAMILIES:
         family = FAMILIES[name]
         if not family.fits(config):
             continue
         try:
-            able.append((family, *family.hub(config)))
+            able.append((family, *family.hub_config(config)))
         except InputError as error:
             reasons.append(str(error))
     if able:
         tree = config.to_dict()
-        return min(able, key=lambda one: len(differences(one[0].template.to_dict(), tree)))
-    closest = min(reasons, key=lambda one: one.count(";"), default="none has these stacks")
+        return min(able, key=lambda choice: len(differences(choice[0].template.to_dict(), tree)))
+    closest = min(reasons, key=lambda reason: reason.count(";"), default="none has these stacks")
     raise InputError(
         f"format 'hub': this model is of no public family (transformers takes it as it is from "
         f"polyformer.hub.wrap(model).save_pretrained); of the nearest: {closest}"
     )
 
 
-def exported(family: Family, config: ModelConfig, task: str, ours: dict[str, Tensor]) -> dict[str, Tensor]:
+def to_hub_tensors(
+    family: Family, config: ModelConfig, task: str, ours: dict[str, Tensor]
+) -> dict[str, Tensor]:
     """Their tensors of ours: weights, or their gradients."""
     return {
-        link.theirs: link.part.join([ours[name] for name in link.part.ours])
+        link.theirs: link.converter.join([ours[name] for name in link.converter.ours])
         for link in family.links(config, task, ours)
     }
 
 
-def like(tensors: dict[str, Tensor], dtypes: set[torch.dtype]) -> dict[str, Tensor]:
-    """What a model keeps beside its weights, in the type of the weights where they have one."""
+def cast_like(tensors: dict[str, Tensor], dtypes: set[torch.dtype]) -> dict[str, Tensor]:
+    """`tensors` in the type of the weights, where these have one type."""
     if len(dtypes) > 1:
         return tensors
     dtype = next(iter(dtypes))
-    return {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in tensors.items()}
 
 
 def _write(folder: Path, tensors: dict[str, Tensor], shard_size: int) -> None:
     shards: list[dict[str, Tensor]] = [{}]
     room = shard_size
-    for name, one in tensors.items():
-        if one.nbytes > room and shards[-1]:
+    for name, tensor in tensors.items():
+        if tensor.nbytes > room and shards[-1]:
             shards.append({})
             room = shard_size
-        shards[-1][name] = one
-        room -= one.nbytes
+        shards[-1][name] = tensor
+        room -= tensor.nbytes
     if len(shards) == 1:
         write_tensors(folder / SINGLE, tensors)
         (folder / INDEX).unlink(missing_ok=True)
         return
-    where: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         write_tensors(folder / file, shard)
-        where |= dict.fromkeys(shard, file)
-    total = sum(one.nbytes for one in tensors.values())
-    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
+        weight_map |= dict.fromkeys(shard, file)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
     (folder / SINGLE).unlink(missing_ok=True)

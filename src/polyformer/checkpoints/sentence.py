@@ -32,18 +32,18 @@ def embedding_head(folder: Path) -> EmbedConfig | None:
     if not (folder / MODULES).is_file():
         return None
     modules = read_json(folder / MODULES, list)
-    if not all(isinstance(one, dict) for one in modules):
+    if not all(isinstance(module, dict) for module in modules):
         raise InputError(f"{folder / MODULES} is damaged: expected a list of modules; restore it from a copy")
-    kinds = [str(one.get("type", "")).rpartition(".")[2] for one in modules]
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise InputError(
             f"{folder / MODULES}: expected the modules Transformer, Pooling and perhaps Normalize, got "
             f"{', '.join(kinds)[:200]}; give the head as an EmbedConfig, or load the model without it"
         )
-    where = modules[1].get("path")
-    if not isinstance(where, str) or "/" in where or "\\" in where or where in ("", ".", ".."):
+    name = modules[1].get("path")
+    if not isinstance(name, str) or "/" in name or "\\" in name or name in ("", ".", ".."):
         raise InputError(f"{folder / MODULES}: expected the name of a folder for Pooling's path")
-    return EmbedConfig(pooling=_pooling(folder / where / "config.json"), normalize=len(kinds) == 3)
+    return EmbedConfig(pooling=_pooling(folder / name / "config.json"), normalize=len(kinds) == 3)
 
 
 def _pooling(path: Path) -> str:

@@ -24,7 +24,7 @@ RENAMED = {".gamma": ".weight", ".beta": ".bias"}
 
 @dataclasses.dataclass(frozen=True)
 class Tensors:
-    """`files`: their names of tensors, and the file and name by which each is found."""
+    """Tensors of files, read when they are asked for. files: of each, its file and its name there."""
 
     folder: Path
     files: dict[str, tuple[Path, str]]
@@ -56,7 +56,7 @@ def open_tensors(folder: Path, allow_pickle: bool = False) -> "Tensors | dict[st
             f"{pickles[0]} is a pickle, and there is no {SINGLE}: convert it where you trust it, or allow it "
             f"with allow_pickle=True, which reads tensors alone and runs no code"
         )
-    return {_renamed(name): one for path in pickles for name, one in _unpickled(path).items()}
+    return {_renamed(name): x for path in pickles for name, x in _unpickled(path).items()}
 
 
 def _names(path: Path) -> dict[str, tuple[Path, str]]:
@@ -70,14 +70,14 @@ def _names(path: Path) -> dict[str, tuple[Path, str]]:
 
 
 def _indexed(folder: Path) -> dict[str, tuple[Path, str]]:
-    found: dict[str, tuple[Path, str]] = {}
+    files: dict[str, tuple[Path, str]] = {}
     listed = _weight_map(folder, INDEX)
-    for path in _parts(folder, INDEX, listed):
-        found |= _names(path)
+    for path in _indexed_files(folder, INDEX, listed):
+        files |= _names(path)
     for name in listed:
-        if _renamed(name) not in found:
+        if _renamed(name) not in files:
             raise InputError(f"{folder}: {INDEX} lists the tensor {quote(name)}, which no file has")
-    return found
+    return files
 
 
 def _weight_map(folder: Path, index: str) -> dict[str, str]:
@@ -91,7 +91,7 @@ def _weight_map(folder: Path, index: str) -> dict[str, str]:
     return listed
 
 
-def _parts(folder: Path, index: str, listed: dict[str, str]) -> list[Path]:
+def _indexed_files(folder: Path, index: str, listed: dict[str, str]) -> list[Path]:
     """The files that an index lists, which must lie in its folder: an index comes from others."""
     names = sorted(set(listed.values()))
     for name in names:
@@ -125,7 +125,7 @@ def _leaves(folder: Path, path: Path) -> bool:
 
 def _pickles(folder: Path) -> list[Path]:
     if (folder / PICKLE_INDEX).is_file():
-        return _parts(folder, PICKLE_INDEX, _weight_map(folder, PICKLE_INDEX))
+        return _indexed_files(folder, PICKLE_INDEX, _weight_map(folder, PICKLE_INDEX))
     return [folder / PICKLE] if (folder / PICKLE).is_file() else []
 
 

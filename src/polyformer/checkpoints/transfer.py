@@ -15,39 +15,40 @@ from polyformer.position import Position
 class Report:
     """Names of the new model's tensors by what became of them.
 
-    copied: equal to the old one's. scaled: the old one's times a number, so that scores stay as they were.
-    extended: tables of positions, the old rows over and over. cut: tables of positions, the first rows.
-    fresh: not from the old model. left: names of the old model's tensors without a place in the new one.
+    copied: equal to the old one's. scaled: the old one's times a number, so that attention scores stay.
+    extended: tables of positions, the old rows repeated. cut: tables of positions, the first rows.
+    newly_initialized: not from the old model. left: names of the old model's tensors without a place in the
+    new one.
     """
 
     copied: tuple[str, ...]
     scaled: tuple[str, ...]
     extended: tuple[str, ...]
     cut: tuple[str, ...]
-    fresh: tuple[str, ...]
+    newly_initialized: tuple[str, ...]
     left: tuple[str, ...]
 
     def __str__(self) -> str:
         lines = [f"copied: {len(self.copied)} tensors"]
-        for what in ("scaled", "extended", "cut", "fresh", "left"):
-            names = getattr(self, what)
-            lines.append(f"{what}: {', '.join(summed(names)) or 'none'}")
+        for fate in ("scaled", "extended", "cut", "newly_initialized", "left"):
+            names = ", ".join(grouped(getattr(self, fate)))
+            lines.append(f"{fate.replace('_', ' ')}: {names or 'none'}")
         return "\n".join(lines)
 
 
 @torch.no_grad()
-def transfer(old: Transformer, new: Transformer, fresh: Collection[str] = ()) -> Report:
+def transfer(old: Transformer, new: Transformer, untrained: Collection[str] = ()) -> Report:
     """Copies into `new` what `old` has of it, with tables of positions repeated or cut to their length.
 
-    Of heads of different kinds what both have (`HeadConfig.parts`): a pooler, say. `fresh`: the names of
-    those of the old model that came from no checkpoint, which are worth no more than the new one's own.
+    Of heads of different kinds what both have (`HeadConfig.parts`): a pooler, say. `untrained`: names of
+    tensors of the old model that came from no checkpoint, which are not copied.
     """
-    given = {name: one for name, one in old.state_dict().items() if name not in fresh}
-    sources = {target: name for name in given if (target := place(name, old.config.head, new.config.head))}
+    stored = {name: tensor for name, tensor in old.state_dict().items() if name not in untrained}
+    sources = {target: name for name in stored if (target := place(name, old.config.head, new.config.head))}
     own, offsets = dict(new.state_dict()), position_tables(new)
-    fates: dict[str, list[str]] = {"copied": [], "extended": [], "cut": [], "fresh": []}
+    fates: dict[str, list[str]] = {"copied": [], "extended": [], "cut": [], "newly_initialized": []}
     for name, tensor in own.items():
-        source = given.get(sources.get(name, ""))
+        source = stored.get(sources.get(name, ""))
         if source is not None and source.shape == tensor.shape:
             fate = "copied"
             tensor.copy_(source)
@@ -55,22 +56,22 @@ def transfer(old: Transformer, new: Transformer, fresh: Collection[str] = ()) ->
             fate = "extended" if len(tensor) > len(source) else "cut"
             tensor.copy_(repeated(source, len(tensor), offsets[name]))
         else:
-            fate = "fresh"
+            fate = "newly_initialized"
         fates[fate].append(name)
     used = {sources[name] for fate in ("copied", "extended", "cut") for name in fates[fate]}
-    left = [*(name for name in given if name not in used), *old.unused_tensors]
+    left = [*(name for name in stored if name not in used), *old.unused_tensors]
     return Report(
         scaled=(), left=tuple(sorted(left)), **{fate: tuple(sorted(names)) for fate, names in fates.items()}
     )
 
 
 def place(name: str, old: HeadConfig, new: HeadConfig) -> str | None:
-    """Where a tensor of a model with one head stands in a model with another; None for nowhere."""
+    """A tensor's name, in a model with the `old` head, in one with the `new` head; None where it has none."""
     if not name.startswith("head.") or old.kind == new.kind:
         return name
     parts = new.parts()
-    for part, where in old.parts().items():
-        start = f"head.{where}." if where else "head."
+    for part, path in old.parts().items():
+        start = f"head.{path}." if path else "head."
         if part in parts and name.startswith(start):
             return ".".join(filter(None, ("head", parts[part], name.removeprefix(start))))
     return None
@@ -87,14 +88,14 @@ def position_tables(model: Transformer) -> dict[str, int]:
 
 
 def repeated(table: Tensor, length: int, offset: int) -> Tensor:
-    """A table [offset + n, E] as [length, E], its n positions over and over."""
+    """A table [offset + n, E] as [length, E], its n positions repeated."""
     first, positions = table[:offset], table[offset:]
     times = -(-(length - offset) // len(positions))
     return torch.cat([first, positions.repeat(times, 1)])[:length].clone()
 
 
-def summed(names: tuple[str, ...]) -> list[str]:
-    """Names with the layers' numbers taken together: "encoder.layers.*.attention.query.weight (12)"."""
+def grouped(names: tuple[str, ...]) -> list[str]:
+    """Names that differ in the layer's number as one: "encoder.layers.*.attention.query.weight (12)"."""
     groups: dict[str, list[str]] = {}
     for name in names:
         pattern = ".".join("*" if part.isdigit() else part for part in name.split("."))

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from polyformer.checkpoints.fields import Tree
+from polyformer.checkpoints.config_mapping import Tree
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sizes import LAYERS, SIZE
 
@@ -21,11 +21,13 @@ class Values:
     holds: Callable[[Any], bool]
 
     def __or__(self, other: "Values") -> "Values":
-        return Values(f"{self.words} or {other.words}", lambda one: self.holds(one) or other.holds(one))
+        return Values(f"{self.words} or {other.words}", lambda value: self.holds(value) or other.holds(value))
 
 
 def _integer(low: int, high: int) -> Values:
-    return Values(f"an integer from {low} to {high}", lambda one: type(one) is int and low <= one <= high)
+    return Values(
+        f"an integer from {low} to {high}", lambda value: type(value) is int and low <= value <= high
+    )
 
 
 def _listed(values: Values) -> Values:
@@ -43,25 +45,25 @@ def _are_labels(value: Any) -> bool:
     return isinstance(value, dict) and all(str(key).isdecimal() and len(str(key)) < 10 for key in value)
 
 
-def _are_turns(value: Any) -> bool:
+def _are_repeats(value: Any) -> bool:
     pairs = isinstance(value, list | tuple) and all(
-        isinstance(turn, list | tuple) and len(turn) == 2 and NAMES.holds(turn[0]) and LAYER.holds(turn[1])
-        for turn in value
+        isinstance(pair, list | tuple) and len(pair) == 2 and NAMES.holds(pair[0]) and LAYER.holds(pair[1])
+        for pair in value
     )
     return pairs and sum(len(kinds) * times for kinds, times in value) <= LAYERS
 
 
-NULL = Values("null", lambda one: one is None)
-FLAG = Values("true or false", lambda one: isinstance(one, bool))
-NAME = Values("a text", lambda one: isinstance(one, str))
+NULL = Values("null", lambda value: value is None)
+FLAG = Values("true or false", lambda value: isinstance(value, bool))
+NAME = Values("a text", lambda value: isinstance(value, str))
 NAMES = _listed(NAME)
 POSITIVE, COUNT, LAYER = _integer(1, SIZE), _integer(0, SIZE), _integer(1, LAYERS)
 OPEN = _integer(-1, SIZE)  # -1: as far as the text goes
 TOKEN = _integer(-(2**31), 2**31 - 1) | NULL
-RATE = Values("a number from 0 up to, not including, 1", lambda one: _is_number(one) and 0 <= one < 1)
-SMALL = Values("a number from 0 to 1", lambda one: _is_number(one) and 0 <= one <= 1)
+RATE = Values("a number from 0 up to, not including, 1", lambda value: _is_number(value) and 0 <= value < 1)
+SMALL = Values("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
 LABELS = Values("an object of numbers to names", _are_labels)
-TURNS = Values("a list of pairs, kinds of layers and how often they come", _are_turns)
+REPEATS = Values("a list of pairs, kinds of layers and how often they come", _are_repeats)
 
 VALUES: dict[str, Values] = {
     **dict.fromkeys(
@@ -201,7 +203,7 @@ VALUES: dict[str, Values] = {
     "architectures": NAMES | NULL,
     "attention_window": POSITIVE | _listed(POSITIVE),
     "attention_layers": NAMES | NULL,
-    "attention_types": TURNS | NULL,
+    "attention_types": REPEATS | NULL,
     "attn_layers": NAMES,
     "axial_pos_shape": _listed(POSITIVE),
     "axial_pos_embds_dim": _listed(POSITIVE),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyformer.checkpoints import start_from, with_room
+from polyformer.checkpoints import fit_tables, start_from
 from polyformer.core.files import read_tensors
 from polyformer.core.weights import load_weights
 from polyformer.data import Splits, Tokenizer, load
@@ -140,7 +140,7 @@ def _model(recipe: Recipe, task: Task) -> Transformer:
     base = recipe.model_config()
     config = task.adapt(base)
     if recipe.model.pretrained is not None:
-        config = with_room(config, base)
+        config = fit_tables(config, base)
     with torch.random.fork_rng():  # the seed is this run's, not the program's
         torch.manual_seed(recipe.seed)
         model: Any = build_model(config)

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Self
 
 from polyformer.architecture import ModelConfig
-from polyformer.checkpoints import config_of, same_reach
+from polyformer.checkpoints import config_of, keep_positions
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.expression import first_name, with_options
@@ -69,7 +69,7 @@ class ModelChoice(Config):
                     f"pretrained: {self.pretrained} is a model of trajectories, which is trained from fresh "
                     "weights only; name a preset"
                 )
-            return same_reach(overridden(checkpoint, flattened(self.options)), checkpoint)
+            return keep_positions(overridden(checkpoint, flattened(self.options)), checkpoint)
         if self.preset is None:
             config: Any = decode_config(self.options, "model")
             return config

@@ -65,10 +65,10 @@ def run(config: ConversionClaim) -> dict[str, tuple[float, float]]:
         dense.task.tokenizer.save(folder)
         on = taken_up(Recipe.from_dict(recipe(config, str(folder.absolute()))), out / f"on-{number}")
         found[text] = lost, on.scores["validation"]["perplexity"]
-        fresh = f"{len(report.fresh)} tensors fresh" if report.fresh else "nothing fresh"
+        new = len(report.newly_initialized)
         print(
-            f"{text}: {before:.1f} dense, {lost:.1f} converted ({fresh}), {found[text][1]:.1f} after "
-            f"{config.more} steps",
+            f"{text}: {before:.1f} dense, {lost:.1f} converted ({new} tensors newly initialized), "
+            f"{found[text][1]:.1f} after {config.more} steps",
             flush=True,
         )
     control = found["dense"][1]

@@ -6,25 +6,23 @@ published weights were trained without any.
 
 from typing import ClassVar
 
+from polyformer.checkpoints.config_mapping import Tree, option, with_defaults
 from polyformer.checkpoints.families.bert import (
     EMBEDDINGS,
-    FIELDS,
-    MASKED_FIELDS,
-    PRETRAINING_FIELDS,
-    check_types,
+    MASKED_OPTIONS,
+    OPTIONS,
+    PRETRAINING_OPTIONS,
+    BertFamily,
 )
-from polyformer.checkpoints.families.roberta import changed
-from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.fields import Tree, field
-from polyformer.checkpoints.names import layered
+from polyformer.checkpoints.families.shared_tasks import QUESTION_ANSWERING, TOKEN_CLASSIFICATION
+from polyformer.checkpoints.family import Task, register
+from polyformer.checkpoints.key_mapping import layered
 from polyformer.core.errors import InputError
 from polyformer.heads import (
     ClassifyConfig,
     EmbedConfig,
     MaskedConfig,
     PretrainingConfig,
-    SpanConfig,
-    TagConfig,
 )
 from polyformer.presets import model_config
 
@@ -68,48 +66,47 @@ COPIES = {
 
 
 @register
-class Albert(Family):
+class Albert(BertFamily):
     """Runs of layers with the same weights; `num_hidden_groups` of them."""
 
     model_type = "albert"
-    classes = "Albert"
+    class_prefix = "Albert"
     paper = "Lan et al. 2020"
     objective = "masked language modelling of n-grams and sentence-order prediction"
-    base = "albert"
+    base_model_prefix = "albert"
     template = model_config("albert-base")
-    fields = (
-        *changed(FIELDS, OWN_DEFAULTS),
-        field("embedding_size", 128, "embedding.size"),
-        field("num_hidden_groups", 1, "encoder.num_hidden_groups"),
+    config_mapping = (
+        *with_defaults(OPTIONS, OWN_DEFAULTS),
+        option("embedding_size", 128, "embedding.size"),
+        option("num_hidden_groups", 1, "encoder.num_hidden_groups"),
     )
-    fixed: ClassVar = {"inner_group_num": 1, "position_embedding_type": "absolute"}
-    inert = ("use_cache",)
-    names: ClassVar = {
+    required: ClassVar = {"inner_group_num": 1, "position_embedding_type": "absolute"}
+    key_mapping: ClassVar = {
         **{f"embeddings.{theirs}": ours for theirs, ours in EMBEDDINGS.items()},
         "encoder.embedding_hidden_mapping_in": "encoder_embedding.widen",
         **layered("encoder.albert_layer_groups.{i}.albert_layers.0", "encoder.layers.{i}", LAYER),
     }
-    ignored = ("*embeddings.position_ids",)
-    dropouts = ("classifier_dropout_prob", "hidden_dropout_prob")
+    head_dropouts = ("classifier_dropout_prob", "hidden_dropout_prob")
     tasks: ClassVar = {
-        "Model": Task(EmbedConfig(pooling="first", hidden=True, normalize=False), POOLER, base=False),
+        "Model": Task(EmbedConfig(pooling="first", hidden=True, normalize=False), POOLER, prefixed=False),
         "ForPreTraining": Task(
             PretrainingConfig(),
             PRETRAINING,
-            (*PRETRAINING_FIELDS, field("classifier_dropout_prob", 0.1, "sentence.dropout")),
+            (*PRETRAINING_OPTIONS, option("classifier_dropout_prob", 0.1, "sentence.dropout")),
             COPIES,
         ),
-        "ForMaskedLM": Task(MaskedConfig(), MASKED, MASKED_FIELDS, COPIES),
+        "ForMaskedLM": Task(MaskedConfig(), MASKED, MASKED_OPTIONS, COPIES),
         "ForSequenceClassification": Task(ClassifyConfig(), {**POOLER, "classifier": "head.output"}),
-        "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}),
-        "ForQuestionAnswering": Task(SpanConfig(), {"qa_outputs": "head.output"}),
+        "ForTokenClassification": TOKEN_CLASSIFICATION,
+        "ForQuestionAnswering": QUESTION_ANSWERING,
     }
     sizes = ("albert-base", "albert-large", "albert-xxlarge")
 
     def check(self, hub: Tree) -> None:
+        """Refuses groups of layers that are not of one size, too."""
+        super().check(hub)
         layers, groups = hub.get("num_hidden_layers", 12), hub.get("num_hidden_groups", 1)
         if not groups or layers % groups:  # transformers says which by dividing as floats
             raise InputError(
                 f"config.json: num_hidden_groups is {groups}, expected a divisor of the {layers} layers"
             )
-        check_types(hub)

@@ -1,26 +1,34 @@
 """BigBird: BERT's layers over blocks of a window, first, last and random blocks. Zaheer et al. 2020.
 
 transformers draws random blocks in training alone. In evaluation it reads the first block in their place,
-as often as there are random blocks, though that block is seen already; here random blocks are drawn in both,
-and no key counts twice. So numbers are the same for full attention and for texts that are seen whole; those
-of long texts are where both have the same random blocks, and the text is unpadded and a whole number of
-blocks: its blocks are those of the padded row, ours those of each text.
+as often as there are random blocks, though the query attends to that block already; here random blocks are
+drawn in both, and no key counts twice. So numbers are the same for full attention and for texts within the
+window and the random blocks. For long texts they are the same where both have the same random blocks, and the
+text is unpadded and a whole number of blocks: its blocks are those of the padded row, ours of each text.
 """
 
-import dataclasses
 import re
 from typing import Any, ClassVar
 
+from polyformer.checkpoints.config_mapping import (
+    Option,
+    Tree,
+    activation,
+    get_path,
+    option,
+    set_path,
+    with_defaults,
+)
 from polyformer.checkpoints.families.bert import (
     COPIES,
-    FIELDS,
     MASKED,
+    OPTIONS,
     PRETRAINING,
     TRUNK,
-    check_types,
+    BertFamily,
 )
-from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.fields import Field, Tree, act, field, look_up, put
+from polyformer.checkpoints.families.roberta import CLASSIFIER
+from polyformer.checkpoints.family import Task, register
 from polyformer.core.errors import InputError, quote
 from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig, PretrainingConfig, TagConfig
 from polyformer.presets import model_config
@@ -36,62 +44,61 @@ DEFAULTS: dict[str, Any] = {
 PATTERN = "encoder.attention.mechanism.pattern"
 POOLER = {"{base}pooler": "head.dense"}
 UNPOOLED = ("{base}pooler.*",)
-"""What classes that pool nothing have all the same."""
+"""Tensors of classes that pool nothing."""
 WITHOUT_BIAS = ["output"]
 OWN = (
-    Field(
+    Option(
         "use_bias",
         True,
         ("encoder.attention.bias",),
-        lambda given: True if given else WITHOUT_BIAS,
+        lambda theirs: True if theirs else WITHOUT_BIAS,
         lambda ours: ours is True,
     ),
-    field("rescale_embeddings", False, "embedding.scaled"),
+    option("rescale_embeddings", False, "embedding.scaled"),
 )
 
 
 @register
-class BigBird(Family):
+class BigBird(BertFamily):
     """The encoder in its ITC form."""
 
     model_type = "big_bird"
-    classes = "BigBird"
+    class_prefix = "BigBird"
     paper = "Zaheer et al. 2020"
     objective = "masked language modelling"
-    base = "bert"
+    base_model_prefix = "bert"
     template = model_config("bigbird-base")
-    fields = (
-        *(dataclasses.replace(one, default=DEFAULTS.get(one.theirs, one.default)) for one in FIELDS),
+    config_mapping = (
+        *with_defaults(OPTIONS, DEFAULTS),
         *OWN,
     )
-    adjusted = ("attention_type", "block_size", "num_random_blocks")
-    fixed: ClassVar = {"is_decoder": False, "add_cross_attention": False}
-    inert = ("use_cache", "sep_token_id")
-    names = TRUNK
-    ignored = ("*embeddings.position_ids", "*embeddings.token_type_ids")
-    dropouts = ("classifier_dropout", "hidden_dropout_prob")
+    other_options = ("attention_type", "block_size", "num_random_blocks")
+    required: ClassVar = {"is_decoder": False, "add_cross_attention": False}
+    ignored_options = ("use_cache", "sep_token_id")
+    key_mapping = TRUNK
+    ignored_keys = ("*embeddings.position_ids", "*embeddings.token_type_ids")
     tasks: ClassVar = {
-        "Model": Task(EmbedConfig(pooling="first", hidden=True, normalize=False), POOLER, base=False),
+        "Model": Task(EmbedConfig(pooling="first", hidden=True, normalize=False), POOLER, prefixed=False),
         "ForPreTraining": Task(
             PretrainingConfig(sentence=ClassifyConfig(dropout=0.0)),
             {name.replace("pooler.dense", "pooler"): ours for name, ours in PRETRAINING.items()},
             (
-                act("hidden_act", "gelu_new", "tokens.activation"),
-                field("layer_norm_eps", 1e-12, "tokens.eps"),
+                activation("hidden_act", "gelu_new", "tokens.activation"),
+                option("layer_norm_eps", 1e-12, "tokens.eps"),
             ),
             COPIES,
         ),
         "ForMaskedLM": Task(
             MaskedConfig(),
             MASKED,
-            (act("hidden_act", "gelu_new", "activation"), field("layer_norm_eps", 1e-12, "eps")),
+            (activation("hidden_act", "gelu_new", "activation"), option("layer_norm_eps", 1e-12, "eps")),
             COPIES,
             unused_keys=UNPOOLED,
         ),
         "ForSequenceClassification": Task(
             ClassifyConfig(drops_twice=True),
-            {"classifier.dense": "head.dense", "classifier.out_proj": "head.output"},
-            (act("hidden_act", "gelu_new", "activation"),),
+            CLASSIFIER,
+            (activation("hidden_act", "gelu_new", "activation"),),
             unused_keys=UNPOOLED,
         ),
         "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}, unused_keys=UNPOOLED),
@@ -99,6 +106,8 @@ class BigBird(Family):
     sizes = ("bigbird-base",)
 
     def check(self, hub: Tree) -> None:
+        """Refuses other kinds of attention, and block-sparse attention without random blocks, too."""
+        super().check(hub)
         kind = hub.get("attention_type", "block_sparse")
         if kind not in ("block_sparse", "original_full"):
             raise InputError(
@@ -106,23 +115,23 @@ class BigBird(Family):
             )
         if kind == "block_sparse" and hub.get("num_random_blocks", 3) < 1:
             raise InputError("config.json: num_random_blocks is 0, expected 1 or more, as transformers does")
-        check_types(hub)
 
-    def adjust(self, tree: Tree, hub: Tree) -> None:
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """The pattern; none for full attention."""
         pattern = None
         if hub.get("attention_type", "block_sparse") == "block_sparse":
             layers = tree["encoder"]["num_hidden_layers"]
             block, random = hub.get("block_size", 64), hub.get("num_random_blocks", 3)
             pattern = bigbird_pattern(layers, block, random).to_text()
-        put(tree, PATTERN, pattern)
+        set_path(tree, PATTERN, pattern)
 
-    def describe(self, tree: Tree) -> Tree:
-        text = look_up(tree, PATTERN)
+    def write_other_options(self, tree: Tree) -> Tree:
+        """The options of the pattern, which is read as text."""
+        text = get_path(tree, PATTERN)
         if text is None:
             return {"attention_type": "original_full"}
-        block, random = (
-            re.search(one, text) for one in (r"BlockWindow\(size=(\d+)", r"Random\(blocks=(\d+)")
-        )
+        block = re.search(r"BlockWindow\(size=(\d+)", text)
+        random = re.search(r"Random\(blocks=(\d+)", text)
         return {
             "attention_type": "block_sparse",
             "block_size": int(block[1]) if block else 64,

@@ -2,10 +2,10 @@
 
 from typing import ClassVar
 
+from polyformer.checkpoints.config_mapping import activation, option
 from polyformer.checkpoints.families.bert import EMBEDDINGS
 from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.fields import act, field
-from polyformer.checkpoints.names import layered
+from polyformer.checkpoints.key_mapping import layered
 from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig, SpanConfig, TagConfig
 from polyformer.presets import model_config
 
@@ -28,59 +28,63 @@ MASKED = {
 
 @register
 class DistilBert(Family):
-    """Its norms have one epsilon, 1e-12, which is no option."""
+    """The epsilon of its norms, 1e-12, is no option."""
 
     model_type = "distilbert"
-    classes = "DistilBert"
+    class_prefix = "DistilBert"
     paper = "Sanh et al. 2019"
     objective = "distillation: the teacher's predictions and states, and masked language modelling"
-    base = "distilbert"
+    base_model_prefix = "distilbert"
     template = model_config("distilbert-base")
-    fields = (
-        field("vocab_size", 30522, "vocab_size"),
-        field("dim", 768, "hidden_size"),
-        field("max_position_embeddings", 512, "max_position_embeddings"),
-        field("n_layers", 6, "encoder.num_hidden_layers"),
-        field("n_heads", 12, "encoder.attention.num_attention_heads"),
-        field("hidden_dim", 3072, "encoder.feedforward.intermediate_size"),
-        act("activation", "gelu", "encoder.feedforward.activation"),
-        field("dropout", 0.1, "encoder.dropout"),
-        field("attention_dropout", 0.1, "encoder.attention.mechanism.dropout"),
-        field("initializer_range", 0.02, "initializer_range"),
-        field("pad_token_id", 0, "special.pad"),
-        field("bos_token_id", None, "special.bos"),
-        field("eos_token_id", None, "special.eos"),
-        field("tie_word_embeddings", True, "embedding.tied"),
+    config_mapping = (
+        option("vocab_size", 30522, "vocab_size"),
+        option("dim", 768, "hidden_size"),
+        option("max_position_embeddings", 512, "max_position_embeddings"),
+        option("n_layers", 6, "encoder.num_hidden_layers"),
+        option("n_heads", 12, "encoder.attention.num_attention_heads"),
+        option("hidden_dim", 3072, "encoder.feedforward.intermediate_size"),
+        activation("activation", "gelu", "encoder.feedforward.activation"),
+        option("dropout", 0.1, "encoder.dropout"),
+        option("attention_dropout", 0.1, "encoder.attention.mechanism.dropout"),
+        option("initializer_range", 0.02, "initializer_range"),
+        option("pad_token_id", 0, "special.pad"),
+        option("bos_token_id", None, "special.bos"),
+        option("eos_token_id", None, "special.eos"),
+        option("tie_word_embeddings", True, "embedding.tied"),
     )
     aliases: ClassVar = {
         "hidden_size": "dim",
         "num_attention_heads": "n_heads",
         "num_hidden_layers": "n_layers",
     }
-    inert = ("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout")  # of a fresh table; of other heads
-    names: ClassVar = {
+    ignored_options = (
+        "sinusoidal_pos_embds",
+        "qa_dropout",
+        "seq_classif_dropout",
+    )  # initialization; other heads
+    key_mapping: ClassVar = {
         **{f"embeddings.{theirs}": ours for theirs, ours in EMBEDDINGS.items() if "types" not in ours},
         **layered("transformer.layer.{i}", "encoder.layers.{i}", LAYER),
     }
-    ignored = ("*embeddings.position_ids",)
+    ignored_keys = ("*embeddings.position_ids",)
     tasks: ClassVar = {
-        "Model": Task(EmbedConfig(pooling="first", normalize=False), base=False),
+        "Model": Task(EmbedConfig(pooling="first", normalize=False), prefixed=False),
         "ForMaskedLM": Task(
             MaskedConfig(),
             MASKED,
-            (act("activation", "gelu", "activation"),),
+            (activation("activation", "gelu", "activation"),),
             {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
         ),
         "ForSequenceClassification": Task(
             ClassifyConfig(activation="relu"),
             {"pre_classifier": "head.dense", "classifier": "head.output"},
-            (field("seq_classif_dropout", 0.2, "dropout"),),
+            (option("seq_classif_dropout", 0.2, "dropout"),),
         ),
         "ForTokenClassification": Task(
-            TagConfig(), {"classifier": "head.output"}, (field("dropout", 0.1, "dropout"),)
+            TagConfig(), {"classifier": "head.output"}, (option("dropout", 0.1, "dropout"),)
         ),
         "ForQuestionAnswering": Task(
-            SpanConfig(), {"qa_outputs": "head.output"}, (field("qa_dropout", 0.1, "span_dropout"),)
+            SpanConfig(), {"qa_outputs": "head.output"}, (option("qa_dropout", 0.1, "span_dropout"),)
         ),
     }
     sizes = ("distilbert-base",)

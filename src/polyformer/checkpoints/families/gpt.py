@@ -2,19 +2,11 @@
 
 from typing import ClassVar
 
-from polyformer.checkpoints.families.gpt2 import (
-    ALIASES,
-    BUFFERS,
-    DROPOUTS,
-    LAST,
-    LAYER,
-    SUMMARY,
-    embedding_dropout,
-    settle,
-)
-from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.fields import Tree, choice, field
-from polyformer.checkpoints.names import layered
+from polyformer.checkpoints.config_mapping import Tree, choice, option
+from polyformer.checkpoints.families.gpt2 import LAYER
+from polyformer.checkpoints.families.gpt_common import BUFFERS, DROPOUTS, LAST_TOKEN, SUMMARY, GptFamily
+from polyformer.checkpoints.family import Task, register
+from polyformer.checkpoints.key_mapping import layered
 from polyformer.heads import EmbedConfig, LanguageModelConfig
 from polyformer.presets import model_config
 
@@ -26,52 +18,48 @@ TRUNK = {
 ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 """Its "gelu" is the approximation by tanh."""
 
-FIELDS = (
-    field("vocab_size", 40478, "vocab_size"),
-    field("n_embd", 768, "hidden_size"),
-    field("n_positions", 512, "max_position_embeddings"),
-    field("n_layer", 12, "decoder.num_hidden_layers"),
-    field("n_head", 12, "decoder.attention.num_attention_heads"),
+OPTIONS = (
+    option("vocab_size", 40478, "vocab_size"),
+    option("n_embd", 768, "hidden_size"),
+    option("n_positions", 512, "max_position_embeddings"),
+    option("n_layer", 12, "decoder.num_hidden_layers"),
+    option("n_head", 12, "decoder.attention.num_attention_heads"),
     choice("afn", "gelu", ACTIVATIONS, "decoder.feedforward.activation"),
-    field("layer_norm_epsilon", 1e-5, "decoder.norm.eps"),
-    field("initializer_range", 0.02, "initializer_range"),
+    option("layer_norm_epsilon", 1e-5, "decoder.norm.eps"),
+    option("initializer_range", 0.02, "initializer_range"),
     *DROPOUTS,
-    field("pad_token_id", None, "special.pad"),
-    field("bos_token_id", None, "special.bos"),
-    field("eos_token_id", None, "special.eos"),
-    field("tie_word_embeddings", True, "embedding.tied"),
+    option("pad_token_id", None, "special.pad"),
+    option("bos_token_id", None, "special.bos"),
+    option("eos_token_id", None, "special.eos"),
+    option("tie_word_embeddings", True, "embedding.tied"),
 )
 
 
 @register
-class Gpt(Family):
+class Gpt(GptFamily):
     """The first of the decoders; its feed-forward is always four times as wide as the model."""
 
     model_type = "openai-gpt"
-    classes = "OpenAIGPT"
+    class_prefix = "OpenAIGPT"
     paper = "Radford et al. 2018"
     objective = "causal language modelling"
-    base = "transformer"
     template = model_config("gpt")
-    fields = FIELDS
-    aliases: ClassVar = ALIASES
-    inert = SUMMARY
-    names = TRUNK
-    ignored = (*BUFFERS, "*position_ids")
+    config_mapping = OPTIONS
+    ignored_options = SUMMARY
+    key_mapping = TRUNK
+    ignored_keys = (*BUFFERS, "*position_ids")
     tasks: ClassVar = {
         "LMHeadModel": Task(
             LanguageModelConfig(),
             {"lm_head": "head"},
-            copies={"lm_head.weight": "transformer.tokens_embed.weight"},
+            tied_keys={"lm_head.weight": "transformer.tokens_embed.weight"},
         ),
-        "Model": Task(EmbedConfig(pooling="last", normalize=False), base=False),
-        "ForSequenceClassification": Task(LAST, {"score": "head.output"}),
+        "Model": Task(EmbedConfig(pooling="last", normalize=False), prefixed=False),
+        "ForSequenceClassification": Task(LAST_TOKEN, {"score": "head.output"}),
     }
     sizes = ("gpt",)
 
-    def adjust(self, tree: Tree, hub: Tree) -> None:
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """The inner width is no option."""
         tree["decoder"]["feedforward"]["intermediate_size"] = None
-        settle(tree)
-
-    def describe(self, tree: Tree) -> Tree:
-        return {"embd_pdrop": embedding_dropout(tree)}
+        super().read_other_options(tree, hub)

@@ -1,14 +1,15 @@
-"""GPT-Neo: GPT-2 whose layers see the whole text or a window, with unscaled scores. Black et al. 2021."""
+"""GPT-Neo: GPT-2 with layers of full and of windowed attention and unscaled scores. Black et al. 2021."""
 
 from typing import ClassVar
 
 from polyformer.attention import SoftmaxConfig
-from polyformer.checkpoints.families.gpt2 import COPIES, LAST, MECHANISM, SPECIAL, embedding_dropout, settle
-from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.fields import Tree, act, field, look_up
-from polyformer.checkpoints.names import layered
+from polyformer.checkpoints.config_mapping import Tree, activation, get_path, option
+from polyformer.checkpoints.families.gpt_common import LAST_TOKEN, MECHANISM, SPECIAL, TIED_KEYS, GptFamily
+from polyformer.checkpoints.families.shared_tasks import QUESTION_ANSWERING
+from polyformer.checkpoints.family import Task, register
+from polyformer.checkpoints.key_mapping import layered
 from polyformer.core.errors import InputError, unknown
-from polyformer.heads import EmbedConfig, LanguageModelConfig, SpanConfig, TagConfig
+from polyformer.heads import EmbedConfig, LanguageModelConfig, TagConfig
 from polyformer.patterns import PerLayer, Window
 from polyformer.patterns.implied import Full
 from polyformer.presets import model_config
@@ -23,57 +24,58 @@ LAYER = {
     "mlp.c_fc": "feedforward.up",
     "mlp.c_proj": "feedforward.down",
 }
-FIELDS = (
-    field("vocab_size", 50257, "vocab_size"),
-    field("hidden_size", 2048, "hidden_size"),
-    field("max_position_embeddings", 2048, "max_position_embeddings"),
-    field("num_layers", 24, "decoder.num_hidden_layers"),
-    field("num_heads", 16, "decoder.attention.num_attention_heads"),
-    field("intermediate_size", None, "decoder.feedforward.intermediate_size"),
-    act("activation_function", "gelu_new", "decoder.feedforward.activation"),
-    field("resid_dropout", 0.0, "decoder.dropout"),
-    field("embed_dropout", 0.0, "embedding.embedding_dropout"),
-    field("attention_dropout", 0.0, f"{MECHANISM}.dropout"),
-    field("layer_norm_epsilon", 1e-5, "decoder.norm.eps"),
-    field("initializer_range", 0.02, "initializer_range"),
+OPTIONS = (
+    option("vocab_size", 50257, "vocab_size"),
+    option("hidden_size", 2048, "hidden_size"),
+    option("max_position_embeddings", 2048, "max_position_embeddings"),
+    option("num_layers", 24, "decoder.num_hidden_layers"),
+    option("num_heads", 16, "decoder.attention.num_attention_heads"),
+    option("intermediate_size", None, "decoder.feedforward.intermediate_size"),
+    activation("activation_function", "gelu_new", "decoder.feedforward.activation"),
+    option("resid_dropout", 0.0, "decoder.dropout"),
+    option("embed_dropout", 0.0, "embedding.embedding_dropout"),
+    option("attention_dropout", 0.0, f"{MECHANISM}.dropout"),
+    option("layer_norm_epsilon", 1e-5, "decoder.norm.eps"),
+    option("initializer_range", 0.02, "initializer_range"),
     *SPECIAL,
 )
 KINDS = ("global", "local")
 
 
 @register
-class GptNeo(Family):
-    """A local layer sees `window_size` tokens, the query's own among them, in every backend."""
+class GptNeo(GptFamily):
+    """A local layer attends to `window_size` tokens, the query's own among them, in every backend."""
 
     model_type = "gpt_neo"
-    classes = "GPTNeo"
+    class_prefix = "GPTNeo"
     paper = "Black et al. 2021"
     objective = "causal language modelling"
-    base = "transformer"
     template = model_config("gpt-neo-1.3b")
-    fields = FIELDS
+    config_mapping = OPTIONS
     aliases: ClassVar = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
-    adjusted = ("attention_types", "attention_layers", "window_size")
-    inert = ("use_cache",)
-    names: ClassVar = {
+    embedding_dropout = "embed_dropout"
+    other_options = ("attention_types", "attention_layers", "window_size")
+    ignored_options = ("use_cache",)
+    key_mapping: ClassVar = {
         "wte": "tokens",
         "wpe": "decoder.position.tables.0",
         **layered("h.{i}", "decoder.layers.{i}", LAYER),
         "ln_f": "decoder.final_norm",
     }
-    ignored = ("*.attn.attention.bias", "*.attn.attention.masked_bias")
+    ignored_keys = ("*.attn.attention.bias", "*.attn.attention.masked_bias")
     tasks: ClassVar = {
-        "ForCausalLM": Task(LanguageModelConfig(), {"lm_head": "head"}, copies=COPIES),
-        "Model": Task(EmbedConfig(pooling="last", normalize=False), base=False),
-        "ForSequenceClassification": Task(LAST, {"score": "head.output"}),
+        "ForCausalLM": Task(LanguageModelConfig(), {"lm_head": "head"}, tied_keys=TIED_KEYS),
+        "Model": Task(EmbedConfig(pooling="last", normalize=False), prefixed=False),
+        "ForSequenceClassification": Task(LAST_TOKEN, {"score": "head.output"}),
         "ForTokenClassification": Task(
-            TagConfig(), {"classifier": "head.output"}, (field("classifier_dropout", 0.1, "dropout"),)
+            TagConfig(), {"classifier": "head.output"}, (option("classifier_dropout", 0.1, "dropout"),)
         ),
-        "ForQuestionAnswering": Task(SpanConfig(), {"qa_outputs": "head.output"}),
+        "ForQuestionAnswering": QUESTION_ANSWERING,
     }
     sizes = ("gpt-neo-125m", "gpt-neo-1.3b", "gpt-neo-2.7b")
 
     def check(self, hub: Tree) -> None:
+        """Refuses other kinds of layers, another number of them, and windows of less than two tokens."""
         kinds, layers = _kinds(hub), hub.get("num_layers", 24)
         for kind in kinds:
             if kind not in KINDS:
@@ -83,32 +85,34 @@ class GptNeo(Family):
         if "local" in kinds and hub.get("window_size", 256) < 2:
             raise InputError(f"config.json: window_size is {hub['window_size']}; expected 2 or more")
 
-    def adjust(self, tree: Tree, hub: Tree) -> None:
-        settle(tree)
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """The pattern of every layer too."""
+        super().read_other_options(tree, hub)
         each = {"global": Full(), "local": Window(max(hub.get("window_size", 256) - 1, 1), 0)}
-        turns = tuple(each[kind] for kind in _period(_kinds(hub)))
-        pattern = turns[0] if len(turns) == 1 else PerLayer(turns)
-        config = SoftmaxConfig(pattern=None if turns == (Full(),) else pattern)
+        period = tuple(each[kind] for kind in _period(_kinds(hub)))
+        pattern = period[0] if len(period) == 1 else PerLayer(period)
+        config = SoftmaxConfig(pattern=None if period == (Full(),) else pattern)
         tree["decoder"]["attention"]["mechanism"]["pattern"] = config.to_dict()["pattern"]
 
-    def describe(self, tree: Tree) -> Tree:
-        mechanism = look_up(tree, MECHANISM) or {}
+    def write_other_options(self, tree: Tree) -> Tree:
+        """The kinds of all layers and their window too."""
+        mechanism = get_path(tree, MECHANISM) or {}
         if mechanism.get("kind") != "softmax":
             return {}
         config = SoftmaxConfig.from_dict(mechanism)
-        turns = [config.at(layer).pattern for layer in range(tree["decoder"]["num_hidden_layers"])]
-        kinds = ["local" if isinstance(one, Window) else "global" for one in turns]
-        windows = [one.before + 1 for one in turns if isinstance(one, Window)]
+        patterns = [config.at(layer).pattern for layer in range(tree["decoder"]["num_hidden_layers"])]
+        kinds = ["local" if isinstance(pattern, Window) else "global" for pattern in patterns]
+        windows = [pattern.before + 1 for pattern in patterns if isinstance(pattern, Window)]
         return {
+            **super().write_other_options(tree),
             "attention_types": [[kinds, 1]],
             "attention_layers": kinds,
-            "embed_dropout": embedding_dropout(tree),
             "window_size": windows[0] if windows else 256,
         }
 
 
 def _kinds(hub: Tree) -> list[str]:
-    """What each layer sees: the list that transformers writes out, or else the one that it is made of."""
+    """The kind of each layer: the list that transformers writes out, or else the pairs that it comes from."""
     if hub.get("attention_layers") is not None:
         return hub["attention_layers"]
     types = hub.get("attention_types") or [[["global", "local"], 12]]
@@ -116,7 +120,7 @@ def _kinds(hub: Tree) -> list[str]:
 
 
 def _period(kinds: list[str]) -> list[str]:
-    """The shortest beginning that all layers repeat."""
+    """The shortest beginning of `kinds` whose repetition gives all of them."""
     lengths = range(1, len(kinds) + 1)
-    turn = next(n for n in lengths if all(kind == kinds[i % n] for i, kind in enumerate(kinds)))
-    return kinds[:turn]
+    period = next(n for n in lengths if all(kind == kinds[i % n] for i, kind in enumerate(kinds)))
+    return kinds[:period]

@@ -1,22 +1,15 @@
-"""GPT-J: attention beside feed-forward, heads turned by position. Wang and Komatsuzaki 2021."""
+"""GPT-J: attention beside feed-forward, rotary positions. Wang and Komatsuzaki 2021."""
 
 import math
 from typing import ClassVar
 
-from polyformer.checkpoints.families.gpt2 import (
-    ALIASES,
-    BUFFERS,
-    COPIES,
-    LAST,
-    MECHANISM,
-    embedding_dropout,
-    settle,
-)
-from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.fields import Tree, act, field, look_up
-from polyformer.checkpoints.names import layered
+from polyformer.checkpoints.config_mapping import Tree, activation, get_path, option
+from polyformer.checkpoints.families.gpt_common import BUFFERS, LAST_TOKEN, MECHANISM, TIED_KEYS, GptFamily
+from polyformer.checkpoints.families.shared_tasks import QUESTION_ANSWERING
+from polyformer.checkpoints.family import Task, register
+from polyformer.checkpoints.key_mapping import layered
 from polyformer.core.errors import InputError
-from polyformer.heads import EmbedConfig, LanguageModelConfig, SpanConfig
+from polyformer.heads import EmbedConfig, LanguageModelConfig
 from polyformer.presets import model_config
 
 LAYER = {
@@ -28,77 +21,81 @@ LAYER = {
     "mlp.fc_in": "feedforward.up",
     "mlp.fc_out": "feedforward.down",
 }
-FIELDS = (
-    field("vocab_size", 50400, "vocab_size"),
-    field("n_embd", 4096, "hidden_size"),
-    field("n_positions", 2048, "max_position_embeddings"),
-    field("n_layer", 28, "decoder.num_hidden_layers"),
-    field("n_head", 16, "decoder.attention.num_attention_heads"),
-    field("n_inner", None, "decoder.feedforward.intermediate_size"),
-    act("activation_function", "gelu_new", "decoder.feedforward.activation"),
-    field("resid_pdrop", 0.0, "decoder.dropout"),
-    field("embd_pdrop", 0.0, "embedding.embedding_dropout"),
-    field("attn_pdrop", 0.0, f"{MECHANISM}.dropout"),
-    field("layer_norm_epsilon", 1e-5, "decoder.norm.eps"),
-    field("initializer_range", 0.02, "initializer_range"),
-    field("pad_token_id", None, "special.pad"),
-    field("bos_token_id", 50256, "special.bos"),
-    field("eos_token_id", 50256, "special.eos"),
-    field("tie_word_embeddings", False, "embedding.tied"),
+OPTIONS = (
+    option("vocab_size", 50400, "vocab_size"),
+    option("n_embd", 4096, "hidden_size"),
+    option("n_positions", 2048, "max_position_embeddings"),
+    option("n_layer", 28, "decoder.num_hidden_layers"),
+    option("n_head", 16, "decoder.attention.num_attention_heads"),
+    option("n_inner", None, "decoder.feedforward.intermediate_size"),
+    activation("activation_function", "gelu_new", "decoder.feedforward.activation"),
+    option("resid_pdrop", 0.0, "decoder.dropout"),
+    option("embd_pdrop", 0.0, "embedding.embedding_dropout"),
+    option("attn_pdrop", 0.0, f"{MECHANISM}.dropout"),
+    option("layer_norm_epsilon", 1e-5, "decoder.norm.eps"),
+    option("initializer_range", 0.02, "initializer_range"),
+    option("pad_token_id", None, "special.pad"),
+    option("bos_token_id", 50256, "special.bos"),
+    option("eos_token_id", 50256, "special.eos"),
+    option("tie_word_embeddings", False, "embedding.tied"),
 )
 
 
 @register
-class GptJ(Family):
-    """`rotary_dim` channels of each head are turned, in neighbouring pairs."""
+class GptJ(GptFamily):
+    """`rotary_dim` channels of each head are rotated, in neighbouring pairs."""
 
     model_type = "gptj"
-    classes = "GPTJ"
+    class_prefix = "GPTJ"
     paper = "Wang and Komatsuzaki 2021"
     objective = "causal language modelling"
-    base = "transformer"
     template = model_config("gpt-j-6b")
-    fields = FIELDS
-    aliases: ClassVar = ALIASES
-    adjusted = ("rotary_dim",)
-    inert = ("use_cache",)
-    names: ClassVar = {
+    config_mapping = OPTIONS
+    other_options = ("rotary_dim",)
+    ignored_options = ("use_cache",)
+    key_mapping: ClassVar = {
         "wte": "tokens",
         **layered("h.{i}", "decoder.layers.{i}", LAYER),
         "ln_f": "decoder.final_norm",
     }
-    ignored = (*BUFFERS, "*.attn.embed_positions")
+    ignored_keys = (*BUFFERS, "*.attn.embed_positions")
     tasks: ClassVar = {
-        "ForCausalLM": Task(LanguageModelConfig(bias=True), {"lm_head": "head"}, copies=COPIES),
-        "Model": Task(EmbedConfig(pooling="last", normalize=False), base=False),
-        "ForSequenceClassification": Task(LAST, {"score": "head.output"}),
-        "ForQuestionAnswering": Task(SpanConfig(), {"qa_outputs": "head.output"}),
+        "ForCausalLM": Task(LanguageModelConfig(bias=True), {"lm_head": "head"}, tied_keys=TIED_KEYS),
+        "Model": Task(EmbedConfig(pooling="last", normalize=False), prefixed=False),
+        "ForSequenceClassification": Task(LAST_TOKEN, {"score": "head.output"}),
+        "ForQuestionAnswering": QUESTION_ANSWERING,
     }
     sizes = ("gpt-j-6b",)
 
     def check(self, hub: Tree) -> None:
+        """Refuses an odd number of rotated channels, none, and more than a head has."""
         width = hub.get("n_embd", 4096) // hub.get("n_head", 16)
-        turned = hub.get("rotary_dim", 64)
-        if turned is None or not 2 <= turned <= width or turned % 2:
+        rotary_dim = hub.get("rotary_dim", 64)
+        if rotary_dim is None or not 2 <= rotary_dim <= width or rotary_dim % 2:
             raise InputError(
-                f"config.json: rotary_dim is {turned}; expected an even number up to {width}, "
+                f"config.json: rotary_dim is {rotary_dim}; expected an even number up to {width}, "
                 f"the width of a head"
             )
 
-    def adjust(self, tree: Tree, hub: Tree) -> None:
-        settle(tree)
-        width = tree["hidden_size"] // tree["decoder"]["attention"]["num_attention_heads"]
-        tree["decoder"]["position"]["fraction"] = _fraction(hub.get("rotary_dim", 64), width)
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """The fraction of a head that is rotated, too."""
+        super().read_other_options(tree, hub)
+        fraction = rotary_fraction(hub.get("rotary_dim", 64), _head_size(tree))
+        tree["decoder"]["position"]["fraction"] = fraction
 
-    def describe(self, tree: Tree) -> Tree:
-        fraction = look_up(tree, "decoder.position.fraction")
+    def write_other_options(self, tree: Tree) -> Tree:
+        """The number of rotated channels too."""
+        fraction = get_path(tree, "decoder.position.fraction")
         if fraction is None:
             return {}
-        width = tree["hidden_size"] // tree["decoder"]["attention"]["num_attention_heads"]
-        return {"rotary_dim": int(width * fraction), "embd_pdrop": embedding_dropout(tree)}
+        return {**super().write_other_options(tree), "rotary_dim": int(_head_size(tree) * fraction)}
 
 
-def _fraction(turned: int, width: int) -> float:
-    """So much of a head that rounding down gives `turned` channels again."""
-    fraction = turned / width
-    return fraction if int(width * fraction) == turned else math.nextafter(fraction, 1)
+def rotary_fraction(rotary_dim: int, head_size: int) -> float:
+    """The fraction of a head of which rounding down gives `rotary_dim` channels again."""
+    fraction = rotary_dim / head_size
+    return fraction if int(head_size * fraction) == rotary_dim else math.nextafter(fraction, 1)
+
+
+def _head_size(tree: Tree) -> int:
+    return tree["hidden_size"] // tree["decoder"]["attention"]["num_attention_heads"]

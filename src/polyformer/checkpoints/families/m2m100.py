@@ -5,17 +5,17 @@ Positions are counted from the padding token's id and one, over the tokens that 
 
 from typing import Any, ClassVar
 
-from polyformer.checkpoints.families.bart import FIELDS as BART_FIELDS
-from polyformer.checkpoints.families.bart import LM_HEAD, SHARED, TABLES, TIED, Bart, copies, layer
+from polyformer.checkpoints.config_mapping import Option, activation, both, option, with_defaults
+from polyformer.checkpoints.families.bart import LM_HEAD, SHARED, TABLES, TIED, Bart, layer, stack_tables
+from polyformer.checkpoints.families.bart import OPTIONS as BART_OPTIONS
 from polyformer.checkpoints.family import Task, register
-from polyformer.checkpoints.fields import Field, act, both, field
-from polyformer.checkpoints.names import Part, layered
+from polyformer.checkpoints.key_mapping import Converter, layered
 from polyformer.heads import EmbedConfig, LanguageModelConfig
 from polyformer.presets import model_config
 
 
-def stack(side: str, norms: int) -> dict[str, str | Part]:
-    """What one of the stacks has of its own."""
+def stack(side: str, norms: int) -> dict[str, str | Converter]:
+    """The tensors of a stack that are not shared."""
     return {
         f"{side}.layer_norm": f"{side}.final_norm",
         **layered(f"{side}.layers.{{i}}", f"{side}.layers.{{i}}", layer(norms)),
@@ -30,15 +30,15 @@ def _padding(offset: Any) -> Any:
     return None if offset is None else offset - 1
 
 
-OTHERS = (
-    field("vocab_size", 128112, "vocab_size"),
-    act("activation_function", "relu", *both("feedforward.activation")),
-    field("attention_dropout", 0.1, *both("attention.mechanism.dropout")),
-    field("encoder_layerdrop", 0.05, "encoder.layerdrop"),
-    field("decoder_layerdrop", 0.05, "decoder.layerdrop"),
-    field("scale_embedding", True, "embedding.scaled"),
-    Field("pad_token_id", 1, both("position.offset"), _position, _padding),
-    field("pad_token_id", 1, "special.pad"),
+OWN = (
+    option("vocab_size", 128112, "vocab_size"),
+    activation("activation_function", "relu", *both("feedforward.activation")),
+    option("attention_dropout", 0.1, *both("attention.mechanism.dropout")),
+    option("encoder_layerdrop", 0.05, "encoder.layerdrop"),
+    option("decoder_layerdrop", 0.05, "decoder.layerdrop"),
+    option("scale_embedding", True, "embedding.scaled"),
+    Option("pad_token_id", 1, both("position.offset"), _position, _padding),
+    option("pad_token_id", 1, "special.pad"),
 )
 """Where it differs from BART: in defaults, and in where positions begin."""
 
@@ -48,18 +48,20 @@ class M2M100(Bart):
     """Translation, the language of the output forced as its first token."""
 
     model_type = "m2m_100"
-    classes = "M2M100"
+    class_prefix = "M2M100"
     paper = "Fan et al. 2021"
     objective = "translation in all directions"
     template = model_config("m2m100-418m")
-    fields = (*(one for one in BART_FIELDS if one.theirs not in {other.theirs for other in OTHERS}), *OTHERS)
-    fixed: ClassVar = {}
-    inert = ("bos_token_id", "chunk_size_feed_forward", "is_encoder_decoder", "use_cache")
-    names: ClassVar = {**TABLES, **stack("encoder", 2), **stack("decoder", 3)}
-    ignored = ("*coder.embed_tokens.weight", "*coder.version", "*coder.embed_positions.*")
-    dropouts = ()
+    config_mapping = (*with_defaults(BART_OPTIONS, {}, *(option.theirs for option in OWN)), *OWN)
+    required: ClassVar = {}
+    ignored_options = ("bos_token_id", "chunk_size_feed_forward", "is_encoder_decoder", "use_cache")
+    key_mapping: ClassVar = {**TABLES, **stack("encoder", 2), **stack("decoder", 3)}
+    ignored_keys = ("*coder.embed_tokens.weight", "*coder.version", "*coder.embed_positions.*")
+    head_dropouts = ()
     tasks: ClassVar = {
-        "ForConditionalGeneration": Task(LanguageModelConfig(), LM_HEAD, copies=TIED, unused_keys=SHARED),
-        "Model": Task(EmbedConfig(normalize=False), copies=copies(""), base=False, unused_keys=SHARED),
+        "ForConditionalGeneration": Task(LanguageModelConfig(), LM_HEAD, tied_keys=TIED, unused_keys=SHARED),
+        "Model": Task(
+            EmbedConfig(normalize=False), tied_keys=stack_tables(""), prefixed=False, unused_keys=SHARED
+        ),
     }
     sizes = ("m2m100-418m", "m2m100-1.2b")

@@ -2,9 +2,10 @@
 
 Numbers are those of transformers for local layers at any length (with more than one chunk before, for texts
 of more chunks than that: in shorter ones it reads some chunks twice), and for LSH layers in texts of at most
-one chunk, where all tokens see one another. Beyond, LSH is random in both: transformers draws new hashes in
-every call unless `hash_seed` is set, and cuts the sorted tokens into chunks, where ours keeps a window that
-no later token moves. Its dropout stands before the activation, and is one for words and one for positions.
+one chunk, where all tokens attend to one another. Beyond, LSH is random in both: transformers draws new
+hashes in every call unless `hash_seed` is set, and cuts the sorted tokens into chunks, where ours keeps a
+window that no later token moves. Its dropout stands before the activation, and is drawn for words and for
+positions apart.
 
 In an encoder the first chunk would read the last one, as if the text were a ring: it is refused.
 """
@@ -19,9 +20,10 @@ import torch
 from torch import Tensor
 
 from polyformer.architecture import ModelConfig
+from polyformer.attention.base import MechanismConfig
+from polyformer.checkpoints.config_mapping import Tree, activation, get_path, option
 from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.fields import Tree, act, field, look_up
-from polyformer.checkpoints.names import Link, Part, layered
+from polyformer.checkpoints.key_mapping import Converter, Link, layered
 from polyformer.core.errors import InputError
 from polyformer.heads import EmbedConfig, LanguageModelConfig
 from polyformer.position import AxialConfig, LearnedConfig
@@ -30,20 +32,22 @@ from polyformer.presets.reformer import hashed, local
 
 
 @dataclasses.dataclass(frozen=True)
-class Axis(Part):
+class AxialTable(Converter):
     """The table [n, d] of an axis, whose other axes have length 1 in theirs: [.., 1, n, 1, .., d]."""
 
     axis: int = 0
     axes: int = 2
 
     def split(self, theirs: Tensor) -> Sequence[Tensor]:
+        """[.., 1, n, 1, .., d] -> [n, d]."""
         return (theirs.reshape(-1, theirs.shape[-1]),)
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        (one,) = ours
+        """[n, d] -> [.., 1, n, 1, .., d]."""
+        (table,) = ours
         shape = [1] * self.axes
-        shape[self.axis] = len(one)
-        return one.reshape(*shape, -1)
+        shape[self.axis] = len(table)
+        return table.reshape(*shape, -1)
 
 
 LAYER = {
@@ -58,28 +62,27 @@ LAYER = {
     "feed_forward.output.dense": "feedforward.down",
 }
 TABLES = "decoder.position.tables"
-FIELDS = (
-    field("vocab_size", 320, "vocab_size"),
-    field("hidden_size", 256, "hidden_size"),
-    field("max_position_embeddings", 4096, "max_position_embeddings"),
-    field("num_attention_heads", 12, "decoder.attention.num_attention_heads"),
-    field("attention_head_size", 64, "decoder.attention.head_size"),
-    field("feed_forward_size", 512, "decoder.feedforward.intermediate_size"),
-    act("hidden_act", "relu", "decoder.feedforward.activation"),
-    field(
+OPTIONS = (
+    option("vocab_size", 320, "vocab_size"),
+    option("hidden_size", 256, "hidden_size"),
+    option("max_position_embeddings", 4096, "max_position_embeddings"),
+    option("num_attention_heads", 12, "decoder.attention.num_attention_heads"),
+    option("attention_head_size", 64, "decoder.attention.head_size"),
+    option("feed_forward_size", 512, "decoder.feedforward.intermediate_size"),
+    activation("hidden_act", "relu", "decoder.feedforward.activation"),
+    option(
         "hidden_dropout_prob",
         0.05,
         "decoder.dropout",
         "decoder.final_dropout",
         "decoder.feedforward.inner_dropout",
     ),
-    field("layer_norm_eps", 1e-12, "decoder.norm.eps"),
-    field("initializer_range", 0.02, "initializer_range"),
-    field("pad_token_id", 0, "special.pad"),
-    field("bos_token_id", None, "special.bos"),
-    field("eos_token_id", 2, "special.eos"),
+    option("layer_norm_eps", 1e-12, "decoder.norm.eps"),
+    option("initializer_range", 0.02, "initializer_range"),
+    option("pad_token_id", 0, "special.pad"),
+    option("bos_token_id", None, "special.bos"),
+    option("eos_token_id", 2, "special.eos"),
 )
-KINDS = ("local", "lsh")
 LAYERS = ["local", "lsh", "local", "lsh", "local", "lsh"]
 
 
@@ -88,19 +91,19 @@ class Reformer(Family):
     """The decoder."""
 
     model_type = "reformer"
-    classes = "Reformer"
+    class_prefix = "Reformer"
     paper = "Kitaev et al. 2020"
     objective = "causal language modelling"
-    base = "reformer"
+    base_model_prefix = "reformer"
     template = model_config("reformer-small")
-    fields = FIELDS
-    fixed: ClassVar = {
+    config_mapping = OPTIONS
+    required: ClassVar = {
         "tie_word_embeddings": False,
         "lsh_attention_probs_dropout_prob": 0.0,
         "local_num_chunks_after": 0,
         "lsh_num_chunks_after": 0,
     }
-    adjusted = (
+    other_options = (
         "is_decoder",
         "attn_layers",
         "num_hidden_layers",
@@ -114,7 +117,7 @@ class Reformer(Family):
         "lsh_num_chunks_before",
         "num_hashes",
     )
-    inert = (
+    ignored_options = (
         "num_buckets",
         "hash_seed",
         "axial_norm_std",
@@ -123,30 +126,31 @@ class Reformer(Family):
         "use_cache",
         "classifier_dropout",
     )
-    names: ClassVar = {
+    key_mapping: ClassVar = {
         "embeddings.word_embeddings": "tokens",
         "embeddings.position_embeddings.embedding": f"{TABLES}.0",
         **{
-            f"embeddings.position_embeddings.weights.{i}": Axis((f"{TABLES}.{i}.weight",), i)
+            f"embeddings.position_embeddings.weights.{i}": AxialTable((f"{TABLES}.{i}.weight",), i)
             for i in range(2)
         },
         **layered("encoder.layers.{i}", "decoder.layers.{i}", LAYER),
         "encoder.layer_norm": "decoder.final_norm",
     }
-    ignored = ("*mask_value_float*",)
+    ignored_keys = ("*mask_value_float*",)
     tasks: ClassVar = {
         "ModelWithLMHead": Task(
             LanguageModelConfig(), {"lm_head.decoder": "head"}, unused_keys=("lm_head.bias",)
         ),
-        "Model": Task(EmbedConfig(pooling="last", normalize=False), base=False),
+        "Model": Task(EmbedConfig(pooling="last", normalize=False), prefixed=False),
     }
     sizes = ("reformer-small", "reformer-enwik8")
 
     def check(self, hub: Tree) -> None:
+        """Refuses encoders, other kinds of layers and positions on more or fewer than two axes."""
         if not hub.get("is_decoder", False):
             raise InputError("config.json: is_decoder is False, and only True is supported")
         layers = hub.get("attn_layers", LAYERS)
-        if not layers or set(layers) - set(KINDS):
+        if not layers or set(layers) - set(MECHANISMS):
             raise InputError(
                 f"config.json: attn_layers is {layers}, expected 'local' or 'lsh' for each layer"
             )
@@ -155,100 +159,102 @@ class Reformer(Family):
                 f"config.json: axial_pos_shape is {hub['axial_pos_shape']}, and only 2 axes are supported"
             )
 
-    def adjust(self, tree: Tree, hub: Tree) -> None:
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """A mechanism for every layer, and the positions."""
         kinds, decoder = list(hub.get("attn_layers", LAYERS)), tree["decoder"]
-        near = (
-            local(
-                hub.get("local_attn_chunk_length", 64),
-                hub.get("local_num_chunks_before", 1),
-                hub.get("local_attention_probs_dropout_prob", 0.05),
-            )
-            if "local" in kinds
-            else None
-        )
-        far = (
-            hashed(
-                hub.get("lsh_attn_chunk_length", 64),
-                hub.get("lsh_num_chunks_before", 1),
-                hub.get("num_hashes", 1),
-                _buckets(hub),
-            )
-            if "lsh" in kinds
-            else None
-        )
-        chosen = {"local": near, "lsh": far}
+        mechanisms = {kind: MECHANISMS[kind](hub).to_dict() for kind in dict.fromkeys(kinds)}
         decoder["num_hidden_layers"] = len(kinds)
         decoder["attention"]["mechanism"] = {
             "kind": "alternate",
-            "mechanisms": [one.to_dict() for kind in kinds if (one := chosen[kind]) is not None],
+            "mechanisms": [mechanisms[kind] for kind in kinds],
         }
         position = LearnedConfig()
         if hub.get("axial_pos_embds", True):
             grid, widths = hub.get("axial_pos_shape", (64, 64)), hub.get("axial_pos_embds_dim", (64, 192))
-            usual = _widths(tree)  # which need not be said
-            position = AxialConfig(grid=tuple(grid), widths=None if list(widths) == usual else tuple(widths))
+            default = list(widths) == _widths(tree)
+            position = AxialConfig(grid=tuple(grid), widths=None if default else tuple(widths))
         decoder["position"] = position.to_dict()
 
-    def describe(self, tree: Tree) -> Tree:
-        found: Tree = {"is_decoder": True}
-        layers: list[Tree] = look_up(tree, "decoder.attention.mechanism.mechanisms") or []
-        kinds = ["lsh" if one["kind"] == "lsh" else "local" for one in layers]
-        found |= {"attn_layers": kinds, "num_hidden_layers": len(kinds)}
-        for kind, one in zip(kinds, layers):
-            found |= _described_lsh(one) if kind == "lsh" else _described_local(one)
-        position: Tree = look_up(tree, "decoder.position") or {}
-        found["axial_pos_embds"] = position.get("kind") == "axial"
-        if found["axial_pos_embds"]:
+    def write_other_options(self, tree: Tree) -> Tree:
+        """The options of both kinds of layers and of the positions."""
+        layers: list[Tree] = get_path(tree, "decoder.attention.mechanism.mechanisms") or []
+        kinds = ["lsh" if layer["kind"] == "lsh" else "local" for layer in layers]
+        hub: Tree = {"is_decoder": True, "attn_layers": kinds, "num_hidden_layers": len(kinds)}
+        for kind, layer in zip(kinds, layers):
+            hub |= _write_lsh(layer) if kind == "lsh" else _write_local(layer)
+        position: Tree = get_path(tree, "decoder.position") or {}
+        hub["axial_pos_embds"] = position.get("kind") == "axial"
+        if hub["axial_pos_embds"]:
             widths = position["widths"] or _widths(tree)
-            found |= {"axial_pos_shape": list(position["grid"]), "axial_pos_embds_dim": widths}
-        return found
+            hub |= {"axial_pos_shape": list(position["grid"]), "axial_pos_embds_dim": widths}
+        return hub
 
-    def hub(self, config: ModelConfig) -> tuple[Tree, str]:
-        hub, task = super().hub(config)
-        if config.origin is not None and "num_buckets" in hub:  # as factors, or left open, where it was
-            given = config.origin.fields.get("num_buckets")
-            if _buckets({**hub, "num_buckets": given}) == hub["num_buckets"]:
-                hub["num_buckets"] = given
+    def hub_config(self, config: ModelConfig) -> tuple[Tree, str]:
+        """As for every family, with the number of buckets as factors or left open where it was."""
+        hub, task = super().hub_config(config)
+        if config.origin is not None and "num_buckets" in hub:
+            buckets = config.origin.fields.get("num_buckets")
+            if _buckets({**hub, "num_buckets": buckets}) == hub["num_buckets"]:
+                hub["num_buckets"] = buckets
         return hub, task
 
     def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
+        """As for every family, with the projections of each layer's kind and the tables of the positions':
+        LSH layers have `query_key` in place of `query`, axial positions `weights` in place of `embedding`."""
         assert config.decoder is not None
         mechanism = config.decoder.attention.mechanism
-
         other = "weights." if isinstance(config.decoder.position, LearnedConfig) else "embedding."
 
         def belongs(name: str) -> bool:
-            """Of two projections one is for local layers and one where keys are queries; of two tables one is
-            for positions on a grid."""
             if "position_embeddings." + other in name:
                 return False
-            found = re.search(r"layers\.(\d+)\.attention\.self_attention\.(query_key|query)\.", name)
-            return not found or (found[2] == "query_key") == mechanism.at(int(found[1])).shares_queries
+            query = re.search(r"layers\.(\d+)\.attention\.self_attention\.(query_key|query)\.", name)
+            return not query or (query[2] == "query_key") == mechanism.at(int(query[1])).shares_queries
 
         return [link for link in super().links(config, task, own) if belongs(link.theirs)]
 
-    def made(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Where the hashes start from: the same in every load."""
+    def generated_tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The seeds of the hashes: the same in every load."""
         names = [name for name in own if name.endswith(".directions.origin")]
         return {name: torch.tensor([number, 0]) for number, name in enumerate(names)}
 
 
 def _widths(tree: Tree) -> list[int]:
-    """Of the vectors of both axes, by default."""
+    """The default widths of the vectors of both axes."""
     quarter = tree["hidden_size"] // 4
     return [quarter, tree["hidden_size"] - quarter]
 
 
 def _buckets(hub: Tree) -> int:
-    """In a round; where nothing is said, twice as many as the longest text has chunks, a power of two."""
-    given = hub.get("num_buckets")
-    if given is None:
+    """Buckets of a round; by default twice as many as the longest text has chunks, a power of two."""
+    buckets = hub.get("num_buckets")
+    if buckets is None:
         chunks = hub.get("max_position_embeddings", 4096) // hub.get("lsh_attn_chunk_length", 64)
         return 2 ** max(1, (2 * chunks).bit_length() - 1)
-    return given if isinstance(given, int) else math.prod(given)
+    return buckets if isinstance(buckets, int) else math.prod(buckets)
 
 
-def _described_lsh(mechanism: Tree) -> Tree:
+def _read_local(hub: Tree) -> MechanismConfig:
+    return local(
+        hub.get("local_attn_chunk_length", 64),
+        hub.get("local_num_chunks_before", 1),
+        hub.get("local_attention_probs_dropout_prob", 0.05),
+    )
+
+
+def _read_lsh(hub: Tree) -> MechanismConfig:
+    return hashed(
+        hub.get("lsh_attn_chunk_length", 64),
+        hub.get("lsh_num_chunks_before", 1),
+        hub.get("num_hashes", 1),
+        _buckets(hub),
+    )
+
+
+MECHANISMS = {"local": _read_local, "lsh": _read_lsh}
+
+
+def _write_lsh(mechanism: Tree) -> Tree:
     chunk = max(1, mechanism["whole"])
     return {
         "lsh_attn_chunk_length": chunk,
@@ -258,10 +264,10 @@ def _described_lsh(mechanism: Tree) -> Tree:
     }
 
 
-def _described_local(mechanism: Tree) -> Tree:
-    found = re.fullmatch(r"BlockWindow\(size=(\d+), before=(\d+), after=0\)", mechanism.get("pattern") or "")
+def _write_local(mechanism: Tree) -> Tree:
+    match = re.fullmatch(r"BlockWindow\(size=(\d+), before=(\d+), after=0\)", mechanism.get("pattern") or "")
     return {
-        "local_attn_chunk_length": int(found[1]) if found else 64,
-        "local_num_chunks_before": int(found[2]) if found else 1,
+        "local_attn_chunk_length": int(match[1]) if match else 64,
+        "local_num_chunks_before": int(match[2]) if match else 1,
         "local_attention_probs_dropout_prob": mechanism.get("dropout", 0.0),
     }

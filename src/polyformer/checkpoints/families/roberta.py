@@ -7,23 +7,15 @@ and there from behind padding's id.
 
 from typing import ClassVar
 
-from polyformer.checkpoints.families.bert import FIELDS, POOLER, TRUNK, check_types
-from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.fields import Field, Tree, field
+from polyformer.checkpoints.config_mapping import Tree, option, with_defaults
+from polyformer.checkpoints.families.bert import OPTIONS, POOLER, TRUNK, BertFamily
+from polyformer.checkpoints.families.shared_tasks import QUESTION_ANSWERING, TOKEN_CLASSIFICATION
+from polyformer.checkpoints.family import Task, register
 from polyformer.core.errors import InputError
-from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig, SpanConfig, TagConfig
+from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig
 from polyformer.presets import model_config
 
 OWN_DEFAULTS = {"vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-
-
-def changed(fields: tuple[Field, ...], defaults: Tree, *without: str) -> tuple[Field, ...]:
-    """A parent's fields with other defaults, without some of them."""
-    return tuple(
-        Field(one.theirs, defaults.get(one.theirs, one.default), one.ours, one.read, one.write)
-        for one in fields
-        if one.theirs not in without
-    )
 
 
 LM_HEAD = {
@@ -32,53 +24,54 @@ LM_HEAD = {
     "lm_head.bias": "head.bias",
     "lm_head.decoder": "head",
 }
-LM_COPIES = {
-    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
-    "lm_head.decoder.bias": "lm_head.bias",
-}
 CLASSIFIER = {"classifier.dense": "head.dense", "classifier.out_proj": "head.output"}
 
 
+def tied_keys(prefix: str) -> dict[str, str]:
+    """The masked head's names of the token table, which stands under `prefix`, and of its own bias."""
+    return {
+        "lm_head.decoder.weight": f"{prefix}.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    }
+
+
 @register
-class Roberta(Family):
+class Roberta(BertFamily):
     """BERT without its second objective, on ten times the text."""
 
     model_type = "roberta"
-    classes = "Roberta"
+    class_prefix = "Roberta"
     paper = "Liu et al. 2019"
     objective = "masked language modelling, masked anew in every epoch"
-    base = "roberta"
+    base_model_prefix = "roberta"
     template = model_config("roberta-base")
-    fields = changed(FIELDS, OWN_DEFAULTS, "max_position_embeddings")
-    adjusted = ("max_position_embeddings",)
-    fixed: ClassVar = {
-        "is_decoder": False,
-        "add_cross_attention": False,
-        "position_embedding_type": "absolute",
-    }
-    inert = ("use_cache",)
-    names = TRUNK
-    ignored = ("*embeddings.position_ids",)
-    dropouts = ("classifier_dropout", "hidden_dropout_prob")
+    config_mapping = with_defaults(OPTIONS, OWN_DEFAULTS, "max_position_embeddings")
+    other_options = ("max_position_embeddings",)
+    key_mapping = TRUNK
     tasks: ClassVar = {
-        "Model": Task(EmbedConfig(pooling="first", hidden=True, normalize=False), POOLER, base=False),
-        "ForMaskedLM": Task(MaskedConfig(), LM_HEAD, (field("layer_norm_eps", 1e-12, "eps"),), LM_COPIES),
+        "Model": Task(EmbedConfig(pooling="first", hidden=True, normalize=False), POOLER, prefixed=False),
+        "ForMaskedLM": Task(
+            MaskedConfig(), LM_HEAD, (option("layer_norm_eps", 1e-12, "eps"),), tied_keys("roberta")
+        ),
         "ForSequenceClassification": Task(ClassifyConfig(drops_twice=True), CLASSIFIER),
-        "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}),
-        "ForQuestionAnswering": Task(SpanConfig(), {"qa_outputs": "head.output"}),
+        "ForTokenClassification": TOKEN_CLASSIFICATION,
+        "ForQuestionAnswering": QUESTION_ANSWERING,
     }
     sizes = ("roberta-base", "roberta-large")
 
     def check(self, hub: Tree) -> None:
-        check_types(hub)
+        """Refuses models without a padding id, behind which positions begin, too."""
+        super().check(hub)
         if hub.get("pad_token_id", 1) is None:
             raise InputError("config.json: pad_token_id is None, and positions begin behind it; set it to 1")
 
-    def adjust(self, tree: Tree, hub: Tree) -> None:
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """The first position has row pad + 1 of the table."""
         pad, rows = hub.get("pad_token_id", 1), hub.get("max_position_embeddings", 512)
         tree["encoder"]["position"]["offset"] = pad + 1
         tree["max_position_embeddings"] = rows - pad - 1
 
-    def describe(self, tree: Tree) -> Tree:
+    def write_other_options(self, tree: Tree) -> Tree:
+        """The rows of the table: positions and those before them."""
         offset = tree["encoder"]["position"].get("offset", 0)
         return {"max_position_embeddings": tree["max_position_embeddings"] + offset}

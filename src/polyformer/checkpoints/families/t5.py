@@ -1,17 +1,17 @@
 """T5, versions 1.0 and 1.1: encoder-decoder with buckets of distances. Raffel et al. 2020.
 
-Their first layer of each stack holds the table of distances that all its layers read. Version 1.1 says by
-`tie_word_embeddings` false that its output layer is its own and that its states are not scaled; what
-transformers 5 saves says `scale_decoder_outputs` instead.
+The first layer of each stack holds the table of distances that all its layers read. In version 1.1
+`tie_word_embeddings` is false, which means that the output layer is untied and its inputs are not scaled;
+what transformers 5 saves has `scale_decoder_outputs` instead.
 """
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from polyformer.architecture import ModelConfig
+from polyformer.checkpoints.config_mapping import ACTIVATIONS, Tree, both, option
 from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.fields import ACTIVATIONS, Tree, both, field
-from polyformer.checkpoints.names import Link, layered
+from polyformer.checkpoints.key_mapping import Link, layered
 from polyformer.core.errors import unknown
 from polyformer.feedforward import DenseConfig, GatedConfig
 from polyformer.heads import (
@@ -61,17 +61,17 @@ NAMES = {
 }
 
 
-FIELDS = (
-    field("vocab_size", 32128, "vocab_size"),
-    field("d_model", 512, "hidden_size"),
-    field("d_kv", 64, *both("attention.head_size")),
-    field("num_heads", 8, *both("attention.num_attention_heads")),
-    field("num_layers", 6, "encoder.num_hidden_layers"),
-    field("num_decoder_layers", None, "decoder.num_hidden_layers"),
-    field("d_ff", 2048, *both("feedforward.intermediate_size")),
-    field("relative_attention_num_buckets", 32, *both("position.num_buckets")),
-    field("relative_attention_max_distance", 128, *both("position.max_distance")),
-    field(
+OPTIONS = (
+    option("vocab_size", 32128, "vocab_size"),
+    option("d_model", 512, "hidden_size"),
+    option("d_kv", 64, *both("attention.head_size")),
+    option("num_heads", 8, *both("attention.num_attention_heads")),
+    option("num_layers", 6, "encoder.num_hidden_layers"),
+    option("num_decoder_layers", None, "decoder.num_hidden_layers"),
+    option("d_ff", 2048, *both("feedforward.intermediate_size")),
+    option("relative_attention_num_buckets", 32, *both("position.num_buckets")),
+    option("relative_attention_max_distance", 128, *both("position.max_distance")),
+    option(
         "dropout_rate",
         0.1,
         *both("dropout"),
@@ -79,16 +79,16 @@ FIELDS = (
         *both("feedforward.inner_dropout"),
         *both("attention.mechanism.dropout"),
     ),
-    field("layer_norm_epsilon", 1e-6, *both("norm.eps")),
-    field("pad_token_id", 0, "special.pad"),
-    field("eos_token_id", 1, "special.eos"),
-    field("decoder_start_token_id", None, "special.bos"),
-    field("tie_word_embeddings", True, "embedding.tied"),
+    option("layer_norm_epsilon", 1e-6, *both("norm.eps")),
+    option("pad_token_id", 0, "special.pad"),
+    option("eos_token_id", 1, "special.eos"),
+    option("decoder_start_token_id", None, "special.bos"),
+    option("tie_word_embeddings", True, "embedding.tied"),
 )
 
 
-def copies(base: str) -> dict[str, str]:
-    """The stacks' names of the table of tokens, which the oldest files have in place of the shared one."""
+def stack_tables(base: str) -> dict[str, str]:
+    """The stacks' names of the token table, which the oldest files have in place of the shared one."""
     return {f"{base}{side}.embed_tokens.weight": f"{base}shared.weight" for side in ("encoder", "decoder")}
 
 
@@ -97,63 +97,65 @@ class T5(Family):
     """Everything is text to text."""
 
     model_type = "t5"
-    classes = "T5"
+    class_prefix = "T5"
     paper = "Raffel et al. 2020"
     objective = "span corruption"
-    base = "transformer"
+    base_model_prefix = "transformer"
     template = model_config("t5-small")
-    fields = FIELDS
+    config_mapping = OPTIONS
     aliases: ClassVar = {
         "hidden_size": "d_model",
         "num_attention_heads": "num_heads",
         "num_hidden_layers": "num_layers",
         "head_dim": "d_kv",
     }
-    fixed: ClassVar = {"is_decoder": False}
-    adjusted = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
-    inert = ("is_encoder_decoder", "use_cache", "initializer_factor", "chunk_size_feed_forward")
-    names = NAMES
-    ignored = (
+    required: ClassVar = {"is_decoder": False}
+    other_options = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
+    ignored_options = ("is_encoder_decoder", "use_cache", "initializer_factor", "chunk_size_feed_forward")
+    key_mapping = NAMES
+    ignored_keys = (
         "*coder.embed_tokens.weight",
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.*",
     )
-    dropouts = ("classifier_dropout",)
+    head_dropouts = ("classifier_dropout",)
     tasks: ClassVar = {
         "ForConditionalGeneration": Task(
             LanguageModelConfig(),
             {"lm_head.weight": "head.weight"},
-            (field("scale_decoder_outputs", True, "scaled"),),
-            {"lm_head.weight": "shared.weight", **copies("")},
-            base=False,
+            (option("scale_decoder_outputs", True, "scaled"),),
+            {"lm_head.weight": "shared.weight", **stack_tables("")},
+            prefixed=False,
         ),
-        "Model": Task(EmbedConfig(normalize=False), copies=copies(""), base=False),
-        "EncoderModel": Task(EmbedConfig(normalize=False), copies=copies(""), base=False, without="decoder"),
+        "Model": Task(EmbedConfig(normalize=False), tied_keys=stack_tables(""), prefixed=False),
+        "EncoderModel": Task(
+            EmbedConfig(normalize=False), tied_keys=stack_tables(""), prefixed=False, without="decoder"
+        ),
         "ForSequenceClassification": Task(
             ClassifyConfig(dropout=0.0, drops_twice=True),
             {"classification_head.dense": "head.dense", "classification_head.out_proj": "head.output"},
-            (field("eos_token_id", 1, "end_token"),),
-            copies("transformer."),
+            (option("eos_token_id", 1, "end_token"),),
+            stack_tables("transformer."),
         ),
         "ForTokenClassification": Task(
             TagConfig(dropout=0.0),
             {"classifier": "head.output"},
-            copies=copies("transformer."),
+            tied_keys=stack_tables("transformer."),
             without="decoder",
         ),
         "ForQuestionAnswering": Task(
-            SpanConfig(), {"qa_outputs": "head.output"}, copies=copies(""), base=False
+            SpanConfig(), {"qa_outputs": "head.output"}, tied_keys=stack_tables(""), prefixed=False
         ),
     }
     sizes = ("t5-small", "t5-base", "t5-large", "t5-v1_1-base")
 
     def task(self, hub: Tree, head: str | HeadConfig | None) -> str:
-        """As for every family; the oldest checkpoints, t5-large among them, name a class of before."""
+        """As for every family; the oldest checkpoints, t5-large among them, name the class as it was."""
         if hub.get("architectures") == ["T5WithLMHeadModel"]:
             hub = {**hub, "architectures": ["T5ForConditionalGeneration"]}
         return super().task(hub, head)
 
     def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
-        """As for every family, with what their configuration leaves out written down."""
+        """As for every family, with the values of options that their configuration leaves out."""
         hub = {"scale_decoder_outputs": hub.get("tie_word_embeddings") is not False, **hub}
         if hub.get("decoder_start_token_id") is None:
             hub["decoder_start_token_id"] = hub.get("pad_token_id", 0)
@@ -161,22 +163,22 @@ class T5(Family):
             hub["num_decoder_layers"] = hub.get("num_layers", hub.get("num_hidden_layers", 6))
         return super().config(hub, task, head)
 
-    def adjust(self, tree: Tree, hub: Tree) -> None:
-        """The feed-forward: its name is "relu" or "gated-gelu", where "gelu" means "gelu_new"; newer files
-        say in two options more what they make of it."""
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """The feed-forward: "relu" or "gated-gelu", where "gelu" means "gelu_new"; newer files resolve it in
+        two more options."""
         proj = str(hub.get("feed_forward_proj", "relu"))
         kind, _, name = ("gated", "-", "gelu_new") if proj == "gated-gelu" else proj.rpartition("-")
         gated, name = hub.get("is_gated_act", kind == "gated"), hub.get("dense_act_fn", name)
         if name not in ACTIVATIONS or kind not in ("", "gated"):
-            known = [*ACTIVATIONS, *(f"gated-{one}" for one in ACTIVATIONS)]
+            known = [*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS)]
             raise unknown("feed_forward_proj", proj, known)
         config = (GatedConfig if gated else DenseConfig)(activation=ACTIVATIONS[name], bias=False)
         for side in ("encoder", "decoder"):
             old = tree[side]["feedforward"]
-            kept = {one: old[one] for one in ("intermediate_size", "inner_dropout")}
+            kept = {option: old[option] for option in ("intermediate_size", "inner_dropout")}
             tree[side]["feedforward"] = {**config.to_dict(), **kept}
 
-    def describe(self, tree: Tree) -> Tree:
+    def write_other_options(self, tree: Tree) -> Tree:
         """The same three options."""
         feedforward = tree["encoder"]["feedforward"]
         gated = feedforward["kind"] == "gated"

@@ -1,7 +1,7 @@
 """XLM: one post-norm stack for many languages, each with a vector of its own. Conneau and Lample 2019.
 
-With `causal` it is a decoder alone. Two things are not as in transformers: what is real is said by the
-attention_mask alone (`lengths` is not taken), and a causal model does not see padding, on whichever side.
+With `causal` it is a decoder alone. Two things are not as in transformers: the attention_mask alone says
+which tokens are real (`lengths` is not taken), and a causal model does not attend to padding on either side.
 """
 
 import dataclasses
@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from polyformer.architecture import ModelConfig
+from polyformer.checkpoints.config_mapping import Option, Tree, check_required, option, write_options
+from polyformer.checkpoints.families.shared_tasks import QUESTION_ANSWERING
 from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.fields import Field, Tree, check_fixed, field, write_fields
-from polyformer.checkpoints.names import Link
-from polyformer.heads import ClassifyConfig, EmbedConfig, LanguageModelConfig, SpanConfig, TagConfig
+from polyformer.checkpoints.key_mapping import Converter, Link
+from polyformer.heads import ClassifyConfig, EmbedConfig, LanguageModelConfig, TagConfig
 from polyformer.presets import model_config
 
 LAYER = {
@@ -31,40 +32,40 @@ SUMMARY = {
     "summary_activation": None,
     "summary_proj_to_labels": True,
 }
-"""What a head that classifies texts must be."""
+"""The options of a head that classifies texts that are supported."""
 
 
 @register
 class Xlm(Family):
-    """Names below are those of an encoder; `links` moves them where the model is causal."""
+    """The tables are those of an encoder; `links` renames its tensors where the model is causal."""
 
     model_type = "xlm"
-    classes = "XLM"
+    class_prefix = "XLM"
     paper = "Conneau and Lample 2019"
     objective = "causal, masked and translation language modelling"
-    base = "transformer"
+    base_model_prefix = "transformer"
     template = model_config("xlm-mlm-en-2048")
-    fields = (
-        field("vocab_size", 30145, "vocab_size"),
-        field("emb_dim", 2048, "hidden_size"),
-        field("max_position_embeddings", 512, "max_position_embeddings"),
-        field("n_layers", 12, "encoder.num_hidden_layers"),
-        field("n_heads", 16, "encoder.attention.num_attention_heads"),
-        Field(
+    config_mapping = (
+        option("vocab_size", 30145, "vocab_size"),
+        option("emb_dim", 2048, "hidden_size"),
+        option("max_position_embeddings", 512, "max_position_embeddings"),
+        option("n_layers", 12, "encoder.num_hidden_layers"),
+        option("n_heads", 16, "encoder.attention.num_attention_heads"),
+        Option(
             "gelu_activation",
             True,
             ("encoder.feedforward.activation",),
             lambda gelu: "gelu" if gelu else "relu",
             lambda name: name == "gelu",
         ),
-        field("dropout", 0.1, "encoder.dropout"),
-        field("attention_dropout", 0.1, "encoder.attention.mechanism.dropout"),
-        field("layer_norm_eps", 1e-12, "encoder.norm.eps"),
-        field("init_std", 0.02, "initializer_range"),
-        field("pad_token_id", 2, "special.pad"),
-        field("bos_token_id", 0, "special.bos"),
-        field("eos_token_id", 1, "special.eos"),
-        field("tie_word_embeddings", True, "embedding.tied"),
+        option("dropout", 0.1, "encoder.dropout"),
+        option("attention_dropout", 0.1, "encoder.attention.mechanism.dropout"),
+        option("layer_norm_eps", 1e-12, "encoder.norm.eps"),
+        option("init_std", 0.02, "initializer_range"),
+        option("pad_token_id", 2, "special.pad"),
+        option("bos_token_id", 0, "special.bos"),
+        option("eos_token_id", 1, "special.eos"),
+        option("tie_word_embeddings", True, "embedding.tied"),
     )
     aliases: ClassVar = {
         "hidden_size": "emb_dim",
@@ -75,11 +76,11 @@ class Xlm(Family):
         "eos_index": "eos_token_id",
         "pad_index": "pad_token_id",
     }
-    fixed: ClassVar = {"asm": False, "is_encoder": True}
-    adjusted = ("causal", "use_lang_emb")
-    # n_langs counts vectors where use_lang_emb says so and is a name otherwise; the tables that two options
-    # fill at first are in the file; other heads and `generate` have the rest
-    inert = (
+    required: ClassVar = {"asm": False, "is_encoder": True}
+    other_options = ("causal", "use_lang_emb")
+    # n_langs counts vectors only with use_lang_emb; two options initialize tables, which are in the file; the
+    # rest belongs to other heads and to `generate`
+    ignored_options = (
         "n_langs",
         "sinusoidal_embeddings",
         "embed_init_std",
@@ -92,64 +93,66 @@ class Xlm(Family):
         *SUMMARY,
         "summary_first_dropout",
     )
-    names: ClassVar = {
+    key_mapping: ClassVar = {
         "embeddings": "tokens",
         "position_embeddings": "encoder.position.tables.0",
         "lang_embeddings": "encoder_embedding.languages",
         "layer_norm_emb": "encoder_embedding.norm",
         **{theirs: f"encoder.layers.{{i}}.{ours}" for theirs, ours in LAYER.items()},
     }
-    ignored = ("*position_ids",)
+    ignored_keys = ("*position_ids",)
     tasks: ClassVar = {
         "WithLMHeadModel": Task(
             LanguageModelConfig(bias=True),
             {"pred_layer.proj": "head"},
-            copies={"pred_layer.proj.weight": "transformer.embeddings.weight"},
+            tied_keys={"pred_layer.proj.weight": "transformer.embeddings.weight"},
         ),
-        "Model": Task(EmbedConfig(pooling="first", normalize=False), base=False),
+        "Model": Task(EmbedConfig(pooling="first", normalize=False), prefixed=False),
         "ForSequenceClassification": Task(
             ClassifyConfig(hidden=False),
             {"sequence_summary.summary": "head.output"},
-            (field("summary_first_dropout", 0.1, "dropout"),),
+            (option("summary_first_dropout", 0.1, "dropout"),),
         ),
         "ForTokenClassification": Task(
-            TagConfig(), {"classifier": "head.output"}, (field("dropout", 0.1, "dropout"),)
+            TagConfig(), {"classifier": "head.output"}, (option("dropout", 0.1, "dropout"),)
         ),
-        "ForQuestionAnsweringSimple": Task(SpanConfig(), {"qa_outputs": "head.output"}),
+        "ForQuestionAnsweringSimple": QUESTION_ANSWERING,
     }
     sizes = ("xlm-mlm-en-2048", "xlm-clm-ende-1024", "xlm-mlm-tlm-xnli15-1024")
 
-    def adjust(self, tree: Tree, hub: Tree) -> None:
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """The inner width, the languages, and the stack, which is a decoder where it is causal."""
         if tree["head"]["kind"] == "classify":
-            check_fixed(SUMMARY, hub)
+            check_required(SUMMARY, hub)
         tree["encoder"]["feedforward"]["intermediate_size"] = 4 * tree["hidden_size"]
         languages = hub.get("n_langs", 1) if hub.get("use_lang_emb", True) else 1
         tree["embedding"]["num_languages"] = languages if languages > 1 else 0
         if hub.get("causal", False):
             tree["encoder"], tree["decoder"] = None, tree["encoder"]
 
-    def describe(self, tree: Tree) -> Tree:
+    def write_other_options(self, tree: Tree) -> Tree:
+        """The options of whichever stack there is, and of the languages."""
         causal, languages = tree["encoder"] is None, tree["embedding"]["num_languages"]
-        found = write_fields(self.fields, {**tree, "encoder": tree["decoder"] if causal else tree["encoder"]})
+        hub = write_options(
+            self.config_mapping, {**tree, "encoder": tree["decoder"] if causal else tree["encoder"]}
+        )
         count = {"n_langs": languages} if languages else {}
-        return {**found, **count, "causal": causal, "use_lang_emb": languages > 0}
+        return {**hub, **count, "causal": causal, "use_lang_emb": languages > 0}
 
     def _has_stacks(self, task: Task, config: ModelConfig) -> bool:
         return (config.encoder is None) != (config.decoder is None)
 
     def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
+        """As for every family, with the decoder's names in place of the encoder's where it is causal."""
         if config.decoder is None:
             return super().links(config, task, own)
-        found = super().links(config, task, {_moved(name, "decoder", "encoder"): None for name in own})
-        return [
-            Link(
-                link.theirs,
-                dataclasses.replace(
-                    link.part, ours=tuple(_moved(name, "encoder", "decoder") for name in link.part.ours)
-                ),
-            )
-            for link in found
-        ]
+        links = super().links(config, task, {_moved(name, "decoder", "encoder"): None for name in own})
+        return [Link(link.theirs, _of_decoder(link.converter)) for link in links]
+
+
+def _of_decoder(converter: Converter) -> Converter:
+    ours = tuple(_moved(name, "encoder", "decoder") for name in converter.ours)
+    return dataclasses.replace(converter, ours=ours)
 
 
 def _moved(name: str, old: str, new: str) -> str:

@@ -2,7 +2,8 @@
 
 from typing import ClassVar
 
-from polyformer.checkpoints.families.roberta import Roberta, changed
+from polyformer.checkpoints.config_mapping import with_defaults
+from polyformer.checkpoints.families.roberta import Roberta
 from polyformer.checkpoints.family import register
 from polyformer.presets import model_config
 
@@ -12,9 +13,9 @@ class XlmRoberta(Roberta):
     """Its tensors have RoBERTa's names."""
 
     model_type = "xlm-roberta"
-    classes = "XLMRoberta"
+    class_prefix = "XLMRoberta"
     paper = "Conneau et al. 2020"
     objective = "masked language modelling of a hundred languages"
     template = model_config("xlm-roberta-base")
-    fields = changed(Roberta.fields, {"vocab_size": 30522})
+    config_mapping = with_defaults(Roberta.config_mapping, {"vocab_size": 30522})
     sizes: ClassVar = ("xlm-roberta-base", "xlm-roberta-large")

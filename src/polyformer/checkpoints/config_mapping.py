@@ -1,0 +1,158 @@
+"""The table between a public config.json and our configuration, read one way to load and the other to save.
+
+Both sides are plain nested dicts. An `Option` ties one of their entries to one or more places in our tree, by
+dotted path; what a table cannot say, a family says in two functions (`read_other_options`,
+`write_other_options`).
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from polyformer.core.errors import InputError, quote, unknown
+
+Tree = dict[str, Any]
+
+
+def identity(value: Any) -> Any:
+    """x."""
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """An option of theirs, `default` where it is absent; `read` turns its value into ours, `write` ours into
+    theirs."""
+
+    theirs: str
+    default: Any
+    ours: tuple[str, ...]
+    read: Callable[[Any], Any] = identity
+    write: Callable[[Any], Any] = identity
+
+
+def option(theirs: str, default: Any, *ours: str) -> Option:
+    """An option with the same value on both sides."""
+    return Option(theirs, default, ours)
+
+
+def choice(theirs: str, default: Any, names: Mapping[Any, Any], *ours: str) -> Option:
+    """An option whose values have other names here: `names` maps theirs to ours. Of several for one of ours
+    the first is written."""
+    back: dict[Any, Any] = {}
+    for name, value in names.items():
+        back.setdefault(value, name)
+
+    def translate(table: Mapping[Any, Any]) -> Callable[[Any], Any]:
+        def look_up(value: Any) -> Any:
+            if not isinstance(value, Hashable) or value not in table:
+                raise unknown(theirs, value, map(str, table))
+            return table[value]
+
+        return look_up
+
+    return Option(theirs, default, ours, translate(names), translate(back))
+
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "relu": "relu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+}
+"""Their names of activations, and ours."""
+
+
+def activation(theirs: str, default: str, *ours: str) -> Option:
+    """An option that names an activation."""
+    return choice(theirs, default, ACTIVATIONS, *ours)
+
+
+PROBLEM = choice(
+    "problem_type",
+    None,
+    {
+        None: None,
+        "regression": "regression",
+        "single_label_classification": "single_label",
+        "multi_label_classification": "multi_label",
+    },
+    "problem",
+)
+"""What the labels of a text are."""
+
+
+def both(path: str) -> tuple[str, str]:
+    """The paths of an option that encoder and decoder have."""
+    return f"encoder.{path}", f"decoder.{path}"
+
+
+def with_defaults(options: tuple[Option, ...], defaults: Tree, *without: str) -> tuple[Option, ...]:
+    """The options of a related family with other defaults, without some of them."""
+    return tuple(
+        dataclasses.replace(option, default=defaults.get(option.theirs, option.default))
+        for option in options
+        if option.theirs not in without
+    )
+
+
+def set_path(tree: Tree, path: str, value: Any) -> None:
+    """Sets the entry at a dotted path, which must exist."""
+    *parents, last = path.split(".")
+    for name in parents:
+        tree = tree[name]
+    assert last in tree, f"no such option: {path}"
+    tree[last] = value
+
+
+def get_path(tree: Tree, path: str) -> Any:
+    """The entry at a dotted path; None where there is none."""
+    entry: Any = tree
+    for name in path.split("."):
+        entry = entry.get(name) if isinstance(entry, dict) else None
+    return entry
+
+
+def read_options(options: tuple[Option, ...], hub: Tree, tree: Tree) -> None:
+    """Sets in our `tree` what their configuration `hub` says."""
+    for option in options:
+        value = option.read(hub.get(option.theirs, option.default))
+        for path in option.ours:
+            set_path(tree, path, value)
+
+
+def write_options(options: tuple[Option, ...], tree: Tree) -> Tree:
+    """Their configuration of our `tree`, without the options of a stack that it lacks."""
+    hub: Tree = {}
+    for option in options:
+        path = next((path for path in option.ours if "." not in path or tree.get(path.split(".")[0])), None)
+        if path is not None:
+            hub[option.theirs] = option.write(get_path(tree, path))
+    return hub
+
+
+def check_required(required: Mapping[str, Any], hub: Tree) -> None:
+    """Raises `InputError` for an option with a value that we do not compute."""
+    for name, supported in required.items():
+        value = hub.get(name, supported)
+        if value != supported and not (value is None and not supported):
+            raise InputError(
+                f"config.json: {name} is {quote(value)}, and only {quote(supported)} is supported"
+            )
+
+
+def differences(a: Any, b: Any, path: str = "") -> list[str]:
+    """The dotted paths at which two trees differ, with both values."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = dict.fromkeys([*a, *b])
+        return [
+            difference
+            for key in keys
+            for difference in differences(a.get(key), b.get(key), f"{path}.{key}" if path else key)
+        ]
+    return [] if a == b else [f"{path}: {quote(a)} instead of {quote(b)}"]

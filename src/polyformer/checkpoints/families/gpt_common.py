@@ -1,0 +1,92 @@
+"""What GPT, GPT-2 and the models that follow them have in common."""
+
+from typing import Any, ClassVar
+
+from polyformer.checkpoints.config_mapping import Tree, get_path, option
+from polyformer.checkpoints.family import Family
+from polyformer.heads import ClassifyConfig
+
+MECHANISM = "decoder.attention.mechanism"
+DROPOUTS = (
+    option("resid_pdrop", 0.1, "decoder.dropout"),
+    option("embd_pdrop", 0.1, "embedding.embedding_dropout"),
+    option("attn_pdrop", 0.1, f"{MECHANISM}.dropout"),
+)
+SPECIAL = (
+    option("pad_token_id", None, "special.pad"),
+    option("bos_token_id", 50256, "special.bos"),
+    option("eos_token_id", 50256, "special.eos"),
+    option("tie_word_embeddings", True, "embedding.tied"),
+)
+SUMMARY = (
+    "summary_type",
+    "summary_use_proj",
+    "summary_activation",
+    "summary_proj_to_labels",
+    "summary_first_dropout",
+)
+"""Options of the class with two heads, which is not supported."""
+
+BUFFERS = ("*.attn.bias", "*.attn.masked_bias")
+"""Causal masks, which old files hold."""
+
+TIED_KEYS = {"lm_head.weight": "transformer.wte.weight"}
+LAST_TOKEN = ClassifyConfig(pooling="last", hidden=False, bias=False, dropout=0.0)
+
+
+class GptFamily(Family):
+    """embedding_dropout: the option of the dropout on the embeddings."""
+
+    base_model_prefix = "transformer"
+    aliases: ClassVar = {
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+    }
+    embedding_dropout: ClassVar[str] = "embd_pdrop"
+
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """Where nothing is said, the inner width is four times the model's. A dropout on the embeddings that
+        is the stack's needs no option here."""
+        stack, embedding = tree["decoder"], tree["embedding"]
+        if stack["feedforward"]["intermediate_size"] is None:
+            stack["feedforward"]["intermediate_size"] = 4 * tree["hidden_size"]
+        if embedding["embedding_dropout"] == stack["dropout"]:
+            embedding["embedding_dropout"] = None
+
+    def write_other_options(self, tree: Tree) -> Tree:
+        """The dropout on the embeddings."""
+        dropout = get_path(tree, "embedding.embedding_dropout")
+        return {self.embedding_dropout: get_path(tree, "decoder.dropout") if dropout is None else dropout}
+
+
+def divide_by_layer(tree: Tree) -> None:
+    """Scores of layer i (from 0) divided by i + 1: a mechanism for each layer."""
+    attention = tree["decoder"]["attention"]
+    mechanism = attention["mechanism"]
+    scale = mechanism["scale"] or _scale(tree)
+    attention["mechanism"] = {
+        "kind": "alternate",
+        "mechanisms": [
+            {**mechanism, "scale": scale / (i + 1)} for i in range(tree["decoder"]["num_hidden_layers"])
+        ],
+    }
+
+
+def write_scales(tree: Tree) -> Tree:
+    """The options of a `tree` whose scores may be divided by layer."""
+    mechanism = get_path(tree, MECHANISM) or {}
+    if mechanism.get("kind") != "alternate":
+        return {"scale_attn_by_inverse_layer_idx": False}
+    first: dict[str, Any] = mechanism["mechanisms"][0]
+    return {
+        "scale_attn_by_inverse_layer_idx": True,
+        "scale_attn_weights": first.get("scale") == _scale(tree),
+        "attn_pdrop": first.get("dropout"),
+    }
+
+
+def _scale(tree: Tree) -> float:
+    """1 / sqrt(D)."""
+    return (tree["hidden_size"] // tree["decoder"]["attention"]["num_attention_heads"]) ** -0.5
