@@ -2,14 +2,17 @@
 
 A *family* is a direct subclass of `Config` (positions, mechanisms, heads, ...); its members are the family's
 subclasses that have a `kind`. A field typed with a family is written as `{"kind": ..., ...}`, as an
-expression `kind(name=value, ...)`, or as the bare kind when every default will do: in Python, in files and
-on the command line alike. What stands in a file is checked by name and by type, never ignored.
+expression `kind(name=value, ...)`, or as the bare kind when every default will do: in Python, also where a
+configuration is constructed, in files and on the command line alike. What stands in a file is checked by
+name and by type, never ignored.
 """
 
 import dataclasses
+import functools
 import json
 import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -38,6 +41,16 @@ class Config:
             cls.family, cls.kinds = cls, {}
         if "kind" in cls.__dict__ and cls.kind:
             register(cls.family.kinds, cls.kind, cls, "kind")
+        if "__post_init__" in cls.__dict__:
+            cls.__post_init__ = _after_reading(cls.__dict__["__post_init__"])
+
+    def __post_init__(self) -> None:
+        """Reads the parts that are written shorter: `StackConfig(attention="linformer", position="rope")`."""
+        for name, hint in _part_hints(type(self)).items():
+            value = getattr(self, name)
+            part = decode(hint, value, name)
+            if part is not value:
+                object.__setattr__(self, name, part)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
@@ -138,6 +151,32 @@ class Config:
     @classmethod
     def from_yaml(cls, text: str) -> Self:
         return cls.from_dict(parse_yaml(text, cls.__name__))
+
+
+def _after_reading(check: Callable[..., None]) -> Callable[..., None]:
+    """A subclass's `__post_init__`, which finds parts already read."""
+
+    @functools.wraps(check)
+    def read_and_check(self: Config) -> None:
+        Config.__post_init__(self)
+        check(self)
+
+    return read_and_check
+
+
+@functools.cache
+def _part_hints(cls: type[Config]) -> dict[str, Any]:
+    """The fields that hold configurations or patterns, with their types."""
+    hints = typing.get_type_hints(cls)
+    return {
+        field.name: hints[field.name] for field in dataclasses.fields(cls) if _has_part(hints[field.name])
+    }
+
+
+def _has_part(hint: Any) -> bool:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, tuple):
+        return any(map(_has_part, typing.get_args(hint)))
+    return isinstance(hint, type) and (issubclass(hint, Config) or hasattr(hint, "from_text"))
 
 
 def encode(value: Any) -> Any:

@@ -1,0 +1,122 @@
+"""One way to write a part, wherever it is written: constructors, overrides, mappings, YAML, commands."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from polyformer import Window
+from polyformer.architecture import ModelConfig
+from polyformer.attention import AlternateConfig, LinformerConfig, SoftmaxConfig
+from polyformer.cli import main
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.feedforward import AlternateFeedForwardConfig, DenseConfig, GatedConfig
+from polyformer.presets import create_model, model_config
+from polyformer.recipes.recipe import ModelChoice
+from polyformer.stack import AttentionConfig, StackConfig
+
+PARTS: dict[str, tuple[Any, ...]] = {
+    "attention": ("linformer", "linformer(k=8)", "Window(4)", "Window(4) | Global(1)", Window(4)),
+    "mechanism": ("linformer", "linformer(k=8)", "Window(4)", Window(4), {"kind": "linformer", "k": 8}),
+    "position": ("rope", "rope(base=500)", {"kind": "rope", "base": 500.0}),
+    "feedforward": ("gated", "gated(activation='silu')", {"kind": "gated"}),
+    "block": ("pre", {"kind": "pre"}),
+    "norm": ("rms", "rms(eps=1e-3)", {"kind": "rms"}),
+    "head": ("masked", "classify(num_labels=3)", {"kind": "classify"}),
+}
+WRITTEN = [(axis, value) for axis, values in PARTS.items() for value in values]
+SHAPE = {"vocab_size": 11, "hidden_size": 16}
+
+
+def read(config: ModelConfig, axis: str) -> Config:
+    stack = config.encoder
+    assert stack is not None
+    if axis in ("attention", "mechanism"):
+        return stack.attention.mechanism
+    return config.head if axis == "head" else getattr(stack, axis)
+
+
+def constructed(axis: str, value: Any) -> ModelConfig:
+    if axis == "head":
+        return ModelConfig(**SHAPE, encoder=StackConfig(), head=value)
+    if axis == "mechanism":
+        return ModelConfig(**SHAPE, encoder=StackConfig(attention=AttentionConfig(mechanism=value)))
+    return ModelConfig(**SHAPE, encoder=StackConfig(**{axis: value}))
+
+
+def mapping(axis: str, value: Any) -> dict[str, Any]:
+    if axis == "head":
+        return {**SHAPE, "encoder": {}, "head": value}
+    return {**SHAPE, "encoder": {"attention": {axis: value}} if axis == "mechanism" else {axis: value}}
+
+
+def dotted(axis: str) -> str:
+    return {"head": "head", "mechanism": "encoder.attention.mechanism"}.get(axis, f"encoder.{axis}")
+
+
+DOORS: dict[str, Callable[[str, Any], ModelConfig]] = {
+    "constructor": constructed,
+    "constructor of mappings": lambda axis, value: ModelConfig(**mapping(axis, value)),
+    "from_dict": lambda axis, value: ModelConfig.from_dict(mapping(axis, value)),
+    "override": lambda axis, value: model_config("encoder-tiny").override(axis, value),
+    "dotted override": lambda axis, value: model_config("encoder-tiny").override(dotted(axis), value),
+    "create_model": lambda axis, value: create_model("encoder-tiny", **{axis: value}).config,
+    "recipe": lambda axis, value: ModelChoice.from_dict({"preset": "encoder-tiny", axis: value}).config(),
+}
+
+
+@pytest.mark.parametrize(("axis", "value"), WRITTEN, ids=str)
+@pytest.mark.parametrize("door", DOORS)
+def test_every_axis_at_every_door(door: str, axis: str, value: Any):
+    expected = read(model_config("encoder-tiny").override(axis, value), axis)
+    assert read(DOORS[door](axis, value), axis) == expected
+
+
+@pytest.mark.parametrize(
+    ("axis", "value"), [(axis, value) for axis, value in WRITTEN if not isinstance(value, Window)]
+)
+def test_the_command_line_is_a_door(
+    axis: str, value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "notes.txt").write_text("a few words\n" * 60)
+    text = yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
+    words = ["train", "--model.preset", "encoder-tiny", f"--model.{axis}", text, "--data"]
+    assert main([*words, str(tmp_path / "notes.txt"), "--tokenizer.algorithm", "bytes", "--print"]) == 0
+    model = ModelChoice.from_dict(yaml.safe_load(capsys.readouterr().out)["model"]).config()
+    assert isinstance(model, ModelConfig)
+    assert read(model, axis) == read(model_config("encoder-tiny", {axis: value}), axis)
+
+
+WRONG = {
+    "attention": ("linfromer", "mechanism or pattern of", "did you mean 'linformer'"),
+    "mechanism": ("linfromer", "mechanism or pattern of", "did you mean 'linformer'"),
+    "position": ("rop", "kind of", "did you mean 'rope'"),
+    "feedforward": ("gatde", "kind of", "did you mean 'gated'"),
+    "block": ("preo", "kind of", "did you mean 'pre'"),
+    "norm": ("rsm", "kind of", "did you mean 'rms'"),
+    "head": ("maskd", "kind of", "did you mean 'masked'"),
+}
+
+
+@pytest.mark.parametrize("axis", WRONG)
+@pytest.mark.parametrize("door", DOORS)
+def test_an_error_names_every_way(door: str, axis: str):
+    text, *parts = WRONG[axis]
+    for value, named in ((text, parts), (3, ["got 3"])):
+        with pytest.raises(InputError) as caught:
+            DOORS[door](axis, value)
+        ways = ["a kind ('", "(name=value)'", "a mapping ({kind: ", "Config", axis]
+        ways += ["'Window(64) | Global(1)'"] if axis in ("attention", "mechanism") else []
+        for part in (*named, *ways):
+            assert part in str(caught.value)
+
+
+def test_lists_of_parts_are_read():
+    mechanism = AlternateConfig(mechanisms=["linformer", "Window(3)"])  # type: ignore[arg-type]
+    assert mechanism.mechanisms == (LinformerConfig(), SoftmaxConfig(pattern=Window(3)))
+    feedforward = AlternateFeedForwardConfig(feedforwards=("dense", {"kind": "gated"}))  # type: ignore[arg-type]
+    assert feedforward.feedforwards == (DenseConfig(), GatedConfig())
+    assert SoftmaxConfig(pattern="Window(3)") == SoftmaxConfig(pattern=Window(3))  # type: ignore[arg-type]
