@@ -16,7 +16,7 @@ from polyformer.dot_product.request import prepare
 from polyformer.model import Transformer
 from polyformer.patterns import Pattern
 from polyformer.patterns.layout import count
-from polyformer.patterns.spans import Reach
+from polyformer.patterns.spans import Spans
 from polyformer.position import AlibiConfig, RopeConfig, ShawConfig, T5BiasConfig
 from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig, StackConfig
@@ -99,7 +99,7 @@ def scores(pattern: Pattern, length: int) -> int:
     request = prepare(q, q, q, pattern=pattern, score_mod=None, context=context, scale=None, dropout=0.0)
     limits = request.pattern
     assert limits is not None
-    return sum(plan(limits.of_head(head), context, 1, "cpu").scores for head in range(3))
+    return sum(plan(limits.head_pattern(head), context, 1, "cpu").scores for head in range(3))
 
 
 def test_work_falls_with_adaptive_spans():
@@ -111,22 +111,22 @@ def test_work_falls_with_adaptive_spans():
     assert found[0] > 1.4 * found[1] > 1.4 * found[2] > 1.4 * found[3]
     assert found[0] > 3 * found[3]
     mechanism = adaptive([0.1, 0.12, 1.0], max_span=1024, ramp=32)
-    assert mechanism._pattern() == Reach(((192,), (192,), (1024,)))
-    assert mechanism._pattern().of_head(0) == mechanism._pattern().of_head(1)
+    assert mechanism._pattern() == Spans(((192,), (192,), (1024,)))
+    assert mechanism._pattern().head_pattern(0) == mechanism._pattern().head_pattern(1)
 
 
 def test_work_falls_with_dynamic_spans():
     """One far-sighted query widens its own run of 64 and no other."""
     mechanism = DynamicSpanConfig(max_span=1024, ramp=32, initial=-9.0).build(3, 5)
     near = mechanism._pattern(mechanism.spans(torch.zeros(1, 3, 256, 5)))
-    assert near == Reach(((64,) * 4,) * 3, 64)
+    assert near == Spans(((64,) * 4,) * 3, 64)
     seeing = torch.zeros(1, 3, 256, 5)
     seeing[0, 1, 130] = 9.0
     mechanism.vector.data.fill_(1.0)
     far = mechanism._pattern(mechanism.spans(seeing))
-    assert far == Reach(((64,) * 4, (64, 64, 1024, 64), (64,) * 4), 64)
+    assert far == Spans(((64,) * 4, (64, 64, 1024, 64), (64,) * 4), 64)
     assert count(far.keys(Context(256, 256), 0, 64).some) == 128
-    assert count(far.of_head(1).keys(Context(256, 256), 128, 192).some) == 256
+    assert count(far.head_pattern(1).keys(Context(256, 256), 128, 192).some) == 256
 
 
 TWO = [

@@ -10,7 +10,7 @@ from polyformer.core.errors import InputError
 from polyformer.patterns import Causal, Documents, Full, Global, Padding, Pattern, Window
 from polyformer.patterns.implied import implied, runs
 from polyformer.patterns.layout import Keys, Row
-from polyformer.patterns.user_defined import Foreign
+from polyformer.patterns.user_defined import MaskModPattern
 from polyformer.sequence.context import Context, positions_from_mask
 
 
@@ -95,7 +95,7 @@ def test_which_patterns_are_relative() -> None:
     assert (Window(3) & Causal() | Full()).relative(context)
     assert not (Window(3) | Global(1)).relative(context)
     assert not Documents().relative(context)
-    assert not Foreign(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx).relative(context)
+    assert not MaskModPattern(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx).relative(context)
 
 
 @given(patterns)
@@ -117,7 +117,7 @@ def test_text_is_short_hand_too() -> None:
         ("Window(open('x'))", r"expected a plain value, got \"open\('x'\)\""),
         ("Window(3, 4, 5, 6)", "pattern Window: too many positional arguments"),
         ("Window(size=3)", "unknown option of pattern Window 'size': expected one of 'after', 'before'"),
-        ("Foreign(3)", "unknown pattern 'Foreign'"),
+        ("MaskModPattern(3)", "unknown pattern 'MaskModPattern'"),
         ("Window(-1)", "Window: before and after count keys, expected 0 or more, got -1, -1"),
         ("Window(0)", "Window: a window of 0 keys on both sides sees only the token itself; give at least 1"),
         ("Window(4, 4, 0)", "Window: dilation is a step in keys, expected 1 or more, got 0"),
@@ -146,14 +146,14 @@ def test_any_function_joins_in() -> None:
 
 def test_a_foreign_layout_given_as_rows() -> None:
     rows = (Row(0, 4, Keys(((0, 3),), ((0, 2),))), Row(4, 9, Keys(((2, 99),), ((1, 4),))))
-    pattern = Foreign(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx, rows)
+    pattern = MaskModPattern(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx, rows)
     context = Context(9, 9)
     assert pattern.keys(context, 0, 2) == Keys(((0, 3),), ((0, 2),))
     assert pattern.keys(context, 2, 6) == Keys(((0, 9),), ((1, 2),)), (
         "united and intersected, inside the keys"
     )
     assert [(row.start, row.stop) for row in pattern.layout(context, 8)] == [(0, 4), (4, 8), (8, 9)]
-    assert Foreign(pattern.function).keys(context, 0, 2) == Keys(((0, 9),))
+    assert MaskModPattern(pattern.function).keys(context, 0, 2) == Keys(((0, 9),))
 
 
 class EveryThird(Pattern):
@@ -182,14 +182,14 @@ def test_a_pattern_s_name_is_its_own() -> None:
     assert Pattern.from_text("Window(3)") == Window(3)
 
 
-@pytest.mark.parametrize("name", ["And", "Foreign", "BlockPattern", "InClass", "_Pair"])
+@pytest.mark.parametrize("name", ["And", "MaskModPattern", "BlockPattern", "InResidueClass", "_Pair"])
 def test_what_is_no_pattern_by_itself_has_no_name(name: str) -> None:
     with pytest.raises(InputError, match=f"unknown pattern '{name}'"):
         Pattern.from_text(f"{name}()")
 
 
 def test_a_mask_of_queries_alone_gets_both_axes() -> None:
-    pattern = Foreign(lambda b, h, q_idx, kv_idx: q_idx > 1)  # the first query stands at 1
+    pattern = MaskModPattern(lambda b, h, q_idx, kv_idx: q_idx > 1)  # the first query stands at 1
     assert seen(pattern, Context(2, 3)) == [[], [0, 1, 2]]
 
 
@@ -216,7 +216,7 @@ def test_positions_count_real_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "reach"),
+    ("pattern", "distance_range"),
     [
         (Window(5, 2), (-2, 5)),
         (Window(5, 0, dilation=3), (0, 15)),
@@ -228,11 +228,13 @@ def test_positions_count_real_tokens() -> None:
     ],
     ids=str,
 )
-def test_reach(pattern: Pattern, reach: tuple[int, int] | None) -> None:
-    assert pattern.reach() == reach
-    context = Context(30, 30).reaching(reach)
-    assert context.distances == ((-29, 29) if reach is None else reach)
-    assert context.reaching(reach) is context.reaching(reach), "layers share it"
+def test_the_range_of_distances(pattern: Pattern, distance_range: tuple[int, int] | None) -> None:
+    assert pattern.distance_range() == distance_range
+    context = Context(30, 30).within_distances(distance_range)
+    assert context.distances == ((-29, 29) if distance_range is None else distance_range)
+    assert context.within_distances(distance_range) is context.within_distances(distance_range), (
+        "layers share it"
+    )
     mask = dense(pattern, context, 1, 1)[0, 0]
     distance = context.distance(torch.arange(30).view(-1, 1), torch.arange(30))[mask]
     assert context.distances[0] <= distance.min()

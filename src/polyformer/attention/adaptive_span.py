@@ -26,7 +26,7 @@ from polyformer.core.state import State
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.relative import Relative
 from polyformer.patterns.base import Pattern
-from polyformer.patterns.spans import Reach, fading, rounded
+from polyformer.patterns.spans import Spans, fading, rounded
 from polyformer.sequence.context import Context
 
 
@@ -127,9 +127,9 @@ class AdaptiveSpan(Mechanism):
         """As wide as each head's sight; as wide as can be while a graph is traced and nothing can be read."""
         most = self.config.max_span
         if torch.compiler.is_compiling():
-            return Reach(((most,),))
-        reaches = (min(most, math.ceil(span + self.config.ramp) - 1) for span in self.spans().tolist())
-        return Reach(tuple((rounded(reach),) for reach in reaches))
+            return Spans(((most,),))
+        spans = (min(most, math.ceil(span + self.config.ramp) - 1) for span in self.spans().tolist())
+        return Spans(tuple((rounded(span),) for span in spans))
 
 
 def spans(model: nn.Module) -> dict[str, list[float]]:

@@ -27,7 +27,7 @@ from polyformer.dot_product.attend import attend
 from polyformer.dot_product.isolation import guarded
 from polyformer.patterns.base import Pattern, ScoreMod
 from polyformer.patterns.mods import broadcasts
-from polyformer.patterns.spans import GRAIN, Reach, fading
+from polyformer.patterns.spans import GRAIN, Spans, fading
 from polyformer.sequence.context import Context
 
 
@@ -127,12 +127,12 @@ class DynamicSpan(Mechanism):
         """As wide as the farthest sight in each run of queries, over the batch; one for each head."""
         most = self.config.max_span
         if torch.compiler.is_compiling():  # nothing can be read while a graph is traced
-            return Reach(((most,),))
+            return Spans(((most,),))
         farthest = spans.detach().float().amax(0)  # [H, Tq]
         runs = F.pad(farthest, (0, -farthest.shape[1] % GRAIN)).unflatten(1, (-1, GRAIN)).amax(2)
-        reach = (runs + self.config.ramp).ceil().clamp(max=most)
-        steps = (reach / GRAIN).ceil().long() * GRAIN
-        return Reach(tuple(map(tuple, steps.tolist())), GRAIN)
+        longest = (runs + self.config.ramp).ceil().clamp(max=most)
+        steps = (longest / GRAIN).ceil().long() * GRAIN
+        return Spans(tuple(map(tuple, steps.tolist())), GRAIN)
 
 
 def _mean(spans: Tensor, context: Context) -> Tensor:

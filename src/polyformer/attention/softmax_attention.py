@@ -46,7 +46,11 @@ class SoftmaxConfig(MechanismConfig):
         return SoftmaxAttention(self)
 
     def at(self, layer: int) -> "SoftmaxConfig":
-        return self if self.pattern is None else dataclasses.replace(self, pattern=self.pattern.at(layer))
+        return (
+            self
+            if self.pattern is None
+            else dataclasses.replace(self, pattern=self.pattern.layer_pattern(layer))
+        )
 
     def definition(self) -> "SoftmaxConfig":
         return dataclasses.replace(self, backend="definition")
@@ -77,7 +81,7 @@ class SoftmaxAttention(Mechanism):
     ) -> tuple[Tensor, State | None]:
         k, v, state = appended(state, k, v)
         pattern = self.config.pattern
-        context = context.reaching(None if pattern is None else pattern.reach())
+        context = context.within_distances(None if pattern is None else pattern.distance_range())
         y = attend(
             q,
             k,

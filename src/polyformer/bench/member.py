@@ -77,7 +77,7 @@ class Alone(nn.Module):
 def density(pattern: Pattern, length: int, heads: int, causal: bool) -> float:
     """The share of all pairs of a query and a key that the pattern allows, over all heads."""
     context = Context(length, length, causal=causal)
-    own = [pattern.of_head(head) for head in range(heads)]
+    own = [pattern.head_pattern(head) for head in range(heads)]
     pairs = {one: _pairs(one, context) for one in dict.fromkeys(own)}
     return sum(pairs[one] for one in own) / (heads * length**2)
 

@@ -28,7 +28,7 @@ def recall_key(
 ) -> Hashable | None:
     """Under what its context keeps the plan of a call; None where autograd, a tracer or someone who records
     weights follows it, or its pattern may say something else in the next call."""
-    if not (pattern is None or (isinstance(pattern, Pattern) and pattern.lasting())):
+    if not (pattern is None or (isinstance(pattern, Pattern) and pattern.is_static())):
         return None
     if torch.is_grad_enabled() or is_traced() or recording() or transformed() or is_autocast(q.device.type):
         return None

@@ -13,7 +13,7 @@ from polyformer.ops.softmax import recording
 from polyformer.patterns.base import MaskMod, Pattern, ScoreMod, Where
 from polyformer.patterns.implied import implied
 from polyformer.patterns.mods import Mod, is_own
-from polyformer.patterns.user_defined import Foreign, as_pattern
+from polyformer.patterns.user_defined import MaskModPattern, as_pattern
 from polyformer.sequence.context import Context
 
 
@@ -89,8 +89,8 @@ def prepare(
         raise InputError(f"context: made for {lengths}, got {q.shape[2]} and {k.shape[2]}")
     rule = combine_patterns(pattern, mask_mod, layout)
     limits = implied(context)
-    if rule is not None and not rule.lasting():
-        bound = rule.bound(by_slot, q.device)
+    if rule is not None and not rule.is_static():
+        bound = rule.bind(by_slot, q.device)
         if bound is not rule:  # what a function says holds for this call alone
             rule, context = bound, dataclasses.replace(context, memo={})
     if rule is not None:
@@ -111,7 +111,7 @@ def combine_patterns(
         return None if pattern is None else as_pattern(pattern)
     rule = as_pattern(mask_mod, "mask_mod")
     if layout is not None:
-        rule = Foreign(mask_mod, layout)
+        rule = MaskModPattern(mask_mod, layout)
     return rule if pattern is None else as_pattern(pattern) & rule
 
 

@@ -66,11 +66,11 @@ class Pattern:
         """Whether `allows` depends on `q_idx - kv_idx` alone, so that one mask serves a whole diagonal."""
         return False
 
-    def reach(self) -> tuple[int, int] | None:
+    def distance_range(self) -> tuple[int, int] | None:
         """The least and the greatest distance at which a key is seen; None where there is no limit."""
         return None
 
-    def lasting(self) -> bool:
+    def is_static(self) -> bool:
         """Whether an equal pattern needs equal keys in all calls of equal lengths: plans can be kept."""
         return True
 
@@ -82,27 +82,27 @@ class Pattern:
         """The step in slots: only tokens a multiple of it apart can meet. 1 where any two may."""
         return 1
 
-    def every(self, stride: int) -> "Pattern | None":
+    def in_residue_class(self, stride: int) -> "Pattern | None":
         """The same among the tokens of one residue class, `stride` slots apart, where that is a pattern of
-        its own; None where the tokens must be asked for by their slots (`residue_class.in_class`)."""
+        its own; None where tokens must be asked for by their slots (`residue_class.InResidueClass`)."""
         return None
 
     def mapped(self, function: "Callable[[Pattern], Pattern]") -> "Pattern":
         """The same with `function` applied to each pattern that it is composed of."""
         return function(self)
 
-    def bound(self, by_slot: bool, device: torch.device) -> "Pattern":
+    def bind(self, by_slot: bool, device: torch.device) -> "Pattern":
         """The same for one call, with foreign functions looked through once.
 
         by_slot: whether queries count among all keys, or from 0 as in FlexAttention.
         """
         return self
 
-    def at(self, layer: int) -> "Pattern":
+    def layer_pattern(self, layer: int) -> "Pattern":
         """What layer `layer` of a stack has; the same in all, unless a part says otherwise."""
         return self
 
-    def of_head(self, head: int) -> "Pattern":
+    def head_pattern(self, head: int) -> "Pattern":
         """What head `head` has; the same for all, unless a part says otherwise. `attend` asks it first."""
         return self
 

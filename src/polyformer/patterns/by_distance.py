@@ -42,7 +42,7 @@ class ByDistance(Pattern, named=False):
         first, near = start + context.offset, _keys_around(self, stop - start)
         return Keys(_moved(near.some, first, context.kv_len), _moved(near.full, first, context.kv_len))
 
-    def reach(self) -> tuple[int, int]:
+    def distance_range(self) -> tuple[int, int]:
         before, after = self.ends()
         return -after, before
 

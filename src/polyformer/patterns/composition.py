@@ -38,8 +38,8 @@ class _Pair(Pattern):
     def relative(self, context: Context) -> bool:
         return self.left.relative(context) and self.right.relative(context)
 
-    def lasting(self) -> bool:
-        return self.left.lasting() and self.right.lasting()
+    def is_static(self) -> bool:
+        return self.left.is_static() and self.right.is_static()
 
     def causal(self) -> bool:
         return self.left.causal() and self.right.causal()
@@ -47,14 +47,14 @@ class _Pair(Pattern):
     def mapped(self, function: Callable[[Pattern], Pattern]) -> Pattern:
         return self._of(self.left.mapped(function), self.right.mapped(function))
 
-    def bound(self, by_slot: bool, device: torch.device) -> Pattern:
-        return self._of(self.left.bound(by_slot, device), self.right.bound(by_slot, device))
+    def bind(self, by_slot: bool, device: torch.device) -> Pattern:
+        return self._of(self.left.bind(by_slot, device), self.right.bind(by_slot, device))
 
-    def at(self, layer: int) -> Pattern:
-        return self._of(self.left.at(layer), self.right.at(layer))
+    def layer_pattern(self, layer: int) -> Pattern:
+        return self._of(self.left.layer_pattern(layer), self.right.layer_pattern(layer))
 
-    def of_head(self, head: int) -> Pattern:
-        return self._of(self.left.of_head(head), self.right.of_head(head))
+    def head_pattern(self, head: int) -> Pattern:
+        return self._of(self.left.head_pattern(head), self.right.head_pattern(head))
 
     def _of(self, left: Pattern, right: Pattern) -> Pattern:
         """Other parts joined alike; itself where they are its own, so that plain patterns cost nothing."""
@@ -70,8 +70,8 @@ class And(_Pair, named=False):
 
     sign: ClassVar[str] = "&"
 
-    def reach(self) -> tuple[int, int] | None:
-        left, right = self.left.reach(), self.right.reach()
+    def distance_range(self) -> tuple[int, int] | None:
+        left, right = self.left.distance_range(), self.right.distance_range()
         if left is None or right is None:
             return left or right
         return max(left[0], right[0]), min(left[1], right[1])
@@ -94,8 +94,8 @@ class Or(_Pair, named=False):
 
     sign: ClassVar[str] = "|"
 
-    def reach(self) -> tuple[int, int] | None:
-        left, right = self.left.reach(), self.right.reach()
+    def distance_range(self) -> tuple[int, int] | None:
+        left, right = self.left.distance_range(), self.right.distance_range()
         return None if left is None or right is None else (min(left[0], right[0]), max(left[1], right[1]))
 
     def step(self) -> int:

@@ -17,7 +17,7 @@ class Full(Pattern):
 
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
 
-    def every(self, stride: int) -> Pattern:
+    def in_residue_class(self, stride: int) -> Pattern:
         return self
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class Causal(Pattern):
 
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2.3"
 
-    def every(self, stride: int) -> Pattern:
+    def in_residue_class(self, stride: int) -> Pattern:
         return self
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class Causal(Pattern):
 class Padding(Pattern):
     """Only real keys are seen: those with `context.kv_valid`; every key where the context has none."""
 
-    def every(self, stride: int) -> Pattern:
+    def in_residue_class(self, stride: int) -> Pattern:
         return self
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class Padding(Pattern):
 class Documents(Pattern):
     """A query sees the keys of its own document: equal numbers in `context.q_doc` and `context.kv_doc`."""
 
-    def every(self, stride: int) -> Pattern:
+    def in_residue_class(self, stride: int) -> Pattern:
         return self
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

@@ -29,14 +29,14 @@ class _Choice(Pattern):
             raise InputError(f"{type(self).__name__}: expected 1 pattern or more, got none")
         object.__setattr__(self, "patterns", tuple(self.patterns))
 
-    def lasting(self) -> bool:
-        return all(one.lasting() for one in self.patterns)
+    def is_static(self) -> bool:
+        return all(one.is_static() for one in self.patterns)
 
     def causal(self) -> bool:
         return all(one.causal() for one in self.patterns)
 
-    def bound(self, by_slot: bool, device: torch.device) -> Pattern:
-        return self if self.lasting() else self.each(lambda one: one.bound(by_slot, device))
+    def bind(self, by_slot: bool, device: torch.device) -> Pattern:
+        return self if self.is_static() else self.each(lambda one: one.bind(by_slot, device))
 
     def turn(self, index: int) -> Pattern:
         """The pattern whose turn it is."""
@@ -53,11 +53,11 @@ class PerHead(_Choice):
 
     paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.3"
 
-    def at(self, layer: int) -> Pattern:
-        return self.each(lambda one: one.at(layer))
+    def layer_pattern(self, layer: int) -> Pattern:
+        return self.each(lambda one: one.layer_pattern(layer))
 
-    def of_head(self, head: int) -> Pattern:
-        return self.turn(head).of_head(head)
+    def head_pattern(self, head: int) -> Pattern:
+        return self.turn(head).head_pattern(head)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         allowed = self.patterns[0].allows(context, b, h, q_idx, kv_idx)
@@ -87,11 +87,11 @@ class PerLayer(_Choice):
 
     paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.3"
 
-    def at(self, layer: int) -> Pattern:
-        return self.turn(layer).at(layer)
+    def layer_pattern(self, layer: int) -> Pattern:
+        return self.turn(layer).layer_pattern(layer)
 
-    def of_head(self, head: int) -> Pattern:
-        return self.each(lambda one: one.of_head(head))
+    def head_pattern(self, head: int) -> Pattern:
+        return self.each(lambda one: one.head_pattern(head))
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Outside a stack there is one layer, the first."""

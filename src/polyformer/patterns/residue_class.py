@@ -10,12 +10,12 @@ from polyformer.patterns.layout import Keys, unite
 from polyformer.sequence.context import Context
 
 
-def in_class(pattern: Pattern, context: Context, stride: int) -> Pattern:
+def pattern_in_residue_class(pattern: Pattern, context: Context, stride: int) -> Pattern:
     """`pattern` among the tokens of one residue class, `stride` slots of `context` apart."""
-    return pattern.mapped(lambda part: part.every(stride) or InClass(part, context, stride))
+    return pattern.mapped(lambda part: part.in_residue_class(stride) or InResidueClass(part, context, stride))
 
 
-def class_context(context: Context, stride: int) -> Context:
+def residue_class_context(context: Context, stride: int) -> Context:
     """Where the tokens of each class stand among themselves.
 
     Documents, validity and causality are all that it says: patterns that ask for more ask the first context.
@@ -29,19 +29,19 @@ def class_context(context: Context, stride: int) -> Context:
         ("q_doc", context.q_doc, front, queries),
     ):
         if table is not None:
-            tables[name] = class_table(table, start, length * stride, stride, edge=name != "kv_valid")
+            tables[name] = residue_class_table(table, start, length * stride, stride, edge=name != "kv_valid")
     return Context(queries, keys, causal=context.causal, q_start=first, **tables)
 
 
 @dataclasses.dataclass(frozen=True)
-class InClass(Pattern, named=False):
+class InResidueClass(Pattern, named=False):
     """A pattern as the tokens of a class meet it, by asking it about the slots they come from."""
 
     pattern: Pattern
     context: Context
     apart: int  # the slots from one token of a class to the next
 
-    def lasting(self) -> bool:
+    def is_static(self) -> bool:
         return False
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def original(
     return row, query.clamp(0, context.q_len - 1), (kv_idx * stride + rest).clamp_max(context.kv_len - 1)
 
 
-def class_table(x: Tensor, front: int, length: int, stride: int, edge: bool) -> Tensor:
+def residue_class_table(x: Tensor, front: int, length: int, stride: int, edge: bool) -> Tensor:
     """x [B, T] as [B * stride, length / stride]; what is added is False, or like its neighbour."""
     after = length - front - x.shape[1]
     before_it, after_it = x[:, :1].expand(-1, front), x[:, -1:].expand(-1, after)

@@ -10,31 +10,31 @@ from polyformer.patterns.layout import Keys, clip
 from polyformer.sequence.context import Context
 
 GRAIN = 64
-"""Reaches are rounded up to a multiple of this, so that layouts are few and heads share them."""
+"""Spans are rounded up to a multiple of this, so that layouts are few and heads share them."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Reach(Pattern, named=False):
-    """Head h sees keys up to `reaches[h][r]` positions away from the queries of run r.
+class Spans(Pattern, named=False):
+    """Head h sees keys up to `spans[h][r]` positions away from the queries of run r.
 
-    Runs are `run` queries long; None is one run for all. With one row of reaches all heads are alike.
+    Runs are `run` queries long; None is one run for all. With one row of spans all heads are alike.
     """
 
-    reaches: tuple[tuple[int, ...], ...]
+    spans: tuple[tuple[int, ...], ...]
     run: int | None = None
 
-    def of_head(self, head: int) -> Pattern:
-        return self if len(self.reaches) == 1 else Reach((self.reaches[head],), self.run)
+    def head_pattern(self, head: int) -> Pattern:
+        return self if len(self.spans) == 1 else Spans((self.spans[head],), self.run)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        reaches = torch.tensor(self.reaches, device=kv_idx.device)
+        spans = torch.tensor(self.spans, device=kv_idx.device)
         run = torch.zeros_like(q_idx) if self.run is None else q_idx // self.run
-        reach = reaches[h if len(self.reaches) > 1 else torch.zeros_like(h), run]
-        return context.distance(q_idx, kv_idx).abs() <= reach
+        span = spans[h if len(self.spans) > 1 else torch.zeros_like(h), run]
+        return context.distance(q_idx, kv_idx).abs() <= span
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         runs = slice(None) if self.run is None else slice(start // self.run, (stop - 1) // self.run + 1)
-        own = [reach for row in self.reaches for reach in row[runs]]
+        own = [span for row in self.spans for span in row[runs]]
         first, last = start + context.offset, stop - 1 + context.offset
         return Keys(
             clip(first - max(own), last + max(own) + 1, context.kv_len),
@@ -42,12 +42,12 @@ class Reach(Pattern, named=False):
         )
 
     def relative(self, context: Context) -> bool:
-        return self.run is None and len(self.reaches) == 1
+        return self.run is None and len(self.spans) == 1
 
 
-def rounded(reach: float) -> int:
-    """`reach` rounded up to a multiple of `GRAIN`."""
-    return -int(-reach // GRAIN) * GRAIN
+def rounded(span: float) -> int:
+    """`span` rounded up to a multiple of `GRAIN`."""
+    return -int(-span // GRAIN) * GRAIN
 
 
 def fading(spans: Tensor, distance: Tensor, ramp: int) -> Tensor:

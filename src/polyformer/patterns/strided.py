@@ -57,7 +57,7 @@ class Strided(Pattern):
     def step(self) -> int:
         return self.stride
 
-    def every(self, stride: int) -> Pattern | None:
+    def in_residue_class(self, stride: int) -> Pattern | None:
         return Full() if stride % self.stride == 0 else None
 
     def relative(self, context: Context) -> bool:

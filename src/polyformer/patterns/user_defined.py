@@ -14,7 +14,7 @@ from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True)
-class Foreign(Pattern, named=False):
+class MaskModPattern(Pattern, named=False):
     """Any FlexAttention `mask_mod`, ours or a user's; without a layout it may look at every key.
 
     by_slot: its queries, and those of `where`, count among all keys, so that a decoder with a cache asks what
@@ -25,11 +25,11 @@ class Foreign(Pattern, named=False):
     where: Where | None = None
     by_slot: bool = True
 
-    def lasting(self) -> bool:
+    def is_static(self) -> bool:
         """A function may read what changes, and keep alive what it reads."""
         return False
 
-    def bound(self, by_slot: bool, device: torch.device) -> Pattern:
+    def bind(self, by_slot: bool, device: torch.device) -> Pattern:
         if is_own(self.function):
             return self
         mod = Mod.of(self.function, "mask_mod", None, device)
@@ -61,7 +61,7 @@ class Foreign(Pattern, named=False):
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         if not is_own(self.function):  # asked outside of a call
-            return self.bound(self.by_slot, q_idx.device).allows(context, b, h, q_idx, kv_idx)
+            return self.bind(self.by_slot, q_idx.device).allows(context, b, h, q_idx, kv_idx)
         return self.function(b, h, q_idx + self._first(context), kv_idx)
 
     def to_text(self) -> str:
@@ -73,7 +73,7 @@ def as_pattern(given: Pattern | MaskMod, name: str = "pattern") -> Pattern:
     if isinstance(given, Pattern):
         return given
     if callable(given):
-        return Foreign(given)
+        return MaskModPattern(given)
     if hasattr(given, "mask_mod") and hasattr(given, "kv_num_blocks"):
         raise InputError(f"{name}: got a BlockMask; pass the function it was made of, block_mask.mask_mod")
     raise InputError(f"{name}: expected a Pattern or a mask_mod function, got {quote(given)}")

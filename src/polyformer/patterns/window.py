@@ -30,11 +30,11 @@ class Window(Pattern):
     def __post_init__(self) -> None:
         if self.after is None:
             object.__setattr__(self, "after", self.before)
-        if self.before < 0 or self.reach_after < 0:
+        if self.before < 0 or self.keys_after < 0:
             raise InputError(
                 f"Window: before and after count keys, expected 0 or more, got {self.before}, {self.after}"
             )
-        if self.before == 0 and self.reach_after == 0:
+        if self.before == 0 and self.keys_after == 0:
             raise InputError(
                 "Window: a window of 0 keys on both sides sees only the token itself; give at least 1"
             )
@@ -42,31 +42,31 @@ class Window(Pattern):
             raise InputError(f"Window: dilation is a step in keys, expected 1 or more, got {self.dilation}")
 
     @property
-    def reach_after(self) -> int:
+    def keys_after(self) -> int:
         """`after`, once settled."""
         assert self.after is not None
         return self.after
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         d = context.distance(q_idx, kv_idx)
-        near = (d <= self.before * self.dilation) & (d >= -self.reach_after * self.dilation)
+        near = (d <= self.before * self.dilation) & (d >= -self.keys_after * self.dilation)
         return near if self.dilation == 1 else near & (d % self.dilation == 0)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         first, last = start + context.offset, stop - 1 + context.offset
-        left, right = self.before * self.dilation, self.reach_after * self.dilation
+        left, right = self.before * self.dilation, self.keys_after * self.dilation
         some = clip(first - left, last + right + 1, context.kv_len)
         full = clip(last - left, first + right + 1, context.kv_len) if self.dilation == 1 else ()
         return Keys(some, full)
 
-    def reach(self) -> tuple[int, int]:
-        return -self.reach_after * self.dilation, self.before * self.dilation
+    def distance_range(self) -> tuple[int, int]:
+        return -self.keys_after * self.dilation, self.before * self.dilation
 
     def step(self) -> int:
         return self.dilation
 
-    def every(self, stride: int) -> Pattern | None:
-        before, after = (reach * self.dilation // stride for reach in (self.before, self.reach_after))
+    def in_residue_class(self, stride: int) -> Pattern | None:
+        before, after = (count * self.dilation // stride for count in (self.before, self.keys_after))
         if stride % self.dilation or not (before or after):
             return None
         return Window(before, after)

@@ -47,7 +47,7 @@ class Context:
             document) that tokens belong to, for what reads a structure; by default all are of one.
         kv_valid: [B, Tk] bool, False where a key is padding.
         q_marked, kv_marked: [B, Tq] and [B, Tk] bool, the tokens that the caller marked as global.
-        reach: the least and greatest distance that a pattern lets anybody see, where that is known.
+        distance_range: the least and greatest distance that a pattern lets anybody see, where that is known.
         relations: [B, Tq, Tk] labels of pairs of tokens, for schemes that embed them.
     """
 
@@ -65,7 +65,7 @@ class Context:
     q_marked: Tensor | None = None
     kv_marked: Tensor | None = None
     relations: Tensor | None = None
-    reach: tuple[int, int] | None = None
+    distance_range: tuple[int, int] | None = None
     memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)  # filled by `once`
 
     tables: tuple[Tensor, ...] = dataclasses.field(default=(), init=False, repr=False)
@@ -146,15 +146,18 @@ class Context:
         """The least and the greatest distance that a query may see: without a future 0 is the least."""
         least = 0 if self.causal else self.offset - self.kv_len + 1
         greatest = self.offset + self.q_len - 1
-        if self.reach is not None:
-            least, greatest = max(least, self.reach[0]), min(greatest, self.reach[1])
+        if self.distance_range is not None:
+            least, greatest = max(least, self.distance_range[0]), min(greatest, self.distance_range[1])
         return least, max(least, greatest)
 
-    def reaching(self, reach: tuple[int, int] | None) -> "Context":
-        """The same call, in which only distances of this reach are seen; itself for None."""
-        if reach is None:
+    def within_distances(self, distance_range: tuple[int, int] | None) -> "Context":
+        """The same call, in which only distances of this range are attended to; itself for None."""
+        if distance_range is None:
             return self
-        return self.once(("reach", reach), lambda: dataclasses.replace(self, memo={}, reach=reach))
+        return self.once(
+            ("distance_range", distance_range),
+            lambda: dataclasses.replace(self, memo={}, distance_range=distance_range),
+        )
 
     def query_position(self, b: Tensor, q_idx: Tensor) -> Tensor:
         """Positions of the queries `q_idx` of batch rows `b`."""

@@ -59,7 +59,7 @@ def pages() -> dict[str, str]:
 def pattern_section(name: str, member: type[Pattern]) -> tuple[str, str]:
     """What is said of a pattern, and its picture."""
     pattern, context = member.picture()
-    layers = (0, 1) if pattern.at(0) != pattern.at(1) else (0,)
+    layers = (0, 1) if pattern.layer_pattern(0) != pattern.layer_pattern(1) else (0,)
     panels = pictures(pattern, context, block=BLOCK, heads=HEADS, layers=layers)
     numbers = "\n".join(f"- {panel.text}: {panel.summary()}" for panel in panels)
     if len(panels) == 1:

@@ -120,9 +120,9 @@ def _join(own: list[PatternPicture], panel: PatternPicture) -> None:
 
 
 def _picture(pattern: Pattern, context: Context, block: int, layer: int, head: int) -> PatternPicture:
-    here, limits = pattern.at(layer), implied(context)
+    here, limits = pattern.layer_pattern(layer), implied(context)
     whole = here if limits is None else here & limits
-    work = painted(whole.of_head(head).layout(context, block), context)
+    work = painted(whole.head_pattern(head).layout(context, block), context)
     return PatternPicture(here.to_text(), layer, (head,), dense(whole, context, head), work)
 
 

@@ -93,7 +93,7 @@ def window_pattern(attention_window: Any, layers: int) -> Pattern:
 
 def _window(text: str | None, layer: int) -> int:
     """The window of a layer; 0, which no checkpoint has, for another pattern."""
-    pattern = None if text is None else Pattern.from_text(text).at(layer)
+    pattern = None if text is None else Pattern.from_text(text).layer_pattern(layer)
     window = pattern.left if isinstance(pattern, Or) else None
     return 2 * window.before if isinstance(window, Window) else 0
 

@@ -44,7 +44,7 @@ def by_head(request: Request, together: bool) -> ByHead | None:
         return None
     groups: dict[Pattern, list[int]] = {}
     for head in range(request.q.shape[1]):
-        groups.setdefault(request.pattern.of_head(head), []).append(head)
+        groups.setdefault(request.pattern.head_pattern(head), []).append(head)
     if groups.keys() <= {request.pattern}:
         return None
     if together and request.groups == 1:

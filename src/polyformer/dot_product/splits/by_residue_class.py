@@ -23,7 +23,12 @@ from polyformer.ops.softmax import safe_logsumexp
 from polyformer.patterns.base import Pattern, ScoreMod
 from polyformer.patterns.composition import And, Or, Without
 from polyformer.patterns.implied import Padding
-from polyformer.patterns.residue_class import class_context, class_table, in_class, original
+from polyformer.patterns.residue_class import (
+    original,
+    pattern_in_residue_class,
+    residue_class_context,
+    residue_class_table,
+)
 from polyformer.sequence.context import Context
 
 ALTERNATIVES = 8
@@ -120,11 +125,14 @@ def to_residue_classes(request: Request, stride: int) -> Request:
         return request
     context = request.context
     assert request.pattern is not None, "what has no pattern has no stride"
-    pattern, inner = in_class(request.pattern, context, stride), class_context(context, stride)
+    pattern, inner = (
+        pattern_in_residue_class(request.pattern, context, stride),
+        residue_class_context(context, stride),
+    )
     front, keys = context.offset % stride, inner.kv_len * stride
     if keys > context.kv_len and context.kv_valid is None and not context.causal:
         real = torch.arange(keys, device=request.k.device).view(1, -1) < context.kv_len
-        valid = class_table(real.expand(len(request.k), -1), 0, keys, stride, edge=False)
+        valid = residue_class_table(real.expand(len(request.k), -1), 0, keys, stride, edge=False)
         inner, pattern = dataclasses.replace(inner, kv_valid=valid, memo={}), pattern & Padding()
     return dataclasses.replace(
         request,
@@ -149,7 +157,7 @@ def from_residue_classes(x: Tensor, request: Request, stride: int) -> Tensor:
 
 def _score_mod(score_mod: ScoreMod, context: Context, stride: int) -> ScoreMod:
     """`score_mod` for a call over residue classes: it is asked about the slots that the tokens come from."""
-    inner = class_context(context, stride)
+    inner = residue_class_context(context, stride)
 
     def at_slots(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         row, query, key = original(context, stride, inner, b, q_idx, kv_idx)

@@ -107,7 +107,7 @@ def plan(pattern: Pattern, context: Context, heads: int, device: str) -> Plan:
 
     Kept with the context, since all layers ask for the same; and beyond it where only lengths count.
     """
-    if context.bare is not None and pattern.lasting():
+    if context.bare is not None and pattern.is_static():
         return _kept(pattern, context.bare, heads, device)
     return context.once(("tiles", pattern, heads, device), lambda: _plan(pattern, context, heads, device))
 

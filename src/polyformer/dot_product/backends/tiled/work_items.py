@@ -52,7 +52,7 @@ def _alike(request: Request) -> list[tuple[Pattern, slice]]:
     kv_heads, whole = request.k.shape[1], request.pattern or Full()
     found: list[tuple[Pattern, slice]] = []
     for head in range(kv_heads):
-        pattern = whole.of_head(head * request.groups)
+        pattern = whole.head_pattern(head * request.groups)
         if found and found[-1][0] == pattern:
             found[-1] = pattern, slice(found[-1][1].start, head + 1)
         else:
