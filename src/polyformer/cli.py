@@ -6,24 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from polyformer.commands import COMMANDS
 from polyformer.core.errors import InputError, unknown
 
-COMMANDS = (
-    "train",
-    "distill",
-    "evaluate",
-    "generate",
-    "translate",
-    "classify",
-    "tag",
-    "answer",
-    "list",
-    "convert",
-    "show",
-    "spectrum",
-    "bench",
-    "reproduce",
-)
 USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit statuses
 
 

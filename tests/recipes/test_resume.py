@@ -266,7 +266,7 @@ def test_options_of_a_resume_need_one(capfd: pytest.CaptureFixture[str]) -> None
     assert main(["train", "--from-step", "3"]) == 2
     assert main(["train", "--changed-data"]) == 2
     first, second = capfd.readouterr().err.splitlines()
-    assert "--from-step: it says how to go on with a run; name the run by --resume" in first
+    assert "--from-step: it says how to resume a run; name the run by --resume" in first
     assert "--changed-data: it says how" in second
 
 

@@ -122,4 +122,4 @@ def test_stages_by_command_go_on_where_they_stopped(tmp_path: Path, capsys: pyte
     assert main([*words, "--stages", "3", "--optimizer.lr", "0.1"]) == 2
     assert "stage-1: a stage of another recipe; choose another --out" in capsys.readouterr().err
     assert main(["train", "--resume", str(out / "stage-2"), "--stages", "2"]) == 2
-    assert "--stages: to go on with stages, give the same command again" in capsys.readouterr().err
+    assert "--stages: to resume stages, repeat the same command" in capsys.readouterr().err

@@ -4,3 +4,21 @@
 Other modules are shared by commands: `options` (command line to dataclass), `input_lines` (texts to read),
 `recipe_options` and `training_run` (of train and distill), `model_and_texts` (of spectrum), `show_pictures`.
 """
+
+COMMANDS = (
+    "train",
+    "distill",
+    "evaluate",
+    "generate",
+    "translate",
+    "classify",
+    "tag",
+    "answer",
+    "list",
+    "convert",
+    "show",
+    "spectrum",
+    "bench",
+    "reproduce",
+    "completion",
+)

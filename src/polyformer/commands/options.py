@@ -16,10 +16,6 @@ DOTTED, BARE = r"--[\w-]+(\.[\w-]+)+", r"--[\w.-]+"
 """Names of settings: those of a recipe have a dot, those of a bench need none."""
 
 METAVARS = {int: "N", float: "X"}
-FILES = "FILE", "PATH"
-FOLDERS = "DIR", "RUN", "TEACHER", "MODEL", "CHECKPOINT", "OUT"
-"""Metavars of values that completion takes for paths of files and of directories."""
-
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -187,18 +183,18 @@ def parser(name: str, command: ModuleType, argv: list[str]) -> Any:
 
 
 def _add(parser: Any, field: "dataclasses.Field[Any]", hint: Any) -> None:
-    text, options = field.metadata["help"], {"metavar": _metavar(field, hint)}
+    text, options = field.metadata["help"], {"metavar": metavar(field, hint)}
     if field.metadata["positional"]:
         if field.default is not dataclasses.MISSING:
             options |= {"nargs": "?", "default": field.default}
         parser.add_argument(field.name, type=hint, help=text, **options)
     elif hint is bool:
-        parser.add_argument(_flag(field), action="store_true", help=text)
+        parser.add_argument(flag(field), action="store_true", help=text)
     else:
-        parser.add_argument(_flag(field), type=hint, default=field.default, help=text, **options)
+        parser.add_argument(flag(field), type=hint, default=field.default, help=text, **options)
 
 
-def _metavar(field: "dataclasses.Field[Any]", hint: Any) -> str:
+def metavar(field: "dataclasses.Field[Any]", hint: Any) -> str:
     """What stands for a value in the help: the field's own word, its choices, N, X or its name."""
     words = choices(hint)
     types = [METAVARS[kind] for kind in (hint, *typing.get_args(hint)) if kind in METAVARS]
@@ -216,11 +212,13 @@ def choices(hint: Any) -> list[str]:
     return [word for part in typing.get_args(hint) for word in choices(part)]
 
 
-def _place(field: "dataclasses.Field[Any]") -> str:
+def place(field: "dataclasses.Field[Any]") -> str:
+    """What stands for a positional field in the usage."""
     return field.metadata["metavar"] or field.name.upper()
 
 
-def _flag(field: "dataclasses.Field[Any]") -> str:
+def flag(field: "dataclasses.Field[Any]") -> str:
+    """--name of a field."""
     return "--" + field.name.replace("_", "-")
 
 
@@ -232,17 +230,17 @@ def _readable(error: argparse.ArgumentError, name: str, options: type[Any]) -> I
     if stray := re.search(r"unrecognized arguments: (.*)", text, re.DOTALL):
         first = stray.group(1).split()[0]
         if first.startswith("-"):
-            flags = [_flag(field) for field in fields.values() if not field.metadata.get("positional")]
+            flags = [flag(field) for field in fields.values() if not field.metadata.get("positional")]
             return unknown("option", first.partition("=")[0], flags)
         return InputError(f"unexpected {quote(first)}: put quotes around a text of several words")
     if missing := re.search(r'Key "(\w+)" is required|arguments are required: (\S+?),?(\s|$)', text):
         key = missing.group(1) or missing.group(2)
-        return InputError(f"{_place(fields[key])} is missing; see polyformer {name} --help")
+        return InputError(f"{place(fields[key])} is missing; see polyformer {name} --help")
     key = re.search(r'Parser key "(\w+)"', text)
     value = re.search(r"(?:Got value|Given value): (.*)", text)
     if key and value:
         field, hint = fields[key.group(1)], hints[key.group(1)]
-        word = _place(field) if field.metadata["positional"] else _flag(field)
+        word = place(field) if field.metadata["positional"] else flag(field)
         return InputError(f"{word}: expected {_words(hint)}, got {quote(value.group(1).strip())}")
     if alone := re.search(r"argument (--\S+): expected one argument", text):
         return InputError(f"{alone.group(1)}: expected a value after it")
