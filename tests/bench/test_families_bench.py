@@ -7,7 +7,8 @@ import pytest
 
 from polyformer.bench.families import FamiliesBench, family_of, pair, run, texts
 from polyformer.core.errors import InputError
-from polyformer.data import Tokenizer, TokenizerConfig
+from polyformer.data import TokenizerConfig
+from polyformer.data.tokenizer_loading import build_tokenizer
 
 SMALL = {"layers": 1, "batch": 2, "batches": 1, "length": 12, "repeats": 1}
 
@@ -25,7 +26,7 @@ def test_full_rows(capsys):
 def test_real_texts_are_padded_to_the_longest(tmp_path: Path):
     rows = ["1\t9\tgood good film", "0\t2\tbad", "1\t8\tgood", "0\t1\tbad bad bad bad film"]
     (tmp_path / "train.tsv").write_text("\n".join(rows) + "\n")
-    tokenizer = Tokenizer.build(TokenizerConfig(algorithm="wordpiece", vocab_size=60), ["good bad film"] * 9)
+    tokenizer = build_tokenizer(TokenizerConfig(algorithm="wordpiece", vocab_size=60), ["good bad film"] * 9)
     tokenizer.save(tmp_path)
     config = FamiliesBench(batch=2, batches=2, length=64, data=str(tmp_path), tokenizer=str(tmp_path))
     found = texts(config, 60)

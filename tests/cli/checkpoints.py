@@ -8,6 +8,7 @@ import torch
 from tokenizers import AddedToken, processors
 
 from polyformer.data import Tokenizer, TokenizerConfig
+from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.heads import HeadConfig
 from polyformer.presets import create_model
 
@@ -40,12 +41,12 @@ def piece_files(folder: Path, single: str = "$A </s>", languages: tuple[str, ...
     ids = [(name, tokenizer.backend.token_to_id(name)) for name in names]
     tokenizer.backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
     Tokenizer(tokenizer.backend).save(folder)
-    return Tokenizer.load(folder)
+    return load_tokenizer(folder)
 
 
 def settled(folder: Path, model_type: str) -> Tokenizer:
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
-    return Tokenizer.load(folder)
+    return load_tokenizer(folder)
 
 
 def save(

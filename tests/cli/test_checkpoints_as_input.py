@@ -13,7 +13,7 @@ import torch
 import checkpoints as made
 import polyformer
 from polyformer.cli import main
-from polyformer.data import Tokenizer
+from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.generation import GenerationConfig
 from polyformer.heads import ClassifyConfig, MaskedConfig, SpanConfig, TagConfig
 
@@ -185,7 +185,7 @@ def gpt2(folder: Path, **settings: object) -> Path:
 def test_generate_as_transformers_does(settings: dict, tmp_path: Path, output: Callable[..., str]):
     transformers = pytest.importorskip("transformers")
     gpt2(tmp_path, **settings)
-    Tokenizer.load(tmp_path).save(tmp_path)
+    load_tokenizer(tmp_path).save(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ids = transformers.GPT2LMHeadModel.from_pretrained(tmp_path).generate(
         **tokenizer("Anna", return_tensors="pt")
@@ -196,7 +196,7 @@ def test_generate_as_transformers_does(settings: dict, tmp_path: Path, output: C
 
 def test_what_the_command_line_says_wins(tmp_path: Path, output: Callable[..., str]):
     folder = gpt2(tmp_path, max_length=15, num_beams=3, do_sample=False, repetition_penalty=1.5)
-    model, tokenizer = polyformer.from_pretrained(folder), Tokenizer.load(folder)
+    model, tokenizer = polyformer.from_pretrained(folder), load_tokenizer(folder)
     ids = torch.tensor([tokenizer.encode("Anna")])
 
     def written(**options: object) -> str:
@@ -224,7 +224,7 @@ def test_what_the_command_line_says_wins(tmp_path: Path, output: Callable[..., s
 
 def test_generate_without_settings_or_prompt(tmp_path: Path, output: Callable[..., str]):
     folder = made.save(tmp_path, "gpt2", made.byte_files(tmp_path, "gpt2"), max_position_embeddings=100)
-    model, tokenizer = polyformer.from_pretrained(folder), Tokenizer.load(folder)
+    model, tokenizer = polyformer.from_pretrained(folder), load_tokenizer(folder)
     expected = model.generate(torch.tensor([[tokenizer.bos_id]])).texts(tokenizer.decode)[0]
     assert output("generate", folder) == expected + "\n"
 
@@ -308,7 +308,7 @@ def test_our_models_read_what_their_tasks_gave_them(train_tiny, tmp_path: Path, 
     ):
         run, copy = train_tiny(task), tmp_path / task
         polyformer.from_pretrained(run).save_pretrained(copy)
-        Tokenizer.load(run).save(copy)
+        load_tokenizer(run).save(copy)
         text = output(task, copy, *words, *(["--num-beams", "1"] if task == "translate" else []))
         own = output(task, run, *words, *(["--num-beams", "1"] if task == "translate" else []))
         labels = sorted({"classify": ("neg", "pos"), "tag": ("B-LOC", "B-PER", "I-LOC", "O")}.get(task, ()))

@@ -10,7 +10,7 @@ from chances import are_shares, is_share
 from scipy import stats
 
 from polyformer.core.errors import InputError
-from polyformer.data.noise_config import NoiseConfig, spoil
+from polyformer.data.noise_config import NoiseConfig, add_noise
 from polyformer.data.noising import (
     delete_some,
     draw_lengths,
@@ -47,8 +47,8 @@ def test_infilling_by_hand():
     """Figure 2 of the paper: A B C . D E . with spans of B C . (here with a full stop) and of nothing."""
     # Eight tokens, half of them hidden: spans of 3, 0 and 1 (2 were drawn) are things 4, 1 and 5 of seven.
     script: Any = Script([3, 0, 2], [4, 1, 5, 0, 2, 3, 6])
-    spoiled = infill(np.array([10, 11, 12, 13, 14, 15, 16, 17]), script, mask_id=MASK, share=0.5)
-    assert spoiled.tolist() == [10, 3, 11, 12, 3, 3, 17]
+    corrupted = infill(np.array([10, 11, 12, 13, 14, 15, 16, 17]), script, mask_id=MASK, share=0.5)
+    assert corrupted.tolist() == [10, 3, 11, 12, 3, 3, 17]
 
 
 def test_masked_tokens_are_a_share_anywhere():
@@ -62,9 +62,9 @@ def test_masked_tokens_are_a_share_anywhere():
 def test_deleted_tokens_are_a_share_anywhere():
     left = Counter(token for seed in range(2000) for token in delete_some(TEXT, rng(seed)).tolist())
     assert all(is_share(left[token], 2000, 0.85) for token in TEXT.tolist())
-    spoiled = delete_some(TEXT, rng(0))
-    assert len(spoiled) == 85
-    assert (np.diff(spoiled) > 0).all()
+    corrupted = delete_some(TEXT, rng(0))
+    assert len(corrupted) == 85
+    assert (np.diff(corrupted) > 0).all()
 
 
 def test_span_lengths_are_poisson():
@@ -79,12 +79,12 @@ def test_span_lengths_are_poisson():
 
 def test_infilling_hides_its_share_and_keeps_the_order():
     for seed in range(300):
-        spoiled = infill(TEXT, rng(seed), mask_id=MASK)
-        kept = spoiled[spoiled != MASK]
+        corrupted = infill(TEXT, rng(seed), mask_id=MASK)
+        kept = corrupted[corrupted != MASK]
         assert len(kept) == 70
         assert (np.diff(kept) > 0).all()
         lengths = draw_lengths(30, 3.0, rng(seed))
-        assert (spoiled == MASK).sum() == len(lengths)
+        assert (corrupted == MASK).sum() == len(lengths)
 
 
 @pytest.mark.parametrize(("lengths", "ways"), [([1], 4), ([0, 1], 20)])
@@ -94,8 +94,8 @@ def test_every_arrangement_is_as_likely(lengths: list[int], ways: int):
     for seed in range(4000):
         script: Any = Script(list(lengths), [])
         script.permutation = rng(seed).permutation
-        spoiled = infill(np.arange(10, 14), script, mask_id=MASK, share=0.25)
-        seen[tuple(spoiled.tolist())] += 1
+        corrupted = infill(np.arange(10, 14), script, mask_id=MASK, share=0.25)
+        seen[tuple(corrupted.tolist())] += 1
     # A mask for nothing on either side of a mask for a token: four of the outcomes come about in two ways.
     twice = [sum(pair == (MASK, MASK) for pair in itertools.pairwise(one)) for one in seen]
     assert len(seen) + sum(twice) == ways
@@ -136,19 +136,19 @@ def test_a_rotation_starts_anywhere():
 def test_noises_are_joined_in_order():
     ends = np.array([19, 39, 59, 79, 99])
     config = NoiseConfig(rotate=True, delete=0.1, infill=0.2, mask=0.1)
-    spoiled = spoil(TEXT, rng(4), config, mask_id=MASK, end_ids=ends)
+    corrupted = add_noise(TEXT, rng(4), config, mask_id=MASK, end_ids=ends)
     by_hand = rng(4)
     expected = rotate(permute_sentences(TEXT, by_hand, end_ids=ends), by_hand)
     expected = infill(delete_some(expected, by_hand, share=0.1), by_hand, mask_id=MASK, share=0.2)
-    assert (spoiled == mask_some(expected, by_hand, mask_id=MASK, share=0.1)).all()
+    assert (corrupted == mask_some(expected, by_hand, mask_id=MASK, share=0.1)).all()
     nothing = NoiseConfig(permute=False, infill=0.0)
-    assert (spoil(TEXT, rng(0), nothing, mask_id=MASK) == TEXT).all()
+    assert (add_noise(TEXT, rng(0), nothing, mask_id=MASK) == TEXT).all()
 
 
 def test_by_default_what_bart_is_trained_with():
     """Section 5.1: "we mask 30% of tokens in each document, and permute all sentences"."""
-    spoiled = spoil(TEXT, rng(0), NoiseConfig(), mask_id=MASK, end_ids=np.array([29, 59]))
-    kept = spoiled[spoiled != MASK]
+    corrupted = add_noise(TEXT, rng(0), NoiseConfig(), mask_id=MASK, end_ids=np.array([29, 59]))
+    kept = corrupted[corrupted != MASK]
     assert len(kept) == 70
     sentence = np.digitize(kept, [30, 60])
     assert (np.diff(sentence) != 0).sum() == 2
@@ -159,7 +159,10 @@ def test_by_default_what_bart_is_trained_with():
     [
         (lambda: NoiseConfig(infill=1.0), r"infill: expected a share of the tokens in \[0, 1\), got 1"),
         (lambda: NoiseConfig(mean_span=0.0), "mean_span: expected a mean above 0, got 0"),
-        (lambda: spoil(TEXT, rng(0), NoiseConfig(), mask_id=MASK), "end_ids: expected the tokens that end"),
+        (
+            lambda: add_noise(TEXT, rng(0), NoiseConfig(), mask_id=MASK),
+            "end_ids: expected the tokens that",
+        ),
         (lambda: delete_some(TEXT, rng(0), share=-0.1), "share: expected a share of the tokens"),
         (lambda: infill(TEXT, rng(0), mask_id=MASK, mean_span=-1), "mean_span: expected a mean above 0"),
     ],

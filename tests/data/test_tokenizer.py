@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from polyformer.core.errors import InputError
 from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
+from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, and the dog barks.",
@@ -70,7 +71,7 @@ def test_the_form_can_be_chosen_and_is_kept_in_the_file(tmp_path):
         tokenizer = Tokenizer.train(TokenizerConfig(algorithm="bytes", normalization=form), [])
         tokenizer.save(tmp_path / form)
         expected = written if form == "none" else unicodedata.normalize(form.upper(), written)
-        for made in (tokenizer, Tokenizer.load(tmp_path / form)):
+        for made in (tokenizer, load_tokenizer(tmp_path / form)):
             assert made.decode(made.encode(written)) == expected
     with pytest.raises(InputError, match=r"normalization.*'nfx'"):
         TokenizerConfig.from_dict({"normalization": "nfx"})
@@ -98,7 +99,7 @@ def test_characters_are_the_most_frequent_ones():
 
 def test_a_loaded_tokenizer_normalises_as_it_always_did(trained, tmp_path):
     trained["bpe"].export(tmp_path)  # as GPT-2's files, in which nothing is said of normalisation
-    assert Tokenizer.load(tmp_path).decode(Tokenizer.load(tmp_path).encode("e\u0301")) == "e\u0301"
+    assert load_tokenizer(tmp_path).decode(load_tokenizer(tmp_path).encode("e\u0301")) == "e\u0301"
 
 
 @pytest.mark.parametrize("name", ["characters", "wordpiece", "unigram"])
@@ -144,7 +145,7 @@ def test_saving_and_loading_changes_nothing(trained, name, tmp_path):
     file = tokenizer.save(tmp_path / "new")
     assert file == tmp_path / "new" / "tokenizer.json"
     for path in (file, tmp_path / "new"):
-        assert_same(Tokenizer.load(path), tokenizer)
+        assert_same(load_tokenizer(path), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_the_algorithms_own_files_load_too(trained, name, files, tmp_path):
     written = trained[name].export(tmp_path)
     assert sorted(path.name for path in written) == files
     # the vocabulary has capitals, so that nothing is lowered, as in training
-    assert_same(Tokenizer.load(tmp_path), trained[name])
+    assert_same(load_tokenizer(tmp_path), trained[name])
 
 
 def assert_same(tokenizer, other):
@@ -181,14 +182,14 @@ def test_lowercase(name, tmp_path):
     tokenizer = Tokenizer.train(config, TEXTS)
     assert tokenizer.encode("THE Fox") == tokenizer.encode("the fox")
     tokenizer.save(tmp_path)
-    assert Tokenizer.load(tmp_path).encode("THE Fox") == tokenizer.encode("the fox")
+    assert load_tokenizer(tmp_path).encode("THE Fox") == tokenizer.encode("the fox")
 
 
 def test_a_vocabulary_without_capitals_lowers_text(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nfox\n##es\n")
-    tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
+    tokenizer = load_tokenizer(tmp_path / "vocab.txt")
     assert tokenizer.encode("Foxes Dog") == [2, 3, 1]
-    assert Tokenizer.load(tmp_path / "vocab.txt", lowercase=False).encode("Foxes") == [1]
+    assert load_tokenizer(tmp_path / "vocab.txt", lowercase=False).encode("Foxes") == [1]
     assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.mask_id, tokenizer.bos_id) == (0, 1, None, None)
 
 
@@ -199,9 +200,9 @@ def test_a_batch_is_its_texts(trained):
 
 def test_build_loads_or_trains(trained, tmp_path):
     trained["bpe"].save(tmp_path)
-    loaded = Tokenizer.build(TokenizerConfig(path=str(tmp_path)), [])
+    loaded = build_tokenizer(TokenizerConfig(path=str(tmp_path)), [])
     assert_same(loaded, trained["bpe"])
-    assert_same(Tokenizer.build(TokenizerConfig(vocab_size=300), TEXTS), loaded)
+    assert_same(build_tokenizer(TokenizerConfig(vocab_size=300), TEXTS), loaded)
 
 
 def test_config_refuses_what_cannot_be():
@@ -250,26 +251,26 @@ def test_an_unknown_id_is_said(trained):
 def test_a_damaged_file_is_named(tmp_path, damage):
     (tmp_path / "tokenizer.json").write_bytes(damage)
     with pytest.raises(InputError, match=r"tokenizer.json: not a tokenizer file, or a damaged one \("):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_missing_files_are_named(tmp_path):
     with pytest.raises(
         InputError, match=r"nowhere: no such tokenizer; expected a tokenizer.json, a vocab.txt"
     ):
-        Tokenizer.load(tmp_path / "nowhere")
+        load_tokenizer(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"no tokenizer in this directory; expected one of tokenizer.json"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(InputError, match=r"merges.txt: no such file; a vocab.json needs the merges"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
     (tmp_path / "vocab.txt").write_text("fox\n")
     with pytest.raises(InputError, match=r"vocab.txt: not a WordPiece vocabulary: it has no line \[UNK\]"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_bert_as_published(shared_data):
-    tokenizer = Tokenizer.load(shared_data("tokenizers") / "bert-base-uncased-vocab.txt")
+    tokenizer = load_tokenizer(shared_data("tokenizers") / "bert-base-uncased-vocab.txt")
     assert len(tokenizer) == 30522
     assert (tokenizer.pad_id, tokenizer.unk_id) == (0, 100)
     assert (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id) == (101, 102, 103)
@@ -278,7 +279,7 @@ def test_bert_as_published(shared_data):
 
 def test_gpt2_as_published(shared_data):
     folder = shared_data("tokenizers")
-    tokenizer = Tokenizer.load(folder / "gpt2-encoder.json", merges=folder / "gpt2-vocab.bpe")
+    tokenizer = load_tokenizer(folder / "gpt2-encoder.json", merges=folder / "gpt2-vocab.bpe")
     assert len(tokenizer) == 50257
     assert tokenizer.bos_id == tokenizer.eos_id == 50256
     assert tokenizer.pad_id is None

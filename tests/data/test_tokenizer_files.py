@@ -9,6 +9,7 @@ import pytest
 from polyformer.core.errors import InputError
 from polyformer.data import pipelines
 from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
+from polyformer.data.tokenizer_loading import load_tokenizer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<x>", "fox", "Dog", "dog", "##s", "x", "<", ">"]
 TEXTS = ["the quick brown fox jumps over the lazy dog"] * 3
@@ -31,16 +32,16 @@ def tokens(tokenizer, *texts, **options):
 
 
 def test_settings_are_read(bert):
-    assert tokens(Tokenizer.load(bert), "Dogs") == ["[CLS]", "Dog", "##s", "[SEP]"], "capitals are known"
+    assert tokens(load_tokenizer(bert), "Dogs") == ["[CLS]", "Dog", "##s", "[SEP]"], "capitals are known"
     write(bert, tokenizer_config={"tokenizer_class": "BertTokenizer", "do_lower_case": True})
-    assert tokens(Tokenizer.load(bert), "Dogs") == ["[CLS]", "dog", "##s", "[SEP]"]
-    assert tokens(Tokenizer.load(bert, lowercase=False), "Dogs")[1] == "Dog"
+    assert tokens(load_tokenizer(bert), "Dogs") == ["[CLS]", "dog", "##s", "[SEP]"]
+    assert tokens(load_tokenizer(bert, lowercase=False), "Dogs")[1] == "Dog"
 
 
 def test_roles_and_added_tokens(bert):
     given = {"cls_token": {"content": "<x>", "lstrip": True}, "pad_token": None}
     write(bert, special_tokens_map=given, added_tokens={"[NEW]": 13})
-    tokenizer = Tokenizer.load(bert)
+    tokenizer = load_tokenizer(bert)
     assert (tokenizer.cls_id, tokenizer.pad_id, len(tokenizer)) == (5, None, 14)
     assert tokens(tokenizer, "fox[NEW]", "dog  <x>") == [
         "<x>",
@@ -52,7 +53,7 @@ def test_roles_and_added_tokens(bert):
         "[SEP]",
     ]
     assert 5 not in tokenizer.encode("<x>")
-    again = Tokenizer.load(tokenizer.save(bert / "saved").parent)
+    again = load_tokenizer(tokenizer.save(bert / "saved").parent)
     assert again.roles == tokenizer.roles
     assert again.encode_for_model("fox[NEW]", "<x>") == tokenizer.encode_for_model("fox[NEW]", "<x>")
 
@@ -65,7 +66,7 @@ def test_added_tokens_by_id_prevail_over_the_map(bert):
         "added_tokens_decoder": {"5": {"content": "<x>", "lstrip": True, "special": True}},
     }
     write(bert, tokenizer_config=config, special_tokens_map={"mask_token": "[MASK]"})
-    tokenizer = Tokenizer.load(bert)
+    tokenizer = load_tokenizer(bert)
     assert tokenizer.mask_id == 5
     assert tokens(tokenizer, "fox <x>") == ["[CLS]", "fox", "<x>", "[SEP]"]
 
@@ -73,25 +74,25 @@ def test_added_tokens_by_id_prevail_over_the_map(bert):
 def test_a_token_with_another_id_than_its_files_say(bert):
     write(bert, added_tokens={"[NEW]": 17})
     with pytest.raises(InputError, match=r"'\[NEW\]' should have the id 17, but its files give 13"):
-        Tokenizer.load(bert)
+        load_tokenizer(bert)
 
 
 def test_a_template_needs_its_tokens(tmp_path):
     (tmp_path / "vocab.txt").write_text("[UNK]\nfox")
-    assert Tokenizer.load(tmp_path).encode_for_model("fox", "fox")[0] == [1, 1]
+    assert load_tokenizer(tmp_path).encode_for_model("fox", "fox")[0] == [1, 1]
 
 
 def test_what_is_trained_here_is_encoded_alone(tmp_path):
     """Also after saving, whatever model lies beside it."""
     tokenizer = Tokenizer.train(TokenizerConfig(vocab_size=290), TEXTS)
     write(tokenizer.save(tmp_path).parent, config={"model_type": "roberta"})
-    for one in (tokenizer, Tokenizer.load(tmp_path)):
+    for one in (tokenizer, load_tokenizer(tmp_path)):
         assert one.encode_for_model("the fox") == (tokenizer.encode("the fox"), [0, 0])
         assert one.encode_for_model("<mask>")[0] == [tokenizer.mask_id]
 
 
 def test_a_batch_needs_a_pair_for_each(bert):
-    tokenizer = Tokenizer.load(bert)
+    tokenizer = load_tokenizer(bert)
     with pytest.raises(InputError, match="pairs: expected one for each of 2 texts, got 1"):
         tokenizer.encode_batch_for_model(["a", "b"], ["c"])
     with pytest.raises(InputError, match="text: expected a string of whole Unicode characters, got None"):
@@ -100,9 +101,9 @@ def test_a_batch_needs_a_pair_for_each(bert):
 
 def test_languages_are_for_those_who_have_them(bert):
     with pytest.raises(InputError, match="language: this tokenizer has no tokens of languages, got 'en'"):
-        Tokenizer.load(bert).encode_for_model("fox", language="en")
+        load_tokenizer(bert).encode_for_model("fox", language="en")
     write(bert, special_tokens_map={"cls_token": "__en__", "additional_special_tokens": ["__fr__"]})
-    tokenizer = Tokenizer.load(bert)
+    tokenizer = load_tokenizer(bert)
     assert tokens(tokenizer, "fox", language="fr") == ["__fr__", "fox", "[SEP]"]
     with pytest.raises(InputError, match="unknown language 'xx': expected one of 'en', 'fr'"):
         tokenizer.encode_for_model("fox", language="xx")
@@ -110,7 +111,7 @@ def test_languages_are_for_those_who_have_them(bert):
 
 @pytest.mark.parametrize("number", [-1, 13, 10**12])
 def test_ids_outside_the_vocabulary(bert, number):
-    tokenizer = Tokenizer.load(bert)
+    tokenizer = load_tokenizer(bert)
     with pytest.raises(InputError, match=f"id: expected 0 to 12, got {number}"):
         tokenizer.decode([6, number])
 
@@ -123,7 +124,7 @@ def test_a_pickle_is_refused(tmp_path, name):
 
     (tmp_path / name).write_bytes(pickle.dumps(Trap()))
     with pytest.raises(InputError, match=f"{name} is a pickle, whose reading can run code, so it is refused"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -142,27 +143,27 @@ def test_a_pickle_is_refused(tmp_path, name):
 def test_a_missing_file_is_named(tmp_path, model_type, missing):
     write(tmp_path, config={"model_type": model_type})
     with pytest.raises(InputError, match=missing):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "openai-gpt", "ctrl", "xlm"])
 def test_merges_must_lie_beside(tmp_path, model_type):
     write(tmp_path, config={"model_type": model_type}, vocab={"<unk>": 0, "a": 1})
     with pytest.raises(InputError, match=r"merges.txt: no such file; a vocab.json needs the merges"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_old_merges_need_a_family(tmp_path):
     write(tmp_path, vocab={"<unk>": 0, "a": 1, "b</w>": 2, "ab</w>": 3})
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b</w>\n")
     with pytest.raises(InputError, match="words that end by </w>, as in GPT, CTRL and XLM; which of them"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_an_unknown_class_is_named(bert):
     write(bert, tokenizer_config={"tokenizer_class": "OtherTokenizerFast"})
     with pytest.raises(InputError, match="tokenizer_class OtherTokenizer is not known; save it by trans"):
-        Tokenizer.load(bert)
+        load_tokenizer(bert)
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "config.json"])
@@ -170,19 +171,19 @@ def test_an_unknown_class_is_named(bert):
 def test_damaged_settings_are_named(bert, name, damage):
     (bert / name).write_bytes(damage)
     with pytest.raises(InputError, match=rf"{name}(: not JSON|: expected an object)"):
-        Tokenizer.load(bert)
+        load_tokenizer(bert)
 
 
 def test_a_special_token_that_is_none(bert):
     write(bert, special_tokens_map={"cls_token": 3})
     with pytest.raises(InputError, match="special token: expected a string or an object with its content"):
-        Tokenizer.load(bert)
+        load_tokenizer(bert)
 
 
 def test_an_added_token_without_a_number(bert):
     write(bert, tokenizer_config={"added_tokens_decoder": {"one": {"content": "<x>"}}})
     with pytest.raises(InputError, match=r"not a tokenizer, or a damaged one \(invalid literal for int"):
-        Tokenizer.load(bert)
+        load_tokenizer(bert)
 
 
 @pytest.mark.parametrize("damage", [b"{", b"[]", b'{"a": 1, "b": 1}', b'{"a": "0"}'])
@@ -191,7 +192,7 @@ def test_a_damaged_vocabulary_is_named(tmp_path, damage):
     (tmp_path / "vocab.json").write_bytes(damage)
     (tmp_path / "merges.txt").write_text("#version\n")
     with pytest.raises(InputError, match=r"vocab.json:"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a model", b"\x0a\xff\xff", b"\x0a\x05\x0a\x03abc"])
@@ -200,7 +201,7 @@ def test_a_damaged_model_is_named(tmp_path, damage):
     (tmp_path / "spiece.model").write_bytes(damage)
     for path in (tmp_path, tmp_path / "spiece.model"):
         with pytest.raises(InputError, match=r"spiece.model: not a SentencePiece model, or a damaged one"):
-            Tokenizer.load(path)
+            load_tokenizer(path)
 
 
 def test_the_extras_are_named(tmp_path, monkeypatch):
@@ -208,14 +209,14 @@ def test_the_extras_are_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     (tmp_path / "spiece.model").write_bytes(b"x")
     with pytest.raises(InputError, match=r"pip install 'polyformer\[sentencepiece\]'"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
     from polyformer.data.moses import _moses
 
     _moses.cache_clear()
     write(tmp_path, config={"model_type": "xlm"}, vocab={"<unk>": 0, "a</w>": 1})
     (tmp_path / "merges.txt").write_text("")
     with pytest.raises(InputError, match=r"pip install 'polyformer\[moses\]'"):
-        Tokenizer.load(tmp_path).encode("a")
+        load_tokenizer(tmp_path).encode("a")
 
 
 @pytest.mark.parametrize("number", [1, -1, 2**33, 1.5, "1", None, [0]])
@@ -226,10 +227,10 @@ def test_ids_of_bpe_are_numbers_each_once(tmp_path, number):
     for changed, ok in ((vocab, True), ({**vocab, "c": number}, False)):
         (tmp_path / "vocab.json").write_text(json.dumps(changed))
         if ok:
-            assert len(Tokenizer.load(tmp_path)) == 3
+            assert len(load_tokenizer(tmp_path)) == 3
         else:
             with pytest.raises(InputError, match=r"vocab.json: expected tokens with ids from 0 to"):
-                Tokenizer.load(tmp_path)
+                load_tokenizer(tmp_path)
 
 
 def test_a_panic_of_the_library_is_a_damaged_file(tmp_path):
@@ -241,7 +242,7 @@ def test_a_panic_of_the_library_is_a_damaged_file(tmp_path):
     path.write_text(json.dumps(described))
     for source in (path, tmp_path):
         with pytest.raises(InputError, match=r"tokenizer.json: not a tokenizer file, or a damaged one"):
-            Tokenizer.load(source)
+            load_tokenizer(source)
 
 
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit])

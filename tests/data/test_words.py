@@ -7,6 +7,7 @@ import pytest
 
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
+from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.data.words import sentence_ends, word_starts
 
 TEXTS = ["hello world, this is a small text. unbelievable!"] * 5
@@ -59,7 +60,7 @@ def test_pieces_that_mark_the_ends_of_words():
 
 def test_the_vocabularies_of_bert_and_gpt2(shared_data: Callable[[str], Path]):
     folder = shared_data("tokenizers")
-    bert = Tokenizer.load(folder / "bert-base-uncased-vocab.txt")
+    bert = load_tokenizer(folder / "bert-base-uncased-vocab.txt")
     assert marked(bert, "An embedding, here.") == ["an", "em##bed##ding", ",", "here", "."]
-    gpt2 = Tokenizer.load(folder / "gpt2-encoder.json", merges=folder / "gpt2-vocab.bpe")
+    gpt2 = load_tokenizer(folder / "gpt2-encoder.json", merges=folder / "gpt2-vocab.bpe")
     assert marked(gpt2, "An embedding, here.") == ["An", "Ġembedding,", "Ġhere."]

@@ -10,7 +10,8 @@ from twins import V, texts, transformers, twins
 import polyformer
 from polyformer import hub
 from polyformer.core.errors import InputError
-from polyformer.data import Tokenizer, TokenizerConfig
+from polyformer.data import TokenizerConfig
+from polyformer.data.tokenizer_loading import build_tokenizer
 from polyformer.presets import create_model
 
 NAMES: dict[str, Any] = {
@@ -21,7 +22,7 @@ TEXTS = [f"line {i} of a small text" for i in range(60)]
 
 
 def test_pipelines_name_the_labels(tmp_path: Path):
-    Tokenizer.build(TokenizerConfig(algorithm="wordpiece", vocab_size=V), TEXTS).save(tmp_path)
+    build_tokenizer(TokenizerConfig(algorithm="wordpiece", vocab_size=V), TEXTS).save(tmp_path)
     for problem, function in (
         ("multi_label_classification", torch.sigmoid),
         ("regression", lambda x: x),

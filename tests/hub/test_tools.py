@@ -8,7 +8,8 @@ import torch
 from twins import transformers
 
 from polyformer import hub
-from polyformer.data import Tokenizer, TokenizerConfig
+from polyformer.data import TokenizerConfig
+from polyformer.data.tokenizer_loading import build_tokenizer
 from polyformer.presets import create_model
 
 SIZES: dict[str, Any] = {
@@ -26,7 +27,7 @@ def saved(preset: str, folder: Path, **options: Any) -> Any:
     torch.manual_seed(0)
     model = hub.wrap(create_model(preset, **SIZES, **options).eval())
     model.save_pretrained(folder)
-    Tokenizer.build(TokenizerConfig(algorithm="wordpiece", vocab_size=60), TEXTS).save(folder)
+    build_tokenizer(TokenizerConfig(algorithm="wordpiece", vocab_size=60), TEXTS).save(folder)
     return model
 
 

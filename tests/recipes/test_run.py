@@ -8,8 +8,9 @@ import torch
 
 import polyformer
 from polyformer import InputError
+from polyformer.data import load_tokenizer
 from polyformer.generation import GenerationConfig
-from polyformer.recipes import Run, fit, load_tokenizer
+from polyformer.recipes import Run, fit
 from polyformer.recipes.run import choose_device, new_folder, writer
 from polyformer.recipes.writer import Writer
 from polyformer.tasks import LanguageModelling, Translation

@@ -12,7 +12,8 @@ transformers = pytest.importorskip("transformers")
 
 import polyformer  # noqa: E402
 from polyformer import hub  # noqa: E402
-from polyformer.data import Tokenizer, TokenizerConfig  # noqa: E402
+from polyformer.data import TokenizerConfig  # noqa: E402
+from polyformer.data.tokenizer_loading import build_tokenizer  # noqa: E402
 from polyformer.generation import GenerationConfig  # noqa: E402
 from polyformer.model import Transformer  # noqa: E402
 from polyformer.patterns import Global, Window  # noqa: E402
@@ -39,7 +40,7 @@ def model(preset: str = "bert-base", **options: Any) -> Transformer:
 def saved(inner: Transformer, folder: Path, algorithm: Any = "wordpiece") -> Path:
     """The wrapped model and a tokenizer, as a user would leave them."""
     hub.wrap(inner).save_pretrained(folder)
-    Tokenizer.build(TokenizerConfig(algorithm=algorithm, vocab_size=60), TEXTS).save(folder)
+    build_tokenizer(TokenizerConfig(algorithm=algorithm, vocab_size=60), TEXTS).save(folder)
     return folder
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from polyformer.core.errors import InputError
 from polyformer.data.tokenizer import Tokenizer
+from polyformer.data.tokenizer_loading import load_tokenizer
 
 transformers = pytest.importorskip("transformers")
 sentencepiece = pytest.importorskip("sentencepiece")
@@ -113,7 +114,7 @@ ENDS_IN_SPACE = ("  spaces at  both ends   ", SPECIAL, " ")
 
 
 def both(folder: Path, name: str) -> tuple[Tokenizer, transformers.PreTrainedTokenizerBase]:
-    return Tokenizer.load(folder), getattr(transformers, name).from_pretrained(folder)
+    return load_tokenizer(folder), getattr(transformers, name).from_pretrained(folder)
 
 
 def saves(ours: Tokenizer, folder: Path, model_type: str) -> None:
@@ -121,7 +122,7 @@ def saves(ours: Tokenizer, folder: Path, model_type: str) -> None:
     for file in ({}, {"config": {"model_type": model_type}}):
         write(ours.save(folder / "saved").parent, **file)
         same(ours, transformers.AutoTokenizer.from_pretrained(folder / "saved"), types=False)
-    again = Tokenizer.load(folder / "saved")
+    again = load_tokenizer(folder / "saved")
     rows = [(text,) for text in TEXTS] + PAIRS
     assert [again.encode_for_model(*row) for row in rows] == [ours.encode_for_model(*row) for row in rows]
     assert again.encode_batch(TEXTS) == ours.encode_batch(TEXTS)
@@ -283,7 +284,7 @@ def test_one_sep_between_the_texts_of_deberta(shared_data, tmp_path):
     """transformers 5 writes two, and gives both texts the type 0; the models were trained with one."""
     special = ["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"]
     folder = bytelevel(shared_data, tmp_path, special, config={"model_type": "deberta"})
-    ours = Tokenizer.load(folder)
+    ours = load_tokenizer(folder)
     ids, types = ours.encode_for_model("the water", "the house")
     assert [ours.token(number) for number in ids] == [
         "[CLS]",
@@ -386,7 +387,7 @@ def test_a_model_of_no_family(tmp_path, model_type, options):
     path = learn(tmp_path / "spm_char.model", model_type, **options)
     own = sentencepiece.SentencePieceProcessor(model_file=str(path))
     plain = [text for text in TEXTS if text != SPECIAL]
-    for ours in (Tokenizer.load(path), Tokenizer.load(tmp_path)):
+    for ours in (load_tokenizer(path), load_tokenizer(tmp_path)):
         assert ours.encode_batch(plain) == own.encode(plain)
         for text in plain:
             known = own.encode(text)
@@ -397,4 +398,4 @@ def test_a_model_of_no_family(tmp_path, model_type, options):
 def test_a_model_of_whole_words_is_refused(tmp_path):
     path = learn(tmp_path / "spm.model", "word", vocab_size=60)
     with pytest.raises(InputError, match="a SentencePiece model of whole words, which is not supported"):
-        Tokenizer.load(path)
+        load_tokenizer(path)

@@ -8,6 +8,7 @@ import torch
 
 from polyformer import InputError
 from polyformer.data import MaskingConfig, Splits, Tokenizer, TokenizerConfig
+from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.model import Transformer
 from polyformer.presets import model_config
 from polyformer.recipes import Recipe, fit
@@ -59,7 +60,7 @@ def test_metrics(task: MaskedModelling):
 def test_a_tokenizer_without_mask_is_refused(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
     with pytest.raises(InputError, match="it has no <mask> token, which this task needs"):
-        MaskedModellingConfig().build(Tokenizer.load(tmp_path))
+        MaskedModellingConfig().build(load_tokenizer(tmp_path))
 
 
 def test_static_masks_are_copies_in_training_alone(task: MaskedModelling):

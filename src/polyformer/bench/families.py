@@ -16,7 +16,8 @@ from polyformer.bench.timing import in_turn, median
 from polyformer.checkpoints import FAMILIES, Family, from_transformers
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
-from polyformer.data import DataConfig, Tokenizer, read
+from polyformer.data import DataConfig, read
+from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.presets import model_config
 from polyformer.recipes.find import with_data
 from polyformer.training.config import at_least
@@ -107,7 +108,7 @@ def texts(config: FamiliesBench, vocabulary: int) -> list[Batch]:
     if config.data is None or config.tokenizer is None:
         ids = torch.randint(5, min(vocabulary, 1000), (config.batches, config.batch, config.length))
         return [{"input_ids": one, "attention_mask": torch.ones_like(one)} for one in ids]
-    tokenizer = Tokenizer.load(config.tokenizer)
+    tokenizer = load_tokenizer(config.tokenizer)
     paths = with_data({"path": "train.tsv"}, config.data)
     rows: Any = read(DataConfig(format="tsv", header=("label", "rating", "text")), ("text",), paths["path"])
     found = []

@@ -52,7 +52,7 @@ def run(options: Options) -> None:
     from pathlib import Path
 
     from polyformer.checkpoints import convert, from_pretrained
-    from polyformer.data import Tokenizer
+    from polyformer.data.tokenizer_loading import load_tokenizer
 
     if Path(options.out).exists() and any(Path(options.out).iterdir()):
         raise InputError(f"{options.out}: not empty; choose another directory")
@@ -68,7 +68,7 @@ def run(options: Options) -> None:
     model.save_pretrained(options.out, format=options.format)
     print(f"written to {options.out} ({options.format})")
     try:
-        tokenizer = Tokenizer.load(options.folder)
+        tokenizer = load_tokenizer(options.folder)
     except InputError as error:
         print(f"no tokenizer is written: {error}")
         return

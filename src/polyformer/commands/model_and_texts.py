@@ -37,8 +37,9 @@ def load(name: str, path: str | None, device: str) -> ModelAndTexts:
     """
     from polyformer.checkpoints import from_pretrained
     from polyformer.data import DataConfig
+    from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.recipes.find import with_data
-    from polyformer.recipes.run import RECIPE, Run, choose_device, load_tokenizer
+    from polyformer.recipes.run import RECIPE, Run, choose_device
 
     folder, columns = Path(name), ("text",)
     data = DataConfig()
@@ -68,14 +69,14 @@ def random_preset(name: str) -> "tuple[Transformer, Tokenizer]":
     import torch
 
     from polyformer.architecture import ModelConfig
-    from polyformer.data import Tokenizer, TokenizerConfig
+    from polyformer.data import TokenizerConfig, build_tokenizer
     from polyformer.presets import create_model, model_config
 
     config = model_config(name)
     if not isinstance(config, ModelConfig):
         raise InputError(f"{name}: a model of trajectories, which reads no text")
     vocabulary = config.vocab_size
-    tokenizer = Tokenizer.build(TokenizerConfig(algorithm="bytes"), [])
+    tokenizer = build_tokenizer(TokenizerConfig(algorithm="bytes"), [])
     if len(tokenizer) > vocabulary:
         raise InputError(f"{name}: expected a vocabulary of {len(tokenizer)}, for bytes, got {vocabulary}")
     with torch.random.fork_rng():

@@ -2,7 +2,7 @@
 
 splits = load(DataConfig(path="notes.txt"), needs=("text",))                  # rows of plain values
 texts = splits.train["text"]
-tokenizer = Tokenizer.build(TokenizerConfig(vocab_size=8192), texts)
+tokenizer = build_tokenizer(TokenizerConfig(vocab_size=8192), texts)
 rows = list(pack(tokenizer.encode_batch(texts), length=256))                  # rows of token ids
 batches = Batches(rows, partial(by_rows, batch_size=32), Collate(tokenizer.pad_id), seed=1)
 for position, batch in batches.epoch(0): ...                                  # tensors; `position` resumes
@@ -12,13 +12,14 @@ from polyformer.data.batching import Batches, Collate, Position, Stream, by_rows
 from polyformer.data.default_text import default_documents
 from polyformer.data.masked_rows import Masking, MaskingConfig
 from polyformer.data.masking import mask_tokens
-from polyformer.data.noise_config import NoiseConfig, spoil
+from polyformer.data.noise_config import NoiseConfig, add_noise
 from polyformer.data.packing import pack
 from polyformer.data.pairs import pair_row
 from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_pairs
 from polyformer.data.sources import DataConfig, Splits, load, read
 from polyformer.data.spans import corrupt_spans, text_length
 from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
+from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
 from polyformer.data.translation_pairs import translation_row
 from polyformer.data.words import sentence_ends, word_starts
 
@@ -34,11 +35,14 @@ __all__ = [
     "Stream",
     "Tokenizer",
     "TokenizerConfig",
+    "add_noise",
+    "build_tokenizer",
     "by_rows",
     "by_tokens",
     "corrupt_spans",
     "default_documents",
     "load",
+    "load_tokenizer",
     "mask_tokens",
     "next_sentence_pairs",
     "pack",
@@ -47,7 +51,6 @@ __all__ = [
     "read",
     "sentence_ends",
     "sentence_order_pairs",
-    "spoil",
     "text_length",
     "translation_row",
     "word_starts",

@@ -56,21 +56,21 @@ def windows(
             f"stride: expected 1 to {room}, what of a text fits beside a question of {len(question)} tokens, "
             f"got {stride}"
         )
-    found = []
+    windows = []
     for first in range(0, max(len(text) - room + stride, 1), stride):
         part = text[first : first + room]
         ids = [cls_id, *question, sep_id, *part, sep_id]
         types = [0] * (len(question) + 2) + [1] * (len(part) + 1)
-        found.append(Window(ids, types, len(question) + 2, first, len(part)))
-    return found
+        windows.append(Window(ids, types, len(question) + 2, first, len(part)))
+    return windows
 
 
 def encode_with_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[list[int], Offsets]]:
     """The ids of each text, and for every token its first character and the one behind its last."""
     encoded = tokenizer.backend.encode_batch(list(texts), add_special_tokens=False)
-    if [one.ids for one in encoded] != tokenizer.encode_batch(texts):
+    if [encoding.ids for encoding in encoded] != tokenizer.encode_batch(texts):
         raise InputError("tokenizer: it does not say which characters its tokens come from; use another one")
-    return [(one.ids, one.offsets) for one in encoded]
+    return [(encoding.ids, encoding.offsets) for encoding in encoded]
 
 
 def encode_marked(
@@ -78,7 +78,8 @@ def encode_marked(
 ) -> "list[Encoding]":
     """Each text with the marks that its model reads, every token with its text and its characters in it."""
     encoded = tokenizer.marking.encode_batch(list(texts) if pairs is None else list(zip(texts, pairs)))
-    if [(one.ids, one.type_ids) for one in encoded] != tokenizer.encode_batch_for_model(texts, pairs):
+    ids = [(encoding.ids, encoding.type_ids) for encoding in encoded]
+    if ids != tokenizer.encode_batch_for_model(texts, pairs):
         raise InputError("tokenizer: it does not say which characters its tokens come from; use another one")
     return encoded
 
@@ -92,15 +93,15 @@ def marked_windows(pair: "Encoding", *, length: int, stride: int, typed: bool) -
     if room < 1:
         raise InputError(f"question: expected at most {length} tokens with its marks, got {length - room}")
     stride = min(stride, room)
-    found = []
+    windows = []
     for first in range(0, max(stop - start - room + stride, 1), stride):
         size = min(room, stop - start - first)
         ids, types = (
-            [*one[:start], *one[start + first : start + first + size], *one[stop:]]
-            for one in (pair.ids, pair.type_ids)
+            [*sequence[:start], *sequence[start + first : start + first + size], *sequence[stop:]]
+            for sequence in (pair.ids, pair.type_ids)
         )
-        found.append(Window(ids, types if typed else [], start, first, size))
-    return found
+        windows.append(Window(ids, types if typed else [], start, first, size))
+    return windows
 
 
 def answer_tokens(offsets: Offsets, start: int, stop: int) -> tuple[int, int] | None:

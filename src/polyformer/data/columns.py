@@ -148,14 +148,14 @@ def roles(names: Sequence[str], kind: str | None = None) -> tuple[str, dict[str,
     for task, needed in KINDS.items():
         if kind not in (None, task):
             continue
-        found = {role: column for role in needed if (column := _column(role, names)) is not None}
+        columns = {role: column for role in needed if (column := _column(role, names)) is not None}
         if task == "classify_pair":
-            found = _pair(names) | ({"label": found["label"]} if "label" in found else {})
-        if task == "translate" and len(found) < 2:
+            columns = _pair(names) | ({"label": columns["label"]} if "label" in columns else {})
+        if task == "translate" and len(columns) < 2:
             spoken = [name for name in names if name.lower() in _LANGUAGES]
-            found = dict(zip(needed, spoken)) if len(spoken) == 2 else {}
-        if len(found) == len(needed):
-            return task, found
+            columns = dict(zip(needed, spoken)) if len(spoken) == 2 else {}
+        if len(columns) == len(needed):
+            return task, columns
     return None
 
 
@@ -223,4 +223,4 @@ def _pair(names: Sequence[str]) -> dict[str, str]:
 def _are_labels(column: Sequence[str]) -> bool:
     """Few different short values, each several times on average."""
     different = set(column)
-    return len(different) <= min(100, len(column) / 2) and all(len(one) <= 40 for one in different)
+    return len(different) <= min(100, len(column) / 2) and all(len(value) <= 40 for value in different)

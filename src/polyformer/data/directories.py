@@ -39,9 +39,9 @@ def choose_files(folder: Path) -> Chosen:
     splits = {split: _folders(folder, names) for split, names in SPLITS.items()}
     if any(splits.values()):
         return Chosen({"path": str(folder), **({"test": str(folder)} if splits["test"] else {})})
-    every = sorted(one for one in folder.iterdir() if one.is_file() and not one.name.startswith("."))
-    files = [one for one in every if not is_stray(one)]
-    known = [one for one in files if _kind(one)]
+    every = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    files = [path for path in every if not is_stray(path)]
+    known = [path for path in files if _kind(path)]
     # Parallel files end in the names of their languages, which are no formats.
     if known and not _are_parallel(files):
         files = known
@@ -49,14 +49,14 @@ def choose_files(folder: Path) -> Chosen:
     if named["train"]:
         roles = {"path": "train", "validation": "validation", "test": "test"}
         sources = {role: _one_source(named[split]) for role, split in roles.items() if named[split]}
-        used = [one for files in named.values() for one in files]
-        return Chosen(sources, "by their names", [one.name for one in every if one not in used])
-    left_out = [one.name for one in every if one not in files]
+        used = [path for files in named.values() for path in files]
+        return Chosen(sources, "by their names", [path.name for path in every if path not in used])
+    left_out = [path.name for path in every if path not in files]
     if _are_parallel(files) or (len(files) == 1 and known):
         return Chosen({"path": _one_source(files)}, "all that are there", left_out)
-    if known and len({_kind(one) for one in files}) == 1 and len({_ending(one) for one in files}) == 1:
+    if known and len({_kind(path) for path in files}) == 1 and len({_ending(path) for path in files}) == 1:
         return Chosen({"path": f"{folder}/*{_ending(files[0])}"}, "all that are there", left_out)
-    names = ", ".join(one.name for one in sorted(folder.iterdir())[:6]) or "nothing"
+    names = ", ".join(path.name for path in sorted(folder.iterdir())[:6]) or "nothing"
     raise InputError(
         f"--data {folder}: cannot tell what to train on in this directory, which has {names}; name a "
         "file, a pattern such as 'DIR/*.txt', or two parallel files as 'DIR/train.{en,vi}'"
@@ -83,7 +83,7 @@ def _ending(file: Path) -> str:
 
 def _folders(folder: Path, names: Sequence[str]) -> list[Path]:
     inside = [folder / name for name in names if (folder / name).is_dir()]
-    return [one for one in inside if label_folders(one) or has_images(one)]
+    return [folder for folder in inside if label_folders(folder) or has_images(folder)]
 
 
 def _of_split(files: Sequence[Path], names: Sequence[str]) -> list[Path]:
@@ -91,7 +91,7 @@ def _of_split(files: Sequence[Path], names: Sequence[str]) -> list[Path]:
     for words in (lambda name: [name.partition(".")[0]], lambda name: re.findall(r"[a-z]+", name.lower())):
         for wanted in names:
             if chosen := [
-                one for one in files if any(word.removesuffix("ing") == wanted for word in words(one.name))
+                path for path in files if any(word.removesuffix("ing") == wanted for word in words(path.name))
             ]:
                 return chosen
     return []
@@ -99,7 +99,7 @@ def _of_split(files: Sequence[Path], names: Sequence[str]) -> list[Path]:
 
 def _are_parallel(files: Sequence[Path]) -> bool:
     """Whether every file has one other, of the same name but for an ending that is the language."""
-    names = [one.name.removesuffix(".gz") for one in files]
+    names = [path.name.removesuffix(".gz") for path in files]
     stems = [name.rpartition(".")[0] for name in names]
     plain = all(Path(name).suffix.lower() not in SUFFIXES for name in names)
     return plain and bool(files) and all(stem and stems.count(stem) == 2 for stem in stems)
@@ -109,10 +109,10 @@ def _one_source(files: Sequence[Path]) -> str:
     """A file, or two parallel ones as one pattern."""
     if len(files) == 1:
         return str(files[0])
-    names = [one.name.removesuffix(".gz") for one in files]
-    packed = ".gz" if all(one.name.endswith(".gz") for one in files) else ""
+    names = [path.name.removesuffix(".gz") for path in files]
+    packed = ".gz" if all(path.name.endswith(".gz") for path in files) else ""
     if len(files) != 2 or not _are_parallel(files):
-        several = ", ".join(one.name for one in files[:6])
+        several = ", ".join(path.name for path in files[:6])
         raise InputError(
             f"--data {files[0].parent}: several files could be meant, {several}; name one, or two "
             "parallel ones as 'DIR/train.{en,vi}'"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from polyformer.core.errors import InputError, quote
-from polyformer.data.opening import EXPANDED, EXPANSION
+from polyformer.data.gzipped import EXPANDED, EXPANSION
 
 ROLES = ("observations", "actions", "rewards")
 ENDS = ("terminals", "timeouts")
@@ -39,11 +39,11 @@ class Episodes:
         columns = list(zip(*([np.asarray(row[role]) for role in ROLES] for row in rows)))
         observations, actions, rewards = columns
         starts = np.cumsum([0, *map(len, rewards)])
-        returns = [np.cumsum(one[::-1].astype(np.float64))[::-1] for one in rewards]
-        discrete = all(one.ndim == 1 and one.dtype.kind in "iub" for one in actions)
-        wide = [one.reshape(len(one), -1).astype(np.float32) for one in actions]
+        returns = [np.cumsum(array[::-1].astype(np.float64))[::-1] for array in rewards]
+        discrete = all(array.ndim == 1 and array.dtype.kind in "iub" for array in actions)
+        wide = [array.reshape(len(array), -1).astype(np.float32) for array in actions]
         return cls(
-            np.concatenate([one.reshape(len(one), -1).astype(np.float32) for one in observations]),
+            np.concatenate([array.reshape(len(array), -1).astype(np.float32) for array in observations]),
             np.concatenate(actions).astype(np.int64) if discrete else np.concatenate(wide),
             np.concatenate(returns).astype(np.float32),
             starts,
@@ -56,6 +56,7 @@ class Episodes:
 
     @property
     def longest(self) -> int:
+        """Steps of the longest episode."""
         return int(np.diff(self.starts).max())
 
 
@@ -69,7 +70,7 @@ def checked_episodes(
         if all(name in row for name in names.values()):  # else the reader says which is missing
             where = f"{source}, row {number}"
             arrays = {name: _numbers(row[name], f"{where}: {quote(name)}") for name in names.values()}
-            _check_lengths({name: len(one) for name, one in arrays.items()}, where)
+            _check_lengths({name: len(array) for name, array in arrays.items()}, where)
             _check_widths(arrays, names, widths, where)
         yield row
 
@@ -108,7 +109,8 @@ def _check_widths(
         if role == "rewards" and width:
             raise InputError(f"{where}: {quote(name)}: expected one number for each step, got {width[0]}")
         if widths.setdefault(name, width) != width:
-            now, before = (f"{one[0]} numbers" if one else "one number" for one in (width, widths[name]))
+            shapes = width, widths[name]
+            now, before = (f"{shape[0]} numbers" if shape else "one number" for shape in shapes)
             raise InputError(
                 f"{where}: {quote(name)}: expected {before} a step, as in the first row, got {now}"
             )
@@ -129,25 +131,26 @@ def read_npz(path: Path, header: Sequence[str] | None = None) -> Iterator[dict[s
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{path}: not a .npz file of numbers, or a damaged one ({reason:.100})") from error
     ends = [arrays.pop(name) for name in ENDS if name in arrays]
-    if not ends or any(one.ndim != 1 or one.dtype.kind not in "biuf" for one in ends):
+    if not ends or any(array.ndim != 1 or array.dtype.kind not in "biuf" for array in ends):
         raise InputError(
             f"{path}: expected an array 'terminals' [steps], true at the last step of each episode; "
             f"it has {', '.join(arrays) or 'none'}"
         )
     steps = len(ends[0])
-    arrays = {name: one for name, one in arrays.items() if one.ndim}  # single values describe the data set
-    lengths = {**{name: len(one) for name, one in arrays.items()}, ENDS[0]: steps, ENDS[1]: len(ends[-1])}
+    # Single values describe the data set.
+    arrays = {name: array for name, array in arrays.items() if array.ndim}
+    lengths = {**{name: len(array) for name, array in arrays.items()}, ENDS[0]: steps, ENDS[1]: len(ends[-1])}
     for name, length in lengths.items():
         if length != steps:
             raise InputError(f"{path}: {quote(name)} has {length} steps where {quote(ENDS[0])} has {steps}")
-    last = np.flatnonzero(np.any([one.astype(bool) for one in ends], axis=0)) + 1
+    last = np.flatnonzero(np.any([array.astype(bool) for array in ends], axis=0)) + 1
     for start, end in zip([0, *last], [*last, steps]):
         if start < end:
-            yield {name: one[start:end].tolist() for name, one in arrays.items()}
+            yield {name: array[start:end].tolist() for name, array in arrays.items()}
 
 
 def _check_size(path: Path) -> None:
     with zipfile.ZipFile(path) as file:
-        size = sum(one.file_size for one in file.infolist())
+        size = sum(member.file_size for member in file.infolist())
     if size > max(EXPANDED, EXPANSION * path.stat().st_size):
         raise InputError(f"{path}: more than {EXPANSION} times as large as its file says: refused")

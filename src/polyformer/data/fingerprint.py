@@ -27,8 +27,8 @@ def fingerprint(config: DataConfig, needs: Sequence[str]) -> Fingerprint:
     Of data sets of the hub there is nothing to see here, nor of the default images.
     """
     sources = {"path": config.path, "validation": config.validation, "test": config.test}
-    found = {role: source_files(source) for role, source in sources.items() if source is not None}
-    prints = {role: [_of_file(file) for file in files] for role, files in found.items()}
+    files_of = {role: source_files(source) for role, source in sources.items() if source is not None}
+    prints = {role: [_of_file(file) for file in files] for role, files in files_of.items()}
     return {"path": [_of_default()], **prints} if config.path is None and IMAGE not in needs else prints
 
 

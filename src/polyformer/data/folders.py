@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError
-from polyformer.data.opening import opened
+from polyformer.data.gzipped import opened
 from polyformer.data.pictures import SUFFIXES, read_image
 
 Row = dict[str, Any]
@@ -42,7 +42,7 @@ def label_folders(path: Path) -> list[Path]:
 
 def has_images(path: Path) -> bool:
     """Whether images lie in the folder itself."""
-    return any(one.is_file() and one.suffix.lower() in SUFFIXES for one in _entries(path))
+    return any(path.is_file() and path.suffix.lower() in SUFFIXES for path in _entries(path))
 
 
 def folder_rows(path: Path) -> Iterator[Row]:
@@ -73,7 +73,7 @@ def _content(file: Path) -> Row:
 
 def _entries(path: Path) -> list[Path]:
     try:
-        shown = (one for one in path.iterdir() if not one.name.startswith("."))
-        return sorted(one for one in shown if one.is_dir() or not is_stray(one))
+        shown = (entry for entry in path.iterdir() if not entry.name.startswith("."))
+        return sorted(entry for entry in shown if entry.is_dir() or not is_stray(entry))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error

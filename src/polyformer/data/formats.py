@@ -11,8 +11,8 @@ from pathlib import Path
 
 from polyformer.core.errors import InputError
 from polyformer.data.episodes import read_npz
+from polyformer.data.gzipped import lines_of, opened
 from polyformer.data.images import read_cifar10, read_cifar100, read_idx
-from polyformer.data.opening import lines_of, opened
 from polyformer.data.pictures import SUFFIXES as PICTURES
 from polyformer.data.pictures import read_image
 from polyformer.data.squad import read_squad
@@ -68,6 +68,7 @@ def read_articles(path: Path, header: Header = None) -> Iterator[Row]:
 
 
 def read_parquet(path: Path, header: Header = None) -> Iterator[Row]:
+    """The rows of a Parquet file, batch by batch; `InputError` where it is damaged."""
     import pyarrow
     from pyarrow import parquet
 
@@ -186,10 +187,10 @@ SUFFIXES = {
 TABLES = ("csv", "tsv", "conll")  # the formats whose files may not name their columns
 
 
-def format_of(path: Path, given: str | None) -> str:
-    """The format `given`, or the one that the file's name tells (`.gz` left aside)."""
-    if given is not None:
-        return given
+def format_of(path: Path, format: str | None) -> str:
+    """The format `format`, or the one that the file's name tells (`.gz` left aside)."""
+    if format is not None:
+        return format
     name = path.name.removesuffix(".gz")
     if name.endswith("ubyte"):  # what follows the last point, or hyphen, in the names of MNIST's files
         return "idx"

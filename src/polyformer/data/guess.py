@@ -13,7 +13,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.data.columns import KINDS, content_roles, is_heading, roles
 from polyformer.data.directories import choose_files, suffix
 from polyformer.data.formats import SUFFIXES
-from polyformer.data.opening import lines_of, opened
+from polyformer.data.gzipped import lines_of, opened
 from polyformer.data.origins import SPLITS, has_validation, is_parallel, is_saved, open_source, source_files
 from polyformer.data.tables import first_records
 
@@ -30,35 +30,36 @@ class Guess:
     said: list[str] = field(default_factory=list)
 
     def say(self, what: str, value: object, why: str, option: str) -> None:
+        """Note a guess, why it was made, and the option that states it otherwise."""
         self.said.append(f"guessed {what}: {value}, {why} ({option})")
 
 
-def guess(path: str, given: dict[str, Any], kind: str | None = None) -> Guess:
-    """What `path` holds. `given`: options of the data that the user states; `kind`: a task that is stated.
+def guess(path: str, options: dict[str, Any], kind: str | None = None) -> Guess:
+    """What `path` holds. `options`: options of the data that the user states; `kind`: a task that is stated.
 
     Raises `InputError` where the columns are for no task, with the options that say what they are.
     """
-    found = Guess({"path": path})
+    guessed = Guess({"path": path})
     if not path.startswith("hub:") and Path(path).is_dir() and not is_saved(Path(path)):
-        _look_into(Path(path), found)
-    path = found.data["path"]
-    _guess_format(path, found, given)
-    _guess_header(path, found, given, kind)
-    _guess_columns(path, found, given, kind)
-    _guess_validation(path, found, given)
-    return found
+        _look_into(Path(path), guessed)
+    path = guessed.data["path"]
+    _guess_format(path, guessed, options)
+    _guess_header(path, guessed, options, kind)
+    _guess_columns(path, guessed, options, kind)
+    _guess_validation(path, guessed, options)
+    return guessed
 
 
-def _look_into(folder: Path, found: Guess) -> None:
+def _look_into(folder: Path, guessed: Guess) -> None:
     """A directory of files: those to train on, and those of other splits."""
     chosen = choose_files(folder)
-    found.data.update(chosen.sources)
+    guessed.data.update(chosen.sources)
     if chosen.why:
-        found.say("files", Path(found.data["path"]).name, chosen.why, "--data FILE")
+        guessed.say("files", Path(guessed.data["path"]).name, chosen.why, "--data FILE")
     if chosen.left_out:
         more = len(chosen.left_out) - 6
         names = ", ".join(chosen.left_out[:6]) + (f" and {more} more" if more > 0 else "")
-        found.said.append(f"left out: {names} (--data FILE trains on another file)")
+        guessed.said.append(f"left out: {names} (--data FILE trains on another file)")
 
 
 def _sample(path: str) -> Path | None:
@@ -68,19 +69,19 @@ def _sample(path: str) -> Path | None:
     return next(iter(source_files(path)), None)
 
 
-def _guess_format(path: str, found: Guess, given: dict[str, Any]) -> None:
+def _guess_format(path: str, guessed: Guess, options: dict[str, Any]) -> None:
     file = _sample(path)
-    if "format" in given or file is None:
+    if "format" in options or file is None:
         return
     if suffix(file) == ".txt" and _has_tabs(file):
-        found.data["format"] = "tsv"
-        found.say("format", "tsv", "its lines have tabs", "--data.format")
+        guessed.data["format"] = "tsv"
+        guessed.say("format", "tsv", "its lines have tabs", "--data.format")
     elif suffix(file) == ".json" and _begins_as_squad(file):
-        found.data["format"] = "squad"
-        found.say("format", "squad", "it has paragraphs and qas", "--data.format")
+        guessed.data["format"] = "squad"
+        guessed.say("format", "squad", "it has paragraphs and qas", "--data.format")
     elif suffix(file) == ".bin" and (kind := _cifar(file)):
-        found.data["format"] = kind
-        found.say("format", kind, "by its size", "--data.format")
+        guessed.data["format"] = kind
+        guessed.say("format", kind, "by its size", "--data.format")
 
 
 def _has_tabs(file: Path) -> bool:
@@ -104,19 +105,19 @@ def _cifar(file: Path) -> str | None:
     )
 
 
-def _guess_header(path: str, found: Guess, given: dict[str, Any], kind: str | None) -> None:
+def _guess_header(path: str, guessed: Guess, options: dict[str, Any], kind: str | None) -> None:
     """The columns of a table whose first line is a row already."""
     file = _sample(path)
     if file is None:
         return
-    format = given.get("format") or found.data.get("format") or SUFFIXES.get(suffix(file))
+    format = options.get("format") or guessed.data.get("format") or SUFFIXES.get(suffix(file))
     if format not in ("csv", "tsv"):
         return
     rows, delimiter = first_records(file, format, ROWS)
     if format == "csv" and delimiter != ",":
         name = "tab" if delimiter == "\t" else repr(delimiter)
-        found.say("delimiter", name, "which its first lines have", "--data.format")
-    if "header" in given or len({*map(len, rows)}) != 1 or len(rows) < 2 or is_heading(rows):
+        guessed.say("delimiter", name, "which its first lines have", "--data.format")
+    if "header" in options or len({*map(len, rows)}) != 1 or len(rows) < 2 or is_heading(rows):
         return  # a heading, or what the reader will complain of
     header = content_roles(rows, kind)
     if kind is not None and not {*KINDS.get(kind, ())} <= {*(header or ())}:
@@ -124,16 +125,16 @@ def _guess_header(path: str, found: Guess, given: dict[str, Any], kind: str | No
     if header is None:
         raise InputError(
             f"--data {path}: its first line is no heading, and what its {len(rows[0])} columns are cannot be "
-            f"told from {quote(rows[0])}; name them with --data.header '[text,label]'"
+            f"guessed from {quote(rows[0])}; name them with --data.header '[text,label]'"
         )
-    found.data["header"] = header
-    found.say("columns", ", ".join(header), "its first line is no heading", "--data.header")
+    guessed.data["header"] = header
+    guessed.say("columns", ", ".join(header), "its first line is no heading", "--data.header")
 
 
-def _guess_columns(path: str, found: Guess, given: dict[str, Any], kind: str | None) -> None:
-    stated = given.get("columns") or {}
-    header = given.get("header") or found.data.get("header")
-    format = given.get("format") or found.data.get("format")
+def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str | None) -> None:
+    stated = options.get("columns") or {}
+    header = options.get("header") or guessed.data.get("header")
+    format = options.get("format") or guessed.data.get("format")
     row = next(open_source(path, "train", format, header), None)
     if row is None:
         return  # the reader says that there is nothing
@@ -142,7 +143,7 @@ def _guess_columns(path: str, found: Guess, given: dict[str, Any], kind: str | N
     answer = roles(names, wanted)
     if answer is None:
         if kind is not None:
-            found.kind = kind  # the reader names the column that it misses
+            guessed.kind = kind  # the reader names the column that it misses
             return
         columns = ", ".join(map(quote, names))
         example = f"'{{text: {names[0]}, label: B}}'"
@@ -150,36 +151,35 @@ def _guess_columns(path: str, found: Guess, given: dict[str, Any], kind: str | N
             f"--data {path}: cannot tell what its columns are, which are {columns}; say the task and its "
             f"columns, as in --task.kind classify --data.columns {example}"
         )
-    found.kind, columns = kind or answer[0], answer[1]
+    guessed.kind, columns = kind or answer[0], answer[1]
     other = {role: name for role, name in columns.items() if role not in (name, *stated)}
     if other:
-        found.data["columns"] = other
+        guessed.data["columns"] = other
         said = ", ".join(f"{name} as {role}" for role, name in other.items())
-        found.say("columns", said, "by their names", "--data.columns")
+        guessed.say("columns", said, "by their names", "--data.columns")
     if kind is None:
-        found.say("task", found.kind, f"it has {' and '.join(columns)}", "--task.kind")
+        guessed.say("task", guessed.kind, f"it has {' and '.join(columns)}", "--task.kind")
 
 
-def _guess_validation(path: str, found: Guess, given: dict[str, Any]) -> None:
+def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> None:
     """Files beside one called train, and whether rows are held out."""
     name = Path(path).name
     if not path.startswith("hub:") and name.startswith("train."):
         for role in ("validation", "test"):
             beside = [other + name.removeprefix("train") for other in SPLITS[role]]
-            there = [one for one in beside if _exists(str(Path(path).with_name(one)))]
-            if there and role not in given:
-                found.data[role] = str(Path(path).with_name(there[0]))
+            there = [name for name in beside if _exists(str(Path(path).with_name(name)))]
+            if there and role not in options:
+                guessed.data[role] = str(Path(path).with_name(there[0]))
     for role in ("validation", "test"):
-        if role in found.data:
-            found.say(role, Path(found.data[role]).name, "by its name", f"--data.{role}")
-    if "validation" not in {*given, *found.data} and not has_validation(path):
-        share = given.get("validation_fraction", 0.05)
-        found.say("validation", f"{share:.0%} of its rows", "for it has none", "--data.validation")
+        if role in guessed.data:
+            guessed.say(role, Path(guessed.data[role]).name, "by its name", f"--data.{role}")
+    if "validation" not in {*options, *guessed.data} and not has_validation(path):
+        share = options.get("validation_fraction", 0.05)
+        guessed.say("validation", f"{share:.0%} of its rows", "for it has none", "--data.validation")
 
 
 def _exists(path: str) -> bool:
     head, brace, rest = path.partition("{")
     inside, _, tail = rest.partition("}")
-    return (
-        all(Path(head + one + tail).is_file() for one in inside.split(",")) if brace else Path(path).is_file()
-    )
+    names = [head + choice + tail for choice in inside.split(",")] if brace else [path]
+    return all(Path(name).is_file() for name in names)

@@ -26,6 +26,8 @@ PIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "spm.model", "tokenize
 
 
 class Template(NamedTuple):
+    """The special tokens around one text and around two, in the template language of `tokenizers`."""
+
     single: str
     pair: str
 
@@ -41,13 +43,13 @@ class Family:
 
 
 def _bert(files: HubFiles) -> tokenizers.Tokenizer:
-    told = files.settings.get
+    setting = files.settings.get
     role = files.roles.get("unk")
     unknown = role.content if role else "[UNK]"
     vocab = read_wordpiece(files.file("vocab.txt", needed_by="a WordPiece tokenizer"), unknown)
-    backend = wordpiece(told("do_lower_case", without_capitals(vocab)), vocab, unknown)
-    backend.normalizer.handle_chinese_chars = told("tokenize_chinese_chars", True)
-    backend.normalizer.strip_accents = told("strip_accents")
+    backend = wordpiece(setting("do_lower_case", without_capitals(vocab)), vocab, unknown)
+    backend.normalizer.handle_chinese_chars = setting("tokenize_chinese_chars", True)
+    backend.normalizer.strip_accents = setting("strip_accents")
     return backend
 
 

@@ -24,47 +24,48 @@ class HubFiles:
     """A directory in the hub's layout, with settings that prevail; every property reads its files once."""
 
     folder: Path
-    given: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def file(self, *names: str, needed_by: str) -> Path:
         """The first of `names` that is here; raises `InputError` where none is, or where it is a pickle."""
-        found = next((self.folder / name for name in names if (self.folder / name).is_file()), None)
-        if found is None:
+        path = next((self.folder / name for name in names if (self.folder / name).is_file()), None)
+        if path is None:
             raise InputError(f"{self.folder}: no {' or '.join(names)} in it, which {needed_by} needs")
-        refuse_pickle(found)
-        return found
+        refuse_pickle(path)
+        return path
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        return {**self._table("tokenizer_config.json"), **self.given}
+        """tokenizer_config.json, overridden by what the caller states."""
+        return {**self._table("tokenizer_config.json"), **self.overrides}
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """What may name the kind of tokenizer, best first: classes, then the model's type."""
         config = self._table("config.json")
-        given = (
+        classes = (
             self.settings.get("tokenizer_class"),
             config.get("tokenizer_class"),
             config.get("model_type"),
         )
-        return tuple(name.removesuffix("Fast") for name in given if isinstance(name, str))
+        return tuple(name.removesuffix("Fast") for name in classes if isinstance(name, str))
 
     @cached_property
     def roles(self) -> dict[str, AddedToken | None]:
         """The special token of each role that the files name; None where they say that there is none."""
-        given = {**self.settings, **self._map}
-        known = {one.content: one for one in self.by_id.values()}
-        found = {role: given[f"{role}_token"] for role in ROLES if f"{role}_token" in given}
+        settings = {**self.settings, **self._map}
+        known = {token.content: token for token in self.by_id.values()}
+        contents = {role: settings[f"{role}_token"] for role in ROLES if f"{role}_token" in settings}
         tokens = {
-            role: None if value is None else _token(value, special=True) for role, value in found.items()
+            role: None if value is None else _token(value, special=True) for role, value in contents.items()
         }
-        return {role: one and known.get(one.content, one) for role, one in tokens.items()}
+        return {role: token and known.get(token.content, token) for role, token in tokens.items()}
 
     @cached_property
     def extra(self) -> list[AddedToken]:
         """Special tokens that have no role."""
-        given = {**self.settings, **self._map}
-        listed = given.get("additional_special_tokens") or given.get("extra_special_tokens") or []
+        settings = {**self.settings, **self._map}
+        listed = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
         values = listed.values() if isinstance(listed, dict) else listed
         return [_token(value, special=True) for value in values]
 
@@ -72,17 +73,17 @@ class HubFiles:
     def by_id(self) -> dict[int, AddedToken]:
         """Tokens whose ids the files give."""
         decoder = self.settings.get("added_tokens_decoder") or {}
-        found = {int(number): _token(value, special=False) for number, value in decoder.items()}
+        tokens = {int(number): _token(value, special=False) for number, value in decoder.items()}
         if decoder:
-            return found
-        given = {**self.settings, **self._map}
-        named = [given.get(f"{role}_token") for role in ROLES]
+            return tokens
+        settings = {**self.settings, **self._map}
+        named = [settings.get(f"{role}_token") for role in ROLES]
         special = {_token(value, special=True).content for value in named if value} | {
-            one.content for one in self.extra
+            token.content for token in self.extra
         }
         for name, number in self._table("added_tokens.json").items():
-            found[number] = AddedToken(name, special=name in special, normalized=name not in special)
-        return found
+            tokens[number] = AddedToken(name, special=name in special, normalized=name not in special)
+        return tokens
 
     @cached_property
     def _map(self) -> dict[str, Any]:

@@ -50,9 +50,9 @@ def load(path: Path, *, merges: Path | None = None, lowercase: bool | None = Non
             f"{path}: no such tokenizer; expected a tokenizer.json, a vocab.txt or a directory with one"
         )
     if path.is_dir() and merges is None:
-        given = {} if lowercase is None else {"do_lower_case": lowercase}
+        overrides = {} if lowercase is None else {"do_lower_case": lowercase}
         with reading(path):
-            return load_directory(HubFiles(path, given))
+            return load_directory(HubFiles(path, overrides))
     path = path / "vocab.json" if path.is_dir() else path
     refuse_pickle(path)
     if path.suffix == ".txt":
@@ -69,16 +69,16 @@ def load_directory(files: HubFiles) -> Tokenizer:
     name = next((FAMILY_OF[name] for name in files.names if name in FAMILY_OF), None)
     if (files.folder / "tokenizer.json").is_file():
         backend = load_json(files.file("tokenizer.json", needed_by="a tokenizer"))
-        complete = files.settings.get("tokenizer_class", "").removesuffix("Fast") in _NEUTRAL
-        return _told(files, backend, None if complete else FAMILIES.get(name or ""), built=False)
+        neutral = files.settings.get("tokenizer_class", "").removesuffix("Fast") in _NEUTRAL
+        return _complete(files, backend, None if neutral else FAMILIES.get(name or ""), built=False)
     if name in WORD_FAMILIES:
         return load_words(files, name)
     if name is not None:
-        return _told(files, FAMILIES[name].build(files), FAMILIES[name], built=True)
-    return _untold(files)
+        return _complete(files, FAMILIES[name].build(files), FAMILIES[name], built=True)
+    return _from_vocabulary(files)
 
 
-def _untold(files: HubFiles) -> Tokenizer:
+def _from_vocabulary(files: HubFiles) -> Tokenizer:
     """No family is known: what the vocabulary's files say alone."""
     for name in ("vocab.txt", "vocab.json", *PIECE_FILES):
         path = files.folder / name
@@ -87,10 +87,10 @@ def _untold(files: HubFiles) -> Tokenizer:
             _refuse_unknown(files)
             if name == "vocab.txt":
                 backend = load_wordpiece(path, files.settings.get("do_lower_case"))
-                return _told(files, backend, FAMILIES["bert"], built=False)
+                return _complete(files, backend, FAMILIES["bert"], built=False)
             if name == "vocab.json":
-                return _told(files, load_bpe(path, path.with_name("merges.txt")), None, built=False)
-            return _told(files, pipeline(read_pieces(path)), None, built=False)
+                return _complete(files, load_bpe(path, path.with_name("merges.txt")), None, built=False)
+            return _complete(files, pipeline(read_pieces(path)), None, built=False)
     for name in _PICKLES:
         if (files.folder / name).is_file():
             refuse_pickle(files.folder / name)
@@ -108,7 +108,9 @@ def _refuse_unknown(files: HubFiles) -> None:
         )
 
 
-def _told(files: HubFiles, backend: tokenizers.Tokenizer, family: Family | None, *, built: bool) -> Tokenizer:
+def _complete(
+    files: HubFiles, backend: tokenizers.Tokenizer, family: Family | None, *, built: bool
+) -> Tokenizer:
     """The pipeline with the special tokens and the template that the files, or else the family, give it."""
     roles = _roles(files, backend, family, built)
     plain = [*(family.extra(files) if family and built else [])]
@@ -118,10 +120,9 @@ def _told(files: HubFiles, backend: tokenizers.Tokenizer, family: Family | None,
     _add(backend, [*extra, *by_id, *named, *files.extra])
     for number, token in files.by_id.items():
         if backend.token_to_id(token.content) != number:
-            found = backend.token_to_id(token.content)
             raise InputError(
                 f"{files.folder}: {quote(token.content)} should have the id {number}, but its files give "
-                f"{found}"
+                f"{backend.token_to_id(token.content)}"
             )
     contents = {role: token and token.content for role, token in roles.items()}
     if family and (built or backend.post_processor is None):
@@ -136,9 +137,9 @@ def _roles(
     usual = dict(family.roles) if family else {}
     if not built:  # a file that is complete lacks what it lacks
         usual = {role: name for role, name in usual.items() if backend.token_to_id(name) is not None}
-    given = {one.content: one for one in files.by_id.values()}
+    known = {token.content: token for token in files.by_id.values()}
     tokens = {
-        role: given.get(name) or AddedToken(name, special=True, normalized=False)
+        role: known.get(name) or AddedToken(name, special=True, normalized=False)
         for role, name in usual.items()
     }
     return {**tokens, **files.roles}

@@ -27,4 +27,5 @@ def language_tokens(files: HubFiles) -> list[str]:
 
 
 def language_token(code: str) -> str:
+    """The token that M2M-100 writes a language with."""
     return f"__{code}__"

@@ -26,12 +26,12 @@ def moses_words(text: str, lowered: bool) -> list[str]:
     """The words of a text, lowered and without accents where `lowered`."""
     normalizer, tokenizer = _moses()
     text = normalizer.normalize(_STOPS.sub(". ", text).translate(_PLAIN))
-    text = "".join(one for one in text if not unicodedata.category(one).startswith("C"))
+    text = "".join(character for character in text if not unicodedata.category(character).startswith("C"))
     words = tokenizer.tokenize(text, return_str=False, escape=False)
     if not lowered:
         return [word for word in words if word]
     apart = unicodedata.normalize("NFD", " ".join(words).lower())
-    bare = "".join(one for one in apart if unicodedata.category(one) != "Mn").lower()
+    bare = "".join(character for character in apart if unicodedata.category(character) != "Mn").lower()
     return [word for word in bare.split(" ") if word]
 
 

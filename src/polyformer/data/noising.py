@@ -1,4 +1,4 @@
-"""BART's five ways to spoil a text that is then to be written as it was.
+"""BART's five kinds of noise; the model learns to reconstruct the text that it corrupts.
 
     text               A B C . D E .
     mask_some          A _ C . D _ .        a token for a token
@@ -20,9 +20,9 @@ def mask_some(
     ids: np.ndarray, generator: np.random.Generator, *, mask_id: int, share: float = 0.15
 ) -> np.ndarray:
     """`share` of the tokens (rounded) become `mask_id`."""
-    spoiled = np.array(ids)
-    spoiled[_some(spoiled, generator, share)] = mask_id
-    return spoiled
+    corrupted = np.array(ids)
+    corrupted[_some(corrupted, generator, share)] = mask_id
+    return corrupted
 
 
 def delete_some(ids: np.ndarray, generator: np.random.Generator, *, share: float = 0.15) -> np.ndarray:
@@ -56,9 +56,9 @@ def infill(
     is_span = np.zeros(len(sizes), dtype=bool)
     is_span[places] = True
     begins = np.cumsum(sizes) - sizes
-    spoiled = np.full(len(is_span), mask_id, ids.dtype)
-    spoiled[~is_span] = ids[begins[~is_span]]
-    return spoiled
+    corrupted = np.full(len(is_span), mask_id, ids.dtype)
+    corrupted[~is_span] = ids[begins[~is_span]]
+    return corrupted
 
 
 def draw_lengths(total: int, mean: float, generator: np.random.Generator) -> np.ndarray:
@@ -87,11 +87,13 @@ def rotate(ids: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 
 
 def check_share(name: str, share: float) -> None:
+    """Raises `InputError` unless 0 <= share < 1."""
     if not 0 <= share < 1:
         raise InputError(f"{name}: expected a share of the tokens in [0, 1), got {share}")
 
 
 def check_mean(mean_span: float) -> None:
+    """Raises `InputError` unless the mean length of spans is above 0."""
     if not mean_span > 0:
         raise InputError(f"mean_span: expected a mean above 0, got {mean_span}")
 

@@ -28,11 +28,11 @@ SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev
 
 
 def open_source(
-    path: str | None, split: str, given: str | None = None, header: Header = None
+    path: str | None, split: str, format: str | None = None, header: Header = None
 ) -> Iterator[Row]:
     """The rows of the source `path`, read lazily.
 
-    `given` and `header` are the format and the column names that the user states, if any. `split`
+    `format` and `header` are the format and the column names that the user states, if any. `split`
     ("train", "validation" or "test") is what to take from a data set that has several.
     """
     if path is None:
@@ -44,7 +44,7 @@ def open_source(
     if pair := _PAIR.fullmatch(path):
         head, first, second, tail = pair.groups()
         return read_pairs(_existing(head + first + tail), _existing(head + second + tail))
-    return _file_rows(path, given, header)
+    return _file_rows(path, format, header)
 
 
 def source_name(path: str | None) -> str:
@@ -90,10 +90,10 @@ def _existing(name: str) -> Path:
     return Path(name)
 
 
-def _file_rows(path: str, given: str | None, header: Header) -> Iterator[Row]:
+def _file_rows(path: str, format: str | None, header: Header) -> Iterator[Row]:
     matches = [] if Path(path).exists() else sorted(glob.glob(path, recursive=True))
     for file in [Path(match) for match in matches if Path(match).is_file()] or [_existing(path)]:
-        kind = format_of(file, given)
+        kind = format_of(file, format)
         if header is not None and kind not in TABLES:
             raise InputError(f"header: {file} is read as {kind}; only {', '.join(TABLES)} take a header")
         yield from READERS[kind](file, header)
@@ -127,13 +127,13 @@ def _directory_splits(path: Path) -> list[str]:
     if label_folders(path) or has_images(path):
         return []
     names = [name for names in SPLITS.values() for name in names if (path / name).is_dir()]
-    found = [name for name in names if label_folders(path / name) or has_images(path / name)]
-    if not found:
+    splits = [name for name in names if label_folders(path / name) or has_images(path / name)]
+    if not splits:
         raise InputError(
             f"{path}: a directory, but neither one written by save_to_disk nor one with a folder of texts or "
             f"images per label; for the files in it give a pattern, such as {path}/*.txt"
         )
-    return found
+    return splits
 
 
 def _directory_rows(path: Path, split: str) -> Iterator[Row]:

@@ -9,6 +9,8 @@ Ids = Sequence[int]
 
 
 class Pair(NamedTuple):
+    """Token ids of two texts, and the class of the pair."""
+
     first: Ids
     second: Ids
     label: int

@@ -16,6 +16,7 @@ from polyformer.data.special_tokens import NAMES
 
 
 def with_special(backend: tokenizers.Tokenizer, names: Iterable[str]) -> tokenizers.Tokenizer:
+    """The pipeline with these special tokens added."""
     tokens = [tokenizers.AddedToken(name, special=True, normalized=False) for name in names]
     backend.add_special_tokens(tokens)
     return backend
@@ -47,6 +48,7 @@ def _known_special(vocab: Iterable[str]) -> list[str]:
 
 
 def of_words(words: Iterable[str]) -> tokenizers.Tokenizer:
+    """Words to the ids 0, 1, ..., split at white space."""
     vocab = {word: number for number, word in enumerate(words)}
     backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token=""))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -73,6 +75,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def load_json(path: Path) -> tokenizers.Tokenizer:
+    """The pipeline in a tokenizer.json; `InputError` where it is damaged."""
     with reading(path):
         return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
 
@@ -112,6 +115,7 @@ def without_capitals(vocab: Iterable[str]) -> bool:
 
 
 def load_wordpiece(path: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
+    """BERT's pipeline over a vocab.txt."""
     vocab = read_wordpiece(path)
     lowercase = without_capitals(vocab) if lowercase is None else lowercase
     return with_special(wordpiece(lowercase, vocab), _known_special(vocab))
@@ -130,7 +134,7 @@ def read_bpe(vocab: Path, merges: Path, **options: str) -> models.BPE:
     if not merges.is_file():
         raise InputError(f"{merges}: no such file; a vocab.json needs the merges of its BPE beside it")
     ids = list(read_json(vocab, dict).values())
-    if not all(type(one) is int and 0 <= one <= SIZE for one in ids) or len({*ids}) < len(ids):
+    if not all(type(number) is int and 0 <= number <= SIZE for number in ids) or len({*ids}) < len(ids):
         raise InputError(f"{vocab}: expected tokens with ids from 0 to {SIZE}, each once")
     with reading(vocab):
         tokens, pairs = models.BPE.read_file(str(vocab), str(merges))
@@ -138,6 +142,7 @@ def read_bpe(vocab: Path, merges: Path, **options: str) -> models.BPE:
 
 
 def load_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
+    """GPT-2's byte-level pipeline over vocab.json and merges.txt."""
     backend = bytelevel(read_bpe(vocab, merges), split=True)
     lines = merges.read_text(encoding="utf-8").splitlines()
     if 10 * sum(line.endswith("</w>") for line in lines) > len(lines):

@@ -12,22 +12,22 @@ NAME = "<extra_id_{}>"
 def add_sentinels(tokenizer: Tokenizer, count: int = 100) -> Tokenizer:
     """A tokenizer with at least `count` sentinels: `tokenizer` itself where it has them."""
     backend = tokenizer.backend
-    missing = [one for one in map(NAME.format, range(count)) if backend.token_to_id(one) is None]
+    missing = [name for name in map(NAME.format, range(count)) if backend.token_to_id(name) is None]
     if not missing:
         return tokenizer
     import tokenizers
 
     backend = tokenizers.Tokenizer.from_str(backend.to_str())
     backend.add_special_tokens(
-        [tokenizers.AddedToken(one, special=True, normalized=False) for one in reversed(missing)]
+        [tokenizers.AddedToken(name, special=True, normalized=False) for name in reversed(missing)]
     )
     return Tokenizer(backend, tokenizer.roles)
 
 
 def sentinel_ids(tokenizer: Tokenizer, count: int) -> list[int]:
     """The ids of the first `count` sentinels, in order; `InputError` where there are fewer."""
-    found = [tokenizer.backend.token_to_id(NAME.format(number)) for number in range(count)]
-    ids = [one for one in found if one is not None]
+    numbers = [tokenizer.backend.token_to_id(NAME.format(number)) for number in range(count)]
+    ids = [number for number in numbers if number is not None]
     if len(ids) < count:
         raise InputError(
             f"tokenizer: expected {count} sentinels {NAME.format(0)}, {NAME.format(1)}, ..., got {len(ids)}; "

@@ -72,9 +72,8 @@ class DataConfig(Config):
     # None: by the file's name, .txt being "text". The first four say what a document of a plain text is:
     # the file, a line, what stands between blank lines, an article of WikiText.
     format: Format | None = None
-    header: tuple[str, ...] | None = (
-        None  # the columns of a csv, tsv or conll file whose first line is a row already
-    )
+    # The columns of a csv, tsv or conll file whose first line is a row already.
+    header: tuple[str, ...] | None = None
     columns: dict[str, str] = field(default_factory=dict)  # what tasks call it -> what the data call it
     image_size: tuple[int, int] | None = None  # (height, width) that the middle of each image is scaled to
     image_mode: Mode | None = None  # all images grey, or all in colours; None: each as it is

@@ -16,7 +16,7 @@ from typing import Any
 
 from polyformer.core.errors import InputError
 from polyformer.core.parsing import JSON_BYTES, parse_json
-from polyformer.data.opening import opened
+from polyformer.data.gzipped import opened
 
 Row = dict[str, Any]
 
@@ -32,14 +32,14 @@ def read_squad(path: Path, header: object = None) -> Iterator[Row]:
             paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
             for paragraph in paragraphs:
                 for asked in paragraph["qas"]:
-                    given = asked["answers"]
+                    answers = asked["answers"]
                     yield {
                         "id": asked["id"],
                         "question": asked["question"],
                         "context": paragraph["context"],
                         "answers": {
-                            "text": [answer["text"] for answer in given],
-                            "answer_start": [answer["answer_start"] for answer in given],
+                            "text": [answer["text"] for answer in answers],
+                            "answer_start": [answer["answer_start"] for answer in answers],
                         },
                     }
         except (KeyError, TypeError) as error:
@@ -70,15 +70,15 @@ def normal_form(text: str) -> str:
 
 def exact_match(answer: str, truths: Sequence[str]) -> float:
     """1 where the answer is one of the `truths` in normal form; without any, where it is empty."""
-    return float(any(normal_form(answer) == normal_form(truth) for truth in _told(truths)))
+    return float(any(normal_form(answer) == normal_form(truth) for truth in _accepted(truths)))
 
 
 def f1(answer: str, truths: Sequence[str]) -> float:
     """The harmonic mean of precision and recall of the answer's words, for the truth where it is best."""
-    return max(_f1(normal_form(answer).split(), normal_form(truth).split()) for truth in _told(truths))
+    return max(_f1(normal_form(answer).split(), normal_form(truth).split()) for truth in _accepted(truths))
 
 
-def _told(truths: Sequence[str]) -> list[str]:
+def _accepted(truths: Sequence[str]) -> list[str]:
     """The truths that are anything in normal form; the empty one where none is."""
     return [truth for truth in truths if normal_form(truth)] or [""]
 

@@ -28,7 +28,7 @@ END = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 
 def split_sentences(text: str) -> list[str]:
     """The sentences of a text: it is cut behind . ! and ? before white space, and at empty lines."""
-    return [one.strip() for one in END.split(text) if one.strip()]
+    return [part.strip() for part in END.split(text) if part.strip()]
 
 
 def structured(sentences: Sequence[Sequence[int]], *, global_id: int, global_tokens: int) -> Row:
@@ -38,8 +38,8 @@ def structured(sentences: Sequence[Sequence[int]], *, global_id: int, global_tok
     """
     check_sentences(sentences, global_tokens)
     numbers = np.arange(len(sentences))
-    lengths = np.array([len(one) for one in sentences])
-    text = np.concatenate([np.asarray(one, dtype=np.int64) for one in sentences])
+    lengths = np.array([len(sentence) for sentence in sentences])
+    text = np.concatenate([np.asarray(sentence, dtype=np.int64) for sentence in sentences])
     places = np.arange(len(text)) + global_tokens
     return {
         "input_ids": np.concatenate([np.full(len(numbers), global_id, dtype=np.int64), text]),
@@ -57,8 +57,8 @@ def check_sentences(sentences: Sequence[Sequence[int]], global_tokens: int) -> N
             f"sentences: expected 1 to {global_tokens} (global_tokens), got {len(sentences)}; "
             "cut the document with `documents_of` or raise global_tokens"
         )
-    for number, one in enumerate(sentences):
-        if not len(one):
+    for number, sentence in enumerate(sentences):
+        if not len(sentence):
             raise InputError(f"sentences: expected tokens in each, got none in number {number}; leave it out")
 
 
@@ -76,10 +76,10 @@ def documents_of(
     documents: list[list[Sequence[int]]] = []
     room = 0
     for whole in sentences:
-        for one in (whole[i : i + long_tokens] for i in range(0, len(whole), long_tokens)):
-            if not documents or len(one) > room or len(documents[-1]) == global_tokens:
+        for piece in (whole[i : i + long_tokens] for i in range(0, len(whole), long_tokens)):
+            if not documents or len(piece) > room or len(documents[-1]) == global_tokens:
                 documents.append([])
                 room = long_tokens
-            documents[-1].append(one)
-            room -= len(one)
+            documents[-1].append(piece)
+            room -= len(piece)
     return documents

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.parsing import JSON_BYTES, parse_json
-from polyformer.data.opening import lines_of, opened
+from polyformer.data.gzipped import lines_of, opened
 
 Row = dict[str, Any]
 Header = Sequence[str] | None
@@ -89,8 +89,8 @@ def delimiter_of(lines: Sequence[str]) -> str:
     Where there is none, the one that cuts the first record, the heading, into most fields.
     """
     counts = {delimiter: _field_counts(lines, delimiter) for delimiter in DELIMITERS}
-    regular = [one for one in DELIMITERS if len({*counts[one]}) == 1 and counts[one][0] > 1]
-    return regular[0] if regular else max(DELIMITERS, key=lambda one: counts[one][:1])
+    regular = [sign for sign in DELIMITERS if len({*counts[sign]}) == 1 and counts[sign][0] > 1]
+    return regular[0] if regular else max(DELIMITERS, key=lambda sign: counts[sign][:1])
 
 
 def _field_counts(lines: Sequence[str], delimiter: str) -> list[int]:

@@ -16,7 +16,6 @@ import numpy as np
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import atomic_write, write_json
-from polyformer.core.hub_names import check_no_revision, fetched
 from polyformer.data.special_tokens import BYTES, NAMES, SPECIAL_OF
 
 Normalization = Literal["nfc", "nfd", "nfkc", "nfkd", "none"]
@@ -82,11 +81,6 @@ class Tokenizer:
         self.ordinary_ids = np.setdiff1d(np.arange(len(self)), list(self.special_ids))
 
     @classmethod
-    def build(cls, config: TokenizerConfig, texts: Iterable[str]) -> "Tokenizer":
-        """The tokenizer that `config` describes: loaded from its path, or trained on `texts`."""
-        return cls.load(config.path) if config.path else cls.train(config, texts)
-
-    @classmethod
     def train(cls, config: TokenizerConfig, texts: Iterable[str]) -> Self:
         """A tokenizer learnt from `texts`: always the same from the same texts, but for Unigram.
 
@@ -112,32 +106,6 @@ class Tokenizer:
         from polyformer.data import pipelines
 
         return cls(pipelines.of_words(words))
-
-    @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        *,
-        merges: str | Path | None = None,
-        lowercase: bool | None = None,
-        revision: str | None = None,
-    ) -> "Tokenizer":
-        """The tokenizer in `path`: a directory in the hub's layout, or one of the files that tokenizers have.
-
-        In a directory `tokenizer.json` is preferred; without it the family that tokenizer_config.json or
-        config.json names reads its own files (vocab.txt, vocab.json and merges.txt, a SentencePiece model).
-        A file stands for itself: `vocab.txt` is WordPiece, whose `lowercase` is by default true when no
-        ordinary token has a capital letter; a `vocab.json` (byte-level BPE) needs its `merges`, by default
-        the `merges.txt` beside it; a `.model` is SentencePiece's. With a `revision` (a commit, a tag or a
-        branch), or as "owner/name@revision", `path` is a name on the hub, whose directory is fetched.
-        """
-        from polyformer.data.hub_tokenizer import load
-
-        if Path(path).exists():
-            check_no_revision(path, revision)
-        elif revision is not None or "@" in str(path):
-            path = fetched(str(path), revision)
-        return load(Path(path), merges=Path(merges) if merges else None, lowercase=lowercase)
 
     def save(self, directory: str | Path) -> Path:
         """Write `tokenizer.json` into `directory` (made if absent), and say where.
@@ -179,6 +147,7 @@ class Tokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -213,8 +182,10 @@ class Tokenizer:
         except TypeError:
             check_texts([*texts, *(pairs or [])])
             raise
-        found = [(encoding.ids, encoding.type_ids) for encoding in encoded]
-        return found if language is None else [(self._spoken(ids, language), types) for ids, types in found]
+        pairs_of_ids = [(encoding.ids, encoding.type_ids) for encoding in encoded]
+        if language is None:
+            return pairs_of_ids
+        return [(self._spoken(ids, language), types) for ids, types in pairs_of_ids]
 
     @cached_property
     def marking(self) -> "tokenizers.Tokenizer":

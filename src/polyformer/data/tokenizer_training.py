@@ -120,7 +120,8 @@ def _train_wordpiece(backend: tokenizers.Tokenizer, vocab_size: int, texts: Iter
     texts = list(texts) if isinstance(texts, Iterator) else texts
     normalize, split = backend.normalizer.normalize_str, backend.pre_tokenizer.pre_tokenize_str
     characters = set(itertools.chain.from_iterable(map(normalize, texts)))
-    inside = ["##" + one for one in characters if [word for word, _ in split("a" + one)] == ["a" + one]]
+    stays = lambda text: [word for word, _ in split(text)] == [text]  # noqa: E731
+    inside = ["##" + character for character in characters if stays("a" + character)]
     special = SPECIAL_OF["wordpiece"]
     names = [*special, *sorted(inside)]
     trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=names, show_progress=False)

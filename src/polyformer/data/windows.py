@@ -40,7 +40,7 @@ class Windows:
         starts = self.episodes.starts
         if self.shuffle:
             return np.random.default_rng([self.seed, epoch]).permutation(starts[-1])
-        return np.concatenate([np.arange(one, end, self.context) for one, end in pairwise(starts)])
+        return np.concatenate([np.arange(start, end, self.context) for start, end in pairwise(starts)])
 
     def _batch(self, firsts: np.ndarray) -> Batch:
         """What a `TrajectoryTransformer` reads [B, context, ...], and the actions as labels."""
@@ -62,6 +62,6 @@ class Windows:
             "labels": labels,
         }
         return {
-            name: torch.from_numpy(one.astype(np.float32) if one.dtype.kind == "f" else one)
-            for name, one in arrays.items()
+            name: torch.from_numpy(array.astype(np.float32) if array.dtype.kind == "f" else array)
+            for name, array in arrays.items()
         }

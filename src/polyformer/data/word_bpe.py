@@ -81,14 +81,14 @@ def load_words(files: HubFiles, name: str) -> "WordBPE":
     if not merges_file.is_file():
         raise InputError(f"{merges_file}: no such file; a vocab.json needs the merges of its BPE beside it")
     family = WORD_FAMILIES[name]
-    given = {role: token and token.content for role, token in files.roles.items()}
-    roles = {**family.roles, **given}
+    special = {role: token and token.content for role, token in files.roles.items()}
+    roles = {**family.roles, **special}
     backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=roles["unk"]))
     extra = [*family.extra, *(token.content for token in files.extra)]
     backend.add_special_tokens(
         [
-            AddedToken(one, special=True, normalized=False)
-            for one in dict.fromkeys([*(roles[role] for role in ROLES if roles.get(role)), *extra])
+            AddedToken(name, special=True, normalized=False)
+            for name in dict.fromkeys([*(roles[role] for role in ROLES if roles.get(role)), *extra])
         ]
     )
     lines = merges_file.read_text(encoding="utf-8").split("\n")[family.header :]
@@ -117,18 +117,21 @@ class WordBPE(Tokenizer):
         self._known: dict[str, list[int]] = {}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, word by word."""
         check_texts(texts)
         return [self._plain(text) for text in texts]
 
     def encode_batch_for_model(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, language: str | None = None
     ) -> list[tuple[list[int], list[int]]]:
+        """Ids and token types with the family's special tokens around each text or pair."""
         if language is not None:
             raise self._no_languages(language)
         seconds = pairs if pairs is not None else [None] * len(texts)
         return [self._marked(text, second) for text, second in zip(texts, seconds, strict=True)]
 
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
+        """The text of the ids: pieces joined where the vocabulary marks that a word goes on."""
         kept = [int(number) for number in ids if keep_special or int(number) not in self.special_ids]
         self._check_ids(ids)
         return self.family.read([self.token(number) for number in kept])
@@ -153,14 +156,14 @@ class WordBPE(Tokenizer):
         return [number for word in words for number in self._word(word)]
 
     def _word(self, word: str) -> list[int]:
-        found = self._known.get(word)
-        if found is None:
+        ids = self._known.get(word)
+        if ids is None:
             pieces = self._merge((*word[:-1], word[-1] + "</w>"))
-            found = [self._vocab.get(name, self._unknown) for name in self.family.write(pieces)]
+            ids = [self._vocab.get(name, self._unknown) for name in self.family.write(pieces)]
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            self._known[word] = found
-        return found
+            self._known[word] = ids
+        return ids
 
     def _merge(self, symbols: tuple[str, ...]) -> tuple[str, ...]:
         """Join, again and again, all pairs of the best rank, from left to right."""

@@ -41,10 +41,10 @@ def sentence_ends(tokenizer: Tokenizer) -> np.ndarray:
     """The ids of the tokens that end a sentence: their last character is . ! or ?"""
     pieces = [piece.removesuffix(_WORD_END) for piece in _pieces(tokenizer)]
     ends = [number for number, piece in enumerate(pieces) if piece.endswith(_ENDS)]
-    found = np.setdiff1d(np.array(ends, dtype=np.int64), list(tokenizer.special_ids))
-    if not len(found):
+    ends_of_words = np.setdiff1d(np.array(ends, dtype=np.int64), list(tokenizer.special_ids))
+    if not len(ends_of_words):
         raise InputError(f"tokenizer: none of its tokens ends in {' '.join(_ENDS)}, which end sentences")
-    return found
+    return ends_of_words
 
 
 def _pieces(tokenizer: Tokenizer) -> list[str]:

@@ -3,7 +3,7 @@
 from polyformer.recipes.find import find_recipe, recipe_names
 from polyformer.recipes.fit import fit
 from polyformer.recipes.recipe import ModelChoice, Recipe
-from polyformer.recipes.run import Run, load_tokenizer
+from polyformer.recipes.run import Run
 from polyformer.recipes.stages import fit_stages, stages
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "find_recipe",
     "fit",
     "fit_stages",
-    "load_tokenizer",
     "recipe_names",
     "stages",
 ]

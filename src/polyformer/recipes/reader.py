@@ -15,6 +15,7 @@ from polyformer.checkpoints import config_of, from_pretrained
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Collate, Tokenizer
 from polyformer.data.answers import encode_marked, marked_windows
+from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.heads import ClassifyConfig, TagConfig
 from polyformer.model import Transformer
 from polyformer.position import LearnedConfig, LearnedPerLayerConfig
@@ -43,7 +44,7 @@ class Reader:
     def __init__(self, folder: Path, wanted: str, device: torch.device):
         config = config_of(folder)
         check_head(folder, config, wanted)
-        self.folder, self.tokenizer = folder, Tokenizer.load(folder)
+        self.folder, self.tokenizer = folder, load_tokenizer(folder)
         if config.origin is None and self.tokenizer.backend.post_processor is None:
             mark(self.tokenizer, *MARKS.get(wanted, LABELLED))
         self.model = from_pretrained(folder).to(device)

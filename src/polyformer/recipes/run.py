@@ -23,6 +23,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.files import atomic_write, read_bounded, write_json
 from polyformer.core.parsing import JSON_BYTES, YAML_BYTES, parse_json
 from polyformer.data import Tokenizer
+from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.model import Transformer, build_model, load_pretrained, read_config
 from polyformer.model.saving import CONFIG, WEIGHTS, read_generation, write_generation
 from polyformer.recipes.recipe import Recipe
@@ -193,11 +194,6 @@ def _opened(folder: str | Path, kind: type[T], checkpoint: type[R], device: str)
         return loaded, loaded.model
     run = Run.open(folder)
     return run.task_of(kind), run.model(device)
-
-
-def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """The tokenizer of a run, or of any directory with a tokenizer's files."""
-    return Tokenizer.load(folder)
 
 
 def choose_device(name: str) -> torch.device:

@@ -13,6 +13,7 @@ from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Batches, Collate, Stream, Tokenizer, TokenizerConfig, by_tokens
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
+from polyformer.data.tokenizer_loading import build_tokenizer
 from polyformer.heads import HeadConfig
 from polyformer.tasks.base import HeldOut, Rows, Task, TaskConfig
 from polyformer.tasks.metrics import loss_total, perplexity_metrics
@@ -50,7 +51,7 @@ class TextTaskConfig(TaskConfig):
 
     def tokenizer(self, config: TokenizerConfig, rows: Rows) -> Tokenizer:
         """The tokenizer that `config` describes, trained on `texts(rows)` if it must be."""
-        return Tokenizer.build(config, self.texts(rows))
+        return build_tokenizer(config, self.texts(rows))
 
 
 class TextTask(Task):

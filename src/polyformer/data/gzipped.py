@@ -27,10 +27,12 @@ class _Unzipped(gzip.GzipFile):
         self._path = path
 
     def read(self, size: int | None = -1) -> bytes:
+        """`size` bytes, decompressed."""
         whole = size is None or size < 0
         return self._checked(super().read(self._limit + 1 if whole else size))
 
     def read1(self, size: int = -1) -> bytes:
+        """At most `size` bytes, by one read of the file."""
         return self._checked(super().read1(size))
 
     def _checked(self, data: bytes) -> bytes:
