@@ -10,7 +10,7 @@ from chances import are_shares, is_share
 from scipy import stats
 
 from polyformer.core.errors import InputError
-from polyformer.data.noise_config import NoiseConfig, add_noise
+from polyformer.data.noise_config import NoiseConfig, apply_noises
 from polyformer.data.noising import (
     delete_some,
     draw_lengths,
@@ -136,18 +136,18 @@ def test_a_rotation_starts_anywhere():
 def test_noises_are_joined_in_order():
     ends = np.array([19, 39, 59, 79, 99])
     config = NoiseConfig(rotate=True, delete=0.1, infill=0.2, mask=0.1)
-    corrupted = add_noise(TEXT, rng(4), config, mask_id=MASK, end_ids=ends)
+    corrupted = apply_noises(TEXT, rng(4), config, mask_id=MASK, end_ids=ends)
     by_hand = rng(4)
     expected = rotate(permute_sentences(TEXT, by_hand, end_ids=ends), by_hand)
     expected = infill(delete_some(expected, by_hand, share=0.1), by_hand, mask_id=MASK, share=0.2)
     assert (corrupted == mask_some(expected, by_hand, mask_id=MASK, share=0.1)).all()
     nothing = NoiseConfig(permute=False, infill=0.0)
-    assert (add_noise(TEXT, rng(0), nothing, mask_id=MASK) == TEXT).all()
+    assert (apply_noises(TEXT, rng(0), nothing, mask_id=MASK) == TEXT).all()
 
 
 def test_by_default_what_bart_is_trained_with():
     """Section 5.1: "we mask 30% of tokens in each document, and permute all sentences"."""
-    corrupted = add_noise(TEXT, rng(0), NoiseConfig(), mask_id=MASK, end_ids=np.array([29, 59]))
+    corrupted = apply_noises(TEXT, rng(0), NoiseConfig(), mask_id=MASK, end_ids=np.array([29, 59]))
     kept = corrupted[corrupted != MASK]
     assert len(kept) == 70
     sentence = np.digitize(kept, [30, 60])
@@ -160,7 +160,7 @@ def test_by_default_what_bart_is_trained_with():
         (lambda: NoiseConfig(infill=1.0), r"infill: expected a share of the tokens in \[0, 1\), got 1"),
         (lambda: NoiseConfig(mean_span=0.0), "mean_span: expected a mean above 0, got 0"),
         (
-            lambda: add_noise(TEXT, rng(0), NoiseConfig(), mask_id=MASK),
+            lambda: apply_noises(TEXT, rng(0), NoiseConfig(), mask_id=MASK),
             "end_ids: expected the tokens that",
         ),
         (lambda: delete_some(TEXT, rng(0), share=-0.1), "share: expected a share of the tokens"),

@@ -1,4 +1,4 @@
-"""BART's noises joined: `add_noise(ids, generator, NoiseConfig(...), ...)`.
+"""BART's noises joined: `apply_noises(ids, generator, NoiseConfig(...), ...)`.
 
 Source: Lewis et al. 2020, section 2.2; what is best, infilling of 30 % with permuted sentences, section 5.1.
 """
@@ -37,7 +37,7 @@ class NoiseConfig(Config):
         check_mean(self.mean_span)
 
 
-def add_noise(
+def apply_noises(
     ids: np.ndarray,
     generator: np.random.Generator,
     config: NoiseConfig,

@@ -12,7 +12,7 @@ import numpy as np
 
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Corrupt, Row
-from polyformer.data.noise_config import NoiseConfig
+from polyformer.data.noise_config import NoiseConfig, apply_noises
 from polyformer.data.words import sentence_ends
 from polyformer.heads import HeadConfig, LanguageModelConfig
 from polyformer.tasks.masking import TokenPrediction
@@ -65,7 +65,7 @@ class Denoising(TokenPrediction):
 
         def add_noise(row: Row, generator: np.random.Generator) -> Row:
             text = row["input_ids"][1:-1]
-            noisy = add_noise(text, generator, self.config.noise, mask_id=self.mask, end_ids=self.ends)
+            noisy = apply_noises(text, generator, self.config.noise, mask_id=self.mask, end_ids=self.ends)
             # Spans of no token may make a text longer than its row: its end is then cut off.
             ids = np.concatenate([[self.bos], noisy[: self.config.row_length - 2], [self.eos]])
             return {"input_ids": ids, "labels": row["input_ids"][1:]}
