@@ -22,8 +22,7 @@ from attention_cases import (
     tensors,
 )
 from polyformer.dot_product.attend import attend
-from polyformer.dot_product.backends.tiled import tiles
-from polyformer.dot_product.backends.tiled import work_items as parts
+from polyformer.dot_product.backends.tiled import tiles, work_items
 from polyformer.patterns import Causal, Global, Pattern, Window
 from polyformer.patterns.layout import Keys
 
@@ -294,7 +293,7 @@ def test_half_precision_errs_no_more_than_dense_attention(dtype: torch.dtype) ->
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_change_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every part on a thread of its own: the same gradients, each time bit for bit."""
-    monkeypatch.setattr(parts, "WORTH_A_THREAD", 0)
+    monkeypatch.setattr(work_items, "WORTH_A_THREAD", 0)
     torch.manual_seed(0)
     q, k, v = tensors(2, 6, 3, 40, 40)
     table, score_mod = distance_bias(40, 6)

@@ -10,16 +10,16 @@ import functools
 
 from torch import Tensor
 
-from polyformer.dot_product.backends.tiled.tiles import Tile, give, slots
-from polyformer.dot_product.backends.tiled.work_items import LN2, Part
+from polyformer.dot_product.backends.tiled.tiles import Tile, add_columns, slots
+from polyformer.dot_product.backends.tiled.work_items import LN2, WorkItem
 from polyformer.ops.products import product
 
 ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""Scores in a bundle at most: on a CPU they should stay in its cache."""
+"""Scores in a batch of tiles at most: on a CPU they should stay in its cache."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Bundle:
+class TileBatch:
     """M tiles, each the only one of its row, of equal shape and without a mask."""
 
     tiles: tuple[Tile, ...]
@@ -32,39 +32,39 @@ class Bundle:
     @functools.cached_property
     def keys(self) -> tuple[tuple[int, int], ...]:
         """The keys of all tiles one after the other, as intervals that may overlap."""
-        return tuple(one for tile in self.tiles for one in tile.keys)
+        return tuple(interval for tile in self.tiles for interval in tile.keys)
 
 
-def bundles(part: Part) -> tuple[list[Bundle], list[tuple[Tile, ...]]]:
-    """The bundles of a part, and the rows that are in none."""
-    if part.request.score_mod is not None or part.request.relative is not None:
-        return [], list(part.rows)
+def batch_tiles(item: WorkItem) -> tuple[list[TileBatch], list[tuple[Tile, ...]]]:
+    """The batches of tiles of a work item, and the rows that are in none."""
+    if item.request.score_mod is not None or item.request.relative is not None:
+        return [], list(item.rows)
     groups: dict[tuple[int, int], list[Tile]] = {}
     rest: list[tuple[Tile, ...]] = []
-    for row in part.rows:
+    for row in item.rows:
         if len(row) == 1 and not row[0].masked:
             groups.setdefault((row[0].stop - row[0].start, row[0].width), []).append(row[0])
         else:
             rest.append(row)
-    heads = len(part.b) * part.h.shape[1]
-    found: list[Bundle] = []
+    heads = len(item.b) * item.h.shape[1]
+    batches: list[TileBatch] = []
     for (queries, width), tiles in groups.items():
-        most = ENTRIES["cuda" if part.request.q.is_cuda else "cpu"] // (heads * queries * width)
+        most = ENTRIES["cuda" if item.request.q.is_cuda else "cpu"] // (heads * queries * width)
         # One alone wins nothing, and to gather from a cache with room left in it copies the whole cache.
         if most < 2 or len(tiles) == 1:
             rest.extend((tile,) for tile in tiles)
         else:
-            found.extend(Bundle(tuple(tiles[i : i + most])) for i in range(0, len(tiles), most))
-    return found, rest
+            batches.extend(TileBatch(tuple(tiles[i : i + most])) for i in range(0, len(tiles), most))
+    return batches, rest
 
 
-class Gathered:
-    """What a bundle's tiles are made of, as [N * M, ...] matrices."""
+class BatchedTiles:
+    """Queries and keys of a batch of tiles side by side, as [N * M, ...] matrices."""
 
-    def __init__(self, part: Part, bundle: Bundle) -> None:
-        self.part, self.bundle, self.number = part, bundle, len(bundle.tiles)
-        device = part.request.q.device
-        self.q_slots, self.k_slots = slots(bundle.queries, device), slots(bundle.keys, device)
+    def __init__(self, item: WorkItem, tile_batch: TileBatch) -> None:
+        self.item, self.tile_batch, self.number = item, tile_batch, len(tile_batch.tiles)
+        device = item.request.q.device
+        self.q_slots, self.k_slots = slots(tile_batch.queries, device), slots(tile_batch.keys, device)
 
     def queries(self, x: Tensor) -> Tensor:
         """[N, G, Tq, D] as [N * M, G * queries, D]."""
@@ -80,19 +80,19 @@ class Gathered:
         """[N, Tk, D] as [N * M, keys, D]."""
         return x.index_select(1, self.k_slots).unflatten(1, (self.number, -1)).flatten(0, 1)
 
-    def give(self, table: Tensor, gradient: Tensor) -> None:
+    def add_to_keys(self, table: Tensor, gradient: Tensor) -> None:
         """Adds [N * M, D, keys] to the keys of a table [N, D, Tk]."""
-        for tile, own in zip(self.bundle.tiles, gradient.unflatten(0, (-1, self.number)).unbind(1)):
-            give(table, tile.keys, own)
+        for tile, own in zip(self.tile_batch.tiles, gradient.unflatten(0, (-1, self.number)).unbind(1)):
+            add_columns(table, tile.keys, own)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [N * M, G * queries, Dv] and log-sum-exps [N * M, G * queries, 1]."""
-        scores = self.part.product("scores", self.queries(q) * self.part.factor, self.keys(k).mT)
+        scores = self.item.product("scores", self.queries(q) * self.item.factor, self.keys(k).mT)
         peak = scores.amax(-1, keepdim=True)
         weights = scores.sub_(peak).exp2_()
         total = weights.sum(-1, keepdim=True)
-        if self.part.request.dropout:
-            weights *= self.part.kept(weights)
+        if self.item.request.dropout:
+            weights *= self.item.kept(weights)
         return product(weights, self.keys(v)) / total, (peak + total.log2()) * LN2
 
     def backward(
@@ -101,17 +101,17 @@ class Gathered:
         outs: tuple[Tensor, ...],
         grads: tuple[Tensor, Tensor, Tensor],
     ) -> None:
-        """Adds the gradients of the bundle: see `tiled`, whose rows do the same one by one."""
+        """Adds the gradients of the tiles, by the equations of `row_backward`."""
         queries, keys, values = self.queries(inputs[0]), self.keys(inputs[1]), self.keys(inputs[2])
         grad_out, shift, lse = map(self.queries, outs)
-        scores = self.part.product("scores", queries * self.part.factor, keys.mT)
+        scores = self.item.product("scores", queries * self.item.factor, keys.mT)
         weights = scores.sub_(lse).exp2_()
-        grad = self.part.product("gradient", grad_out, values.mT)
+        grad_weights = self.item.product("gradient", grad_out, values.mT)
         kept = weights
-        if self.part.request.dropout:
-            keep = self.part.kept(weights)
-            kept, grad = weights * keep, grad.mul_(keep)
-        self.give(grads[2], product(grad_out.mT, kept))
-        grad = grad.sub_(shift).mul_(weights)
-        self.give(grads[1], product(queries.mT, grad))
-        self.put(grads[0], product(grad, keys))
+        if self.item.request.dropout:
+            keep = self.item.kept(weights)
+            kept, grad_weights = weights * keep, grad_weights.mul_(keep)
+        self.add_to_keys(grads[2], product(grad_out.mT, kept))
+        grad_scores = grad_weights.sub_(shift).mul_(weights)
+        self.add_to_keys(grads[1], product(queries.mT, grad_scores))
+        self.put(grads[0], product(grad_scores, keys))

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from polyformer.patterns.base import ScoreMod
 
 
-def captured(score_mod: ScoreMod | None, like: Tensor) -> tuple[Tensor, ...]:
+def tables_with_gradients(score_mod: ScoreMod | None, like: Tensor) -> tuple[Tensor, ...]:
     """The tensors requiring a gradient that `score_mod` reads, found by calling it on one score."""
     if score_mod is None or not torch.is_grad_enabled():
         return ()
@@ -24,7 +24,7 @@ def captured(score_mod: ScoreMod | None, like: Tensor) -> tuple[Tensor, ...]:
     score = torch.zeros(1, 1, 1, 1, dtype=like.dtype, device=like.device)
     with torch.no_grad(), _Finder() as finder:
         score_mod(score, zero.view(1, 1, 1, 1), zero.view(1, 1, 1, 1), zero.view(1, 1), zero.view(1))
-    return tuple(finder.found.values())
+    return tuple(finder.tensors.values())
 
 
 class Evaluation:
@@ -39,21 +39,22 @@ class Evaluation:
             self.value = score_mod(self.scores, *indices)
         self.reads = reader.reads
 
-    def backward(self, gradient: Tensor, totals: tuple[Tensor, ...]) -> Tensor:
-        """The gradient of the scores; those of the captured tensors are added to `totals`."""
+    def backward(self, grad_value: Tensor, grad_tables: tuple[Tensor, ...]) -> Tensor:
+        """The gradient of the scores; those of the captured tensors are added to `grad_tables`."""
         if not self.value.requires_grad:
             return torch.zeros_like(self.scores)
         inputs = [self.scores, *(value for _, _, value in self.reads), *self.tables]
-        scores, *rest = torch.autograd.grad(
-            self.value, inputs, gradient.to(self.value.dtype), allow_unused=True
+        grad_scores, *grads = torch.autograd.grad(
+            self.value, inputs, grad_value.to(self.value.dtype), allow_unused=True
         )
-        for (which, index, _), part in zip(self.reads, rest):
-            if part is not None:
-                totals[which].index_put_(index, part.to(totals[which].dtype), accumulate=True)
-        for total, part in zip(totals, rest[len(self.reads) :]):
-            if part is not None:
-                total += part
-        return torch.zeros_like(self.scores) if scores is None else scores
+        for (which, index, _), grad in zip(self.reads, grads):
+            if grad is not None:
+                grad_table = grad_tables[which]
+                grad_table.index_put_(index, grad.to(grad_table.dtype), accumulate=True)
+        for grad_table, grad in zip(grad_tables, grads[len(self.reads) :]):
+            if grad is not None:
+                grad_table += grad
+        return torch.zeros_like(self.scores) if grad_scores is None else grad_scores
 
 
 class _Finder(TorchFunctionMode):
@@ -61,12 +62,12 @@ class _Finder(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[int, Tensor] = {}
+        self.tensors: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in _tensors((args, tuple((kwargs or {}).values()))):
             if tensor.requires_grad:
-                self.found.setdefault(id(tensor), tensor)
+                self.tensors.setdefault(id(tensor), tensor)
         return func(*args, **(kwargs or {}))
 
 
@@ -82,16 +83,17 @@ class _Reader(TorchFunctionMode):
         vmapped = torch._C._are_functorch_transforms_active()  # nothing inside can be a variable of its own
         if func is Tensor.__getitem__ and id(args[0]) in self.which and not vmapped:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            if all(isinstance(one, Tensor) for one in index):
+            if all(isinstance(entry, Tensor) for entry in index):
                 value = args[0].detach()[index].requires_grad_()
                 self.reads.append((self.which[id(args[0])], index, value))
                 return value
         return func(*args, **(kwargs or {}))
 
 
-def _tensors(given: Any) -> Iterator[Tensor]:
-    if isinstance(given, Tensor):
-        yield given
-    elif isinstance(given, tuple | list):
-        for one in given:
-            yield from _tensors(one)
+def _tensors(arguments: Any) -> Iterator[Tensor]:
+    """All tensors in nested tuples and lists."""
+    if isinstance(arguments, Tensor):
+        yield arguments
+    elif isinstance(arguments, tuple | list):
+        for argument in arguments:
+            yield from _tensors(argument)

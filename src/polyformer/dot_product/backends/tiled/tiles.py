@@ -64,14 +64,14 @@ class Tile:
 
     def columns(self) -> list[tuple[int, int]]:
         """Where the intervals `masked` stand among the tile's keys."""
-        found, before = [], 0
+        columns, before = [], 0
         inside = collections.deque(intersect(self.keys, self.masked))
         for start, stop in self.keys:
             while inside and inside[0][0] < stop:
                 first, last = inside.popleft()
-                found.append((before + first - start, before + last - start))
+                columns.append((before + first - start, before + last - start))
             before += stop - start
-        return found
+        return columns
 
 
 def tiles(row: Row, width: int) -> list[Tile]:
@@ -134,7 +134,7 @@ def _best(pattern: Pattern, context: Context, heads: int, sizes: Sizes) -> tuple
     Wider rows compute more scores that are masked away, narrower ones start more often. Of three rows the
     one in the middle tells, for a few queries may be unlike the rest, such as those that see everything.
     """
-    found: dict[int, tuple[float, int]] = {}
+    options: dict[int, tuple[float, int]] = {}
     for block, price in sizes.blocks.items():
         queries = min(block, context.q_len)
         last = context.q_len - queries
@@ -143,9 +143,9 @@ def _best(pattern: Pattern, context: Context, heads: int, sizes: Sizes) -> tuple
         width, masked = sorted((count(keys.some), count(subtract(keys.some, keys.full))) for keys in rows)[1]
         asked = 0 if pattern.relative(context) else ASKED * masked
         cost = sizes.start / queries + price * heads * width + asked
-        found[block] = cost, queries * min(width, sizes.width)
-    block = min(found, key=lambda one: found[one][0])
-    return block, found[block][1]
+        options[block] = cost, queries * min(width, sizes.width)
+    block = min(options, key=lambda size: options[size][0])
+    return block, options[block][1]
 
 
 def take(table: Tensor, keys: tuple[Interval, ...]) -> Tensor:
@@ -157,7 +157,7 @@ def take(table: Tensor, keys: tuple[Interval, ...]) -> Tensor:
     return table.index_select(1, slots(keys, table.device))
 
 
-def give(table: Tensor, keys: tuple[Interval, ...], gradient: Tensor) -> None:
+def add_columns(table: Tensor, keys: tuple[Interval, ...], gradient: Tensor) -> None:
     """Adds `gradient` [N, D, width] to the columns `keys` of a table [N, D, Tk]."""
     if len(keys) <= LISTED:
         for (start, stop), part in zip(keys, gradient.split([stop - start for start, stop in keys], 2)):

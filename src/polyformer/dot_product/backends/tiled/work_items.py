@@ -1,4 +1,4 @@
-"""A part of one call of `tiled`: some rows of the batch and some heads, as few as a cache holds at once."""
+"""A work item: some rows of the batch and some heads of a call, as few as a cache holds at once."""
 
 import itertools
 import math
@@ -24,46 +24,46 @@ NEAR = 2
 """Intervals of keys that a tile may have and still be called a run of neighbours."""
 
 WORTH_A_THREAD = 1 << 18
-"""Scores from which a part of its own, and so a thread of its own, pays."""
+"""Scores from which a work item of its own, and so a thread of its own, pays."""
 
 
-def parts(request: Request, seed: int, threads: int) -> list["Part"]:
-    """The whole call in parts, the same ones for the same `threads`; `seed` decides what dropout drops."""
+def work_items(request: Request, seed: int, threads: int) -> list["WorkItem"]:
+    """The whole call, in equal items for equal `threads`; `seed` decides what dropout drops."""
     batch, kv_heads = request.q.shape[0], request.k.shape[1]
-    alike = _alike(request)
+    alike = _heads_alike(request)
     # Some heads of several rows would be no view of the output: several rows have all heads together.
     step = _rows_together(request, threads) if len(alike) == 1 else 1
-    found: list[Part] = []
+    items: list[WorkItem] = []
     for first, (pattern, group) in itertools.product(range(0, batch, step), alike):
         rows = slice(first, min(first + step, batch))
         context, number = request.context.rows(first, rows.stop), (group.stop - group.start) * request.groups
-        made = plan(pattern, context, step * number, request.q.device.type)
-        heads = kv_heads if step > 1 else max(1, made.room // request.groups)
-        if step == 1 and not request.q.is_cuda and made.scores * number >= 2 * WORTH_A_THREAD:
+        tiling = plan(pattern, context, step * number, request.q.device.type)
+        heads = kv_heads if step > 1 else max(1, tiling.room // request.groups)
+        if step == 1 and not request.q.is_cuda and tiling.scores * number >= 2 * WORTH_A_THREAD:
             heads = min(heads, -(-kv_heads * batch // min(threads, WORKERS)))
         for head in range(group.start, group.stop, heads):
             own = slice(head, min(head + heads, group.stop))
-            found.append(Part(request, pattern, made.rows, rows, own, seed + len(found)))
-    return found
+            items.append(WorkItem(request, pattern, tiling.rows, rows, own, seed + len(items)))
+    return items
 
 
-def _alike(request: Request) -> list[tuple[Pattern, slice]]:
+def _heads_alike(request: Request) -> list[tuple[Pattern, slice]]:
     """Runs of key heads that have the same pattern."""
     kv_heads, whole = request.k.shape[1], request.pattern or Full()
-    found: list[tuple[Pattern, slice]] = []
+    runs: list[tuple[Pattern, slice]] = []
     for head in range(kv_heads):
         pattern = whole.head_pattern(head * request.groups)
-        if found and found[-1][0] == pattern:
-            found[-1] = pattern, slice(found[-1][1].start, head + 1)
+        if runs and runs[-1][0] == pattern:
+            runs[-1] = pattern, slice(runs[-1][1].start, head + 1)
         else:
-            found.append((pattern, slice(head, head + 1)))
-    return found
+            runs.append((pattern, slice(head, head + 1)))
+    return runs
 
 
 def _rows_together(request: Request, threads: int) -> int:
     """How many batch rows to compute at once, with all their heads.
 
-    On a CPU only short ones, and where they are alike; and each thread has a part.
+    On a CPU only short ones, and where they are alike; and each thread has a work item.
     """
     context, (batch, heads) = request.context, request.q.shape[:2]
     if batch == 1 or not (request.q.is_cuda or context.rows(0, 1) is context):
@@ -73,15 +73,15 @@ def _rows_together(request: Request, threads: int) -> int:
     return max(1, min(most, batch))
 
 
-def sharing(group: Iterable["Part"]) -> Iterator["Part"]:
-    """The parts in turn, in the same memory: for one thread."""
+def in_shared_memory(group: Iterable["WorkItem"]) -> Iterator["WorkItem"]:
+    """The work items in turn, in the same memory: for one thread."""
     scratch: dict[str, Tensor] = {}
-    for part in group:
-        part.scratch = scratch
-        yield part
+    for item in group:
+        item.scratch = scratch
+        yield item
 
 
-class Part:
+class WorkItem:
     """Keys as [N, Tk, D] and queries as [N, G, Tq, D]: N batch rows times key heads, G query heads for each.
 
     Tiles of scores are [N, G * queries, keys], which the mods see as [B, H, queries, keys].
@@ -105,7 +105,7 @@ class Part:
         self.factor = request.scale * self.base
         self.masks = Masks(pattern, request.context)
         self.bits = np.random.SFC64(seed)  # for dropout
-        self.scratch: dict[str, Tensor] = {}  # set by who computes several parts in turn
+        self.scratch: dict[str, Tensor] = {}  # set by who computes several work items in turn
 
     def by_key(self, x: Tensor) -> Tensor:
         """[B, Hkv, ...] as [N, ...]."""
