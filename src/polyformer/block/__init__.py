@@ -4,7 +4,7 @@ from polyformer.block.base import Block, BlockConfig, SubLayer
 from polyformer.block.parallel import ParallelConfig
 from polyformer.block.post import PostNormConfig
 from polyformer.block.pre import PreNormConfig
-from polyformer.block.reversible import Reversible, ReversibleConfig, joined, streams
+from polyformer.block.reversible import Reversible, ReversibleConfig, merge_streams, streams
 from polyformer.core.registry import import_modules
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "Reversible",
     "ReversibleConfig",
     "SubLayer",
-    "joined",
+    "merge_streams",
     "streams",
 ]
 

@@ -25,6 +25,7 @@ class BlockConfig(Config):
     reversible: ClassVar[bool] = False
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Block":
+        """The wiring of `sublayers` sub-layers, with as many norms as it needs."""
         raise NotImplementedError
 
     def width(self, hidden_size: int) -> int:
@@ -41,6 +42,7 @@ class Block(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
+        """The output of the layer, of the shape of x."""
         raise NotImplementedError
 
     def first_reads(self, x: Tensor) -> Tensor:

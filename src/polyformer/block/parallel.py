@@ -18,6 +18,7 @@ class ParallelConfig(BlockConfig):
     paper: ClassVar[str] = "Wang and Komatsuzaki 2021 (GPT-J)"
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Parallel":
+        """One norm, for all sub-layers."""
         return Parallel(hidden_size, 1, norm, dropout)
 
 
@@ -25,10 +26,12 @@ class Parallel(Block):
     """Sub-layers side by side."""
 
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
+        """x + sum_f dropout(f(norm(x)))."""
         normed = self.norms[0](x)
         for sublayer in sublayers:
             x = x + self.dropout(sublayer(normed))
         return x
 
     def first_reads(self, x: Tensor) -> Tensor:
+        """norm(x)."""
         return self.norms[0](x)

@@ -19,6 +19,7 @@ class PostNormConfig(BlockConfig):
     normalizes_output: ClassVar[bool] = True
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "PostNorm":
+        """A norm for each sub-layer."""
         return PostNorm(hidden_size, sublayers, norm, dropout)
 
 
@@ -26,9 +27,11 @@ class PostNorm(Block):
     """The wiring of 2017."""
 
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
+        """x = norm(x + dropout(f(x))) for each f in turn."""
         for norm, sublayer in zip(self.norms, sublayers):
             x = norm(x + self.dropout(sublayer(x)))
         return x
 
     def first_reads(self, x: Tensor) -> Tensor:
+        """x itself."""
         return x

@@ -28,9 +28,11 @@ class PreNormConfig(BlockConfig):
 
     @classmethod
     def examples(cls) -> tuple["PreNormConfig", ...]:
+        """With and without `finite`."""
         return cls(), cls(finite=True)
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "PreNorm":
+        """A norm for each sub-layer."""
         return PreNorm(hidden_size, sublayers, norm, dropout, self.finite)
 
 
@@ -42,12 +44,14 @@ class PreNorm(Block):
         self.finite = finite
 
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
+        """x = x + dropout(f(norm(x))) for each f in turn."""
         for norm, sublayer in zip(self.norms, sublayers):
             y = self.dropout(sublayer(norm(x)))
             x = _finite(x + (y if y.dtype == x.dtype else _finite(y))) if self.finite else x + y
         return x
 
     def first_reads(self, x: Tensor) -> Tensor:
+        """norm(x)."""
         return self.norms[0](x)
 
 

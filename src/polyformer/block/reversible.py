@@ -41,9 +41,11 @@ class ReversibleConfig(BlockConfig):
             raise unknown("join", self.join, JOINS)
 
     def width(self, hidden_size: int) -> int:
+        """hidden_size, or twice that where both streams are concatenated."""
         return 2 * hidden_size if self.join == "concat" else hidden_size
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Reversible":
+        """A norm for each sub-layer."""
         return Reversible(hidden_size, sublayers, norm, dropout)
 
 
@@ -51,6 +53,7 @@ class Reversible(Block):
     """x [2, B, T, E], both streams, through sub-layers, each [B, T, E] -> [B, T, E]."""
 
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
+        """(a, b) -> (b, a + dropout(f(norm(b)))) for each f in turn."""
         a, b = x
         for index, sublayer in enumerate(sublayers):
             a, b = b, a + self.change(index, sublayer, b)
@@ -61,12 +64,13 @@ class Reversible(Block):
         return self.dropout(sublayer(self._normed(index, x)))
 
     def first_reads(self, x: Tensor) -> Tensor:
+        """norm(x2), x2 the second stream."""
         return self._normed(0, x[1])
 
     def _normed(self, index: int, x: Tensor) -> Tensor:
         norm = self.norms[index]
-        own = next((one.dtype for one in norm.parameters()), x.dtype)
-        return norm(x.to(own))
+        dtype = next((parameter.dtype for parameter in norm.parameters()), x.dtype)
+        return norm(x.to(dtype))
 
 
 def streams(x: Tensor) -> Tensor:
@@ -77,6 +81,6 @@ def streams(x: Tensor) -> Tensor:
     return torch.stack([x, x]).double()
 
 
-def joined(x: Tensor, dtype: torch.dtype, join: str = "mean") -> Tensor:
+def merge_streams(x: Tensor, dtype: torch.dtype, join: str = "mean") -> Tensor:
     """Both streams [2, B, T, E] as one, [B, T, E] or, for "concat", [B, T, 2 E]."""
     return (torch.cat([x[0], x[1]], -1) if join == "concat" else x.mean(0)).to(dtype)

@@ -69,18 +69,17 @@ class Relative:
 
     def plus(self, other: "Relative") -> "Relative":
         """The terms of both; only biases may stand in both."""
-        ends = [one.first + next(iter(one.tables.values())).shape[1] for one in (self, other)]
-        reach = min(self.first, other.first), max(ends) - 1
-        one, two = self.over(*reach), other.over(*reach)
-        assert one.tables.keys() & two.tables.keys() <= {"bias"}
-        tables = {**one.tables, **two.tables}
-        if one.bias is not None and two.bias is not None:
-            tables["bias"] = one.bias + two.bias
-        return Relative(
-            first=one.first, content=one.content if two.content is None else two.content, **tables
-        )
+        ends = [terms.first + next(iter(terms.tables.values())).shape[1] for terms in (self, other)]
+        first, last = min(self.first, other.first), max(ends) - 1
+        mine, theirs = self.over(first, last), other.over(first, last)
+        assert mine.tables.keys() & theirs.tables.keys() <= {"bias"}
+        tables = {**mine.tables, **theirs.tables}
+        if mine.bias is not None and theirs.bias is not None:
+            tables["bias"] = mine.bias + theirs.bias
+        content = mine.content if theirs.content is None else theirs.content
+        return Relative(first=first, content=content, **tables)
 
-    def of_heads(self, heads: list[int], num_heads: int) -> "Relative":
+    def select_heads(self, heads: list[int], num_heads: int) -> "Relative":
         """The terms of some of `num_heads` heads, in that order."""
         changes = {name: table[heads] for name, table in self.tables.items() if len(table) == num_heads > 1}
         content = None if self.content is None else self.content[:, heads]

@@ -22,10 +22,11 @@ class AlternateFeedForwardConfig(FeedForwardConfig):
     def __post_init__(self) -> None:
         if not self.feedforwards:
             raise InputError("feedforwards: expected 1 feed-forward or more, got none")
-        if not all(one.tokenwise for one in self.feedforwards):
+        if not all(feedforward.tokenwise for feedforward in self.feedforwards):
             object.__setattr__(self, "tokenwise", False)
 
     def at(self, layer: int) -> FeedForwardConfig:
+        """Number `layer` modulo how many there are."""
         return self.feedforwards[layer % len(self.feedforwards)].at(layer)
 
     def build(self, hidden_size: int) -> FeedForward:
@@ -34,4 +35,5 @@ class AlternateFeedForwardConfig(FeedForwardConfig):
 
     @classmethod
     def examples(cls) -> tuple["AlternateFeedForwardConfig", ...]:
+        """Dense and gated in turn."""
         return (cls(feedforwards=tuple(map(FeedForwardConfig.from_dict, ("dense", "gated")))),)

@@ -15,12 +15,13 @@ from polyformer.sequence.context import Context
 class FeedForwardConfig(Config):
     """Family of feed-forwards: `build(hidden_size)` makes the module.
 
-    `tokenwise` says that what it makes of a token hangs on that token alone.
+    `tokenwise` says that what it makes of a token depends on that token alone.
     """
 
     tokenwise: ClassVar[bool] = True
 
     def build(self, hidden_size: int) -> "FeedForward":
+        """The module, in a model of `hidden_size`."""
         raise NotImplementedError
 
     def at(self, layer: int) -> "FeedForwardConfig":

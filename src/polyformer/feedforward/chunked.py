@@ -44,13 +44,16 @@ class ChunkedConfig(FeedForwardConfig):
             )
 
     def build(self, hidden_size: int) -> "Chunked":
+        """The inner module, in chunks."""
         return Chunked(self.inner.build(hidden_size), self.chunk)
 
     def at(self, layer: int) -> "ChunkedConfig":
+        """In chunks, what layer `layer` has inside."""
         return dataclasses.replace(self, inner=self.inner.at(layer))
 
     @classmethod
     def examples(cls) -> tuple["ChunkedConfig", ...]:
+        """Many chunks, and a chunk longer than the input."""
         return cls(chunk=4), cls(inner=FeedForwardConfig.from_dict("gated"), chunk=1000)
 
 
@@ -62,6 +65,7 @@ class Chunked(FeedForward):
         self.inner, self.chunk = inner, chunk
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
+        """concat(f(x_1), f(x_2), ..), x_i of `chunk` tokens each."""
         rows = x.reshape(-1, x.shape[-1])
         if len(rows) <= self.chunk:
             return self._one(rows).view(x.shape)

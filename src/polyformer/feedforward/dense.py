@@ -23,6 +23,7 @@ class DenseConfig(SizedConfig):
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.3"
 
     def build(self, hidden_size: int) -> "Dense":
+        """Two linear layers, E -> F -> E."""
         return Dense(hidden_size, self)
 
 
@@ -37,4 +38,5 @@ class Dense(FeedForward):
         self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
+        """act(x W_in + b_in) W_out + b_out."""
         return self.down(self.dropout(self.activation(self.up(x))))

@@ -10,7 +10,7 @@ Padding is sent nowhere and counted nowhere. Cost: top_k expert passes a token, 
 `capacity` limits what an expert takes in training. Of the first t tokens of a document it takes at most
 ceil(capacity * top_k * t / X): those whose choice of e comes after so many others are passed on by the
 residual stream alone. Deviations: the papers count over the batch and the whole length, where a token's fate
-hangs on other rows and later tokens; here on its own past. An evaluation drops nothing. The router is
+depends on other rows and later tokens; here on its own past. An evaluation drops nothing. The router is
 computed in float32. Shazeer et al. 2017, section 2; Lepikhin et al. 2021, section 2.2; Fedus et al. 2022, 2.
 """
 
@@ -68,9 +68,11 @@ class ExpertsConfig(FeedForwardConfig):
             raise InputError(f"jitter: expected a number in [0, 1), got {self.jitter}")
 
     def build(self, hidden_size: int) -> "Experts":
+        """A router and `experts` copies of the expert."""
         return Experts(hidden_size, self)
 
     def at(self, layer: int) -> "ExpertsConfig":
+        """With the expert of layer `layer`."""
         return dataclasses.replace(self, expert=self.expert.at(layer))
 
     @classmethod
@@ -94,6 +96,7 @@ class Experts(FeedForward):
         self.experts = nn.ModuleList(config.expert.build(hidden_size) for _ in range(config.experts))
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
+        """y = sum over the chosen e of g_e f_e(x)."""
         rows = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
         chosen, gates, taken = self.route(rows, context)
         mix = self._plainly if torch.compiler.is_compiling() else self._grouped  # counts are read below
@@ -132,7 +135,7 @@ class Experts(FeedForward):
         sizes = torch.bincount(expert, minlength=count + 1)[:count].tolist()
         order = order[: sum(sizes)]
         sent = x.flatten(0, 1)[order // k].split(sizes)
-        y = torch.cat([one(part) for one, part in zip(self.experts, sent)])
+        y = torch.cat([expert(tokens) for expert, tokens in zip(self.experts, sent)])
         y = (y * gates.flatten()[order].unsqueeze(-1)).to(y.dtype)
         back = y.new_zeros(len(expert), y.shape[-1]).index_copy(0, order, y)
         return back.unflatten(0, (-1, k)).sum(1).view(x.shape)
@@ -140,7 +143,7 @@ class Experts(FeedForward):
     def _plainly(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
         empty = gates.new_zeros(*x.shape[:2], self.config.experts)
         weights = empty.scatter(-1, chosen, gates * taken)
-        read = torch.stack([one(x) for one in self.experts], -1)  # [B, T, E, X]
+        read = torch.stack([expert(x) for expert in self.experts], -1)  # [B, T, E, X]
         return (read * weights.unsqueeze(2)).sum(-1).to(read.dtype)
 
 

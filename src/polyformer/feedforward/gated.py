@@ -26,6 +26,7 @@ class GatedConfig(SizedConfig):
     paper: ClassVar[str] = "Shazeer 2020, equations 5 and 6"
 
     def build(self, hidden_size: int) -> "Gated":
+        """Three linear layers, two E -> F and one F -> E."""
         return Gated(hidden_size, self)
 
 
@@ -41,4 +42,5 @@ class Gated(FeedForward):
         self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
+        """(act(x W_gate) * x W_in) W_out."""
         return self.down(self.dropout(self.activation(self.gate(x)) * self.up(x)))

@@ -81,7 +81,7 @@ def _added(
     if numbers is None:
         return x + table(torch.zeros_like(pos))
     if numbers.device.type == "cpu" and not torch.compiler.is_compiling() and numbers.numel():
-        low, high = (int(one) for one in numbers.aminmax())
+        low, high = (int(bound) for bound in numbers.aminmax())
         if low < 0 or high >= table.num_embeddings:
             most = table.num_embeddings - 1
             raise InputError(f"{name}: expected numbers from 0 to {most}, got {low} to {high}")

@@ -53,10 +53,10 @@ def split(pattern: Pattern | None) -> tuple[Pattern | None, tuple[GlobalPattern,
         assert right is not None
         return left | right, tuple(dict.fromkeys((*some, *more)))
     if isinstance(pattern, PerHead):
-        heads = [split(one) for one in pattern.patterns]
+        heads = [split(head) for head in pattern.patterns]
         if len({frozenset(tokens) for _, tokens in heads}) > 1:
             raise InputError("global_projections: expected the same global tokens for all heads")
-        return PerHead(tuple(one for one, _ in heads if one is not None)), heads[0][1]
+        return PerHead(tuple(ordinary for ordinary, _ in heads if ordinary is not None)), heads[0][1]
     return pattern, ()
 
 
@@ -67,9 +67,9 @@ def check_global(mechanism: object) -> None:
             "global_projections: expected the mechanism 'softmax', whose patterns name the tokens"
         )
     if not split(mechanism.at(0).pattern)[1]:
-        given = "none" if mechanism.pattern is None else mechanism.pattern.to_text()
+        text = "none" if mechanism.pattern is None else mechanism.pattern.to_text()
         raise InputError(
-            f"global_projections: expected a pattern with `| Global(n)` or `| Marked()`, got {given}; "
+            f"global_projections: expected a pattern with `| Global(n)` or `| Marked()`, got {text}; "
             "add one, or set global_projections to false"
         )
 
@@ -120,9 +120,9 @@ def _most(tokens: tuple[GlobalPattern, ...], context: Context, flags: Tensor) ->
     """How many global queries the row with most of them has; while tracing, how many it may have."""
     if not torch.compiler.is_compiling():
         return int(flags.sum(1).max()) if flags.numel() else 0
-    found = [pattern.runs(context, "q") for pattern in tokens]
-    known = [keys.some for keys in found if keys is not None]
-    if len(known) < len(found):
+    intervals = [pattern.runs(context, "q") for pattern in tokens]
+    known = [keys.some for keys in intervals if keys is not None]
+    if len(known) < len(intervals):
         return context.q_len
     return sum(stop - start for start, stop in unite(run for some in known for run in some))
 
@@ -163,9 +163,7 @@ class GlobalAttention(nn.Module):
         chosen = context.once(("global queries", self.tokens), lambda: choose(self.tokens, context, x))
         if chosen is None and cache is None:
             return y, None
-        site = Site(
-            self.layer, lambda one: self._vectors(self.query, one), lambda one: self._vectors(self.key, one)
-        )
+        site = Site(self.layer, lambda x: self._vectors(self.query, x), lambda x: self._vectors(self.key, x))
         k, v = self._heads(self.key, read), self._heads(self.value, read)
         _, k = position.rotate(k, k, context, site)
         if cache is not None:
@@ -206,7 +204,7 @@ class GlobalAttention(nn.Module):
         ):
             raise InputError(
                 "global_projections: this position scheme reads queries and keys, and those of global tokens "
-                "are others; use one that turns them (rope) or adds a bias (alibi, t5)"
+                "are others; use one that rotates them (rope) or adds a bias (alibi, t5)"
             )
         if relative is None:
             return None

@@ -103,7 +103,7 @@ class Layer(nn.Module):
         return self.block(
             x,
             [
-                lambda one: self.attention(one, context, position, read=shown)[0],
-                lambda one: self.feedforward(one, context),
+                lambda x: self.attention(x, context, position, read=shown)[0],
+                lambda x: self.feedforward(x, context),
             ],
         )

@@ -63,6 +63,7 @@ class AttentionConfig(Config):
 
     @classmethod
     def ways(cls) -> str:
+        """What may be written where heads and mechanism are configured, for error messages."""
         return f"{MechanismConfig.ways()}; or a mapping of options such as num_attention_heads"
 
     def changed(self, value: object, where: str) -> Config | None:
@@ -97,6 +98,7 @@ class AttentionConfig(Config):
         return dataclasses.replace(self, mechanism=self.mechanism.cross(), global_projections=False)
 
     def build(self, hidden_size: int, layer: int = 0) -> "MultiHeadAttention":
+        """The module of layer `layer`, in a model of `hidden_size`."""
         return MultiHeadAttention(hidden_size, self, layer)
 
 
@@ -170,8 +172,8 @@ class MultiHeadAttention(nn.Module):
             k = self._heads(self.key or self.query, read)
         site = Site(
             self.layer,
-            lambda one: self._vectors(self.query, one),
-            lambda one: self._vectors(self.key or self.query, one),
+            lambda vectors: self._vectors(self.query, vectors),
+            lambda vectors: self._vectors(self.key or self.query, vectors),
         )
         q, k = position.rotate(q, k, context, site)
         terms = Terms(position, site)

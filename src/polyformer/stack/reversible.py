@@ -1,7 +1,8 @@
 """Training a reversible stack: it keeps its last outputs, and finds every input again on the way back.
 
     forward    (a, b) -> (b, a + f(b))
-    backward   a = c - f(b), with the graph of f(b) alone; its gradients; then the step before
+    backward   a = c - f(b), with the graph of f(b) alone; then the step before
+               grad_a = grad_c        grad_b = grad_b + (df / db)^T grad_c        c = a + f(b)
 
 Each step is computed twice from the same state of the random generators and of autocast, and in the same way,
 so that dropout drops the same numbers. Memory: two tensors [B, T, E] for any number of layers, and the graph
@@ -39,22 +40,25 @@ class Change:
     reads: list[Tensor]
 
     def run(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, AuxiliaryLosses]:
+        """The output streams, and the auxiliary losses of the step."""
         with (
             torch.enable_grad(),
-            collect_auxiliary_losses() as found,
+            collect_auxiliary_losses() as losses,
         ):  # the very computation of `back`; its graph is dropped
             added = self.function(b.detach().requires_grad_())
-        return b, a + added.detach(), {name: term.detach() for name, term in found.items()}
+        return b, a + added.detach(), {name: term.detach() for name, term in losses.items()}
 
-    def back(self, b: Tensor, c: Tensor, for_b: Tensor, for_c: Tensor, for_terms: Sequence[Tensor]) -> "Back":
+    def back(
+        self, b: Tensor, c: Tensor, grad_b: Tensor, grad_c: Tensor, grad_terms: Sequence[Tensor]
+    ) -> "Back":
         """The input streams, their gradients, and those of `reads`."""
-        with torch.enable_grad(), collect_auxiliary_losses() as found:
+        with torch.enable_grad(), collect_auxiliary_losses() as losses:
             leaf = b.detach().requires_grad_()
             added = self.function(leaf)
-        outputs = [(added, for_c.to(added.dtype)), *zip(found.values(), for_terms, strict=True)]
-        slopes = _gradients(outputs, [leaf, *self.reads])
-        for_b = for_b if slopes[0] is None else for_b + slopes[0]
-        return c - added.detach(), b, for_c, for_b, slopes[1:]
+        outputs = [(added, grad_c.to(added.dtype)), *zip(losses.values(), grad_terms, strict=True)]
+        grads = _gradients(outputs, [leaf, *self.reads])
+        grad_b = grad_b if grads[0] is None else grad_b + grads[0]
+        return c - added.detach(), b, grad_c, grad_b, grads[1:]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,14 +69,18 @@ class Placing:
     reads: list[Tensor]
 
     def run(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, AuxiliaryLosses]:
+        """The output streams; there are no auxiliary losses."""
         p = self.function(torch.zeros_like(a)).detach()
         return a + p, b + p, {}
 
-    def back(self, a: Tensor, b: Tensor, for_a: Tensor, for_b: Tensor, for_terms: Sequence[Tensor]) -> "Back":
+    def back(
+        self, a: Tensor, b: Tensor, grad_a: Tensor, grad_b: Tensor, grad_terms: Sequence[Tensor]
+    ) -> "Back":
+        """The input streams, their gradients, and those of `reads`."""
         with torch.enable_grad():
             p = self.function(torch.zeros_like(a))
-        slopes = _gradients([(p, for_a + for_b)], self.reads)
-        return a - p.detach(), b - p.detach(), for_a, for_b, slopes
+        grads = _gradients([(p, grad_a + grad_b)], self.reads)
+        return a - p.detach(), b - p.detach(), grad_a, grad_b, grads
 
 
 Step = Change | Placing
@@ -102,9 +110,9 @@ def run_reversible(
             steps.append(Placing(_placing(position, pos, index), _learning(position.parameters())))
         reads = _learning([*layer.parameters(), *position.parameters(), *shown])
         steps += _changes(layer, reads, context, position, source)
-    course = Course(steps, _learning(one for step in steps for one in step.reads))
-    given = [hidden if shown and one is shown[0] else one for one in course.reads]
-    y, *terms = _Reversible.apply(course, x, *given)  # type: ignore[misc]
+    course = Course(steps, _learning(tensor for step in steps for tensor in step.reads))
+    inputs = [hidden if shown and tensor is shown[0] else tensor for tensor in course.reads]
+    y, *terms = _Reversible.apply(course, x, *inputs)  # type: ignore[misc]
     for name, term in zip((name for names in course.names for name in names), terms, strict=True):
         add_auxiliary_loss(name, term)
     return y
@@ -138,12 +146,12 @@ def _placing(position: Position, pos: Tensor, layer: int) -> Callable[[Tensor], 
 
 def _learning(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Those that gradients are wanted of, each once."""
-    return list({id(one): one for one in tensors if one.requires_grad}.values())
+    return list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Moment:
-    """The state of everything outside that a step hangs on: random generators and autocast."""
+    """The state of everything outside that a step depends on: random generators and autocast."""
 
     random: Tensor
     devices: Sequence[int]
@@ -153,6 +161,7 @@ class Moment:
 
     @classmethod
     def now(cls, x: Tensor) -> "Moment":
+        """The state as it is before a step on x."""
         devices, states = get_device_states(x)
         device = x.device.type
         autocast: dict[str, Any] = {"enabled": False}
@@ -191,13 +200,14 @@ class _Reversible(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, course: Course, x: Tensor, *reads: Tensor) -> tuple[Tensor, ...]:
+        """Runs all steps, and keeps the last streams alone."""
         a, b = x
         terms: list[Tensor] = []
         for step in course.steps:
             course.moments.append(Moment.now(x))
-            a, b, found = step.run(a, b)
-            course.names.append(list(found))
-            terms += found.values()
+            a, b, losses = step.run(a, b)
+            course.names.append(list(losses))
+            terms += losses.values()
         y = torch.stack([a, b])
         ctx.course = course
         ctx.save_for_backward(y)
@@ -205,28 +215,29 @@ class _Reversible(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *for_terms: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *grad_terms: Tensor) -> tuple[Tensor | None, ...]:
+        """Runs the steps back from the last, each with the graph of its own function."""
         course: Course = ctx.course
-        (a, b), (for_a, for_b) = ctx.saved_tensors[0], grad
-        place = {id(one): index for index, one in enumerate(course.reads)}
+        (a, b), (grad_a, grad_b) = ctx.saved_tensors[0], grad
+        place = {id(tensor): index for index, tensor in enumerate(course.reads)}
         total: list[Tensor | None] = [None] * len(course.reads)
-        end = len(for_terms)
+        end = len(grad_terms)
         for step, moment, names in reversed(list(zip(course.steps, course.moments, course.names))):
             start = end - len(names)
             with moment.again():
-                a, b, for_a, for_b, slopes = step.back(a, b, for_a, for_b, for_terms[start:end])
+                a, b, grad_a, grad_b, grads = step.back(a, b, grad_a, grad_b, grad_terms[start:end])
             end = start
-            for tensor, slope in zip(step.reads, slopes, strict=True):
-                if slope is not None:
+            for tensor, grad_tensor in zip(step.reads, grads, strict=True):
+                if grad_tensor is not None:
                     known = total[place[id(tensor)]]
-                    total[place[id(tensor)]] = slope if known is None else known + slope
-        return None, torch.stack([for_a, for_b]), *total
+                    total[place[id(tensor)]] = grad_tensor if known is None else known + grad_tensor
+        return None, torch.stack([grad_a, grad_b]), *total
 
 
 def _gradients(outputs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """Of outputs given with their gradients, for each input; None where it has no part."""
-    reached = [(one, slope) for one, slope in outputs if one.requires_grad]
+    """The gradient of each input from (output, its gradient) pairs; None where it has no part."""
+    reached = [(output, grad) for output, grad in outputs if output.requires_grad]
     if not reached or not inputs:
         return [None] * len(inputs)
-    ends, slopes = zip(*reached)
-    return torch.autograd.grad(ends, inputs, slopes, allow_unused=True)
+    ends, grads = zip(*reached)
+    return torch.autograd.grad(ends, inputs, grads, allow_unused=True)

@@ -7,7 +7,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from polyformer.block import BlockConfig, PostNormConfig, ReversibleConfig, joined, streams
+from polyformer.block import BlockConfig, PostNormConfig, ReversibleConfig, merge_streams, streams
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.evaluation_mode import training_pass
@@ -155,20 +155,20 @@ class Stack(nn.Module):
         """
         if context.q_doc is not None:
             self.mechanism.require("packs")
-        given = x.dtype
+        dtype = x.dtype
         if self.reversible:
             x = streams(x)
         traced = torch.compiler.is_compiling()
         if self.reversible and torch.is_grad_enabled() and states is None and collect is None and not traced:
             y = run_reversible(self.sequence, x, pos, context, self.position, source)
-            return self.final_dropout(self.final_norm(joined(y, given, self.join))), None
+            return self.final_dropout(self.final_norm(merge_streams(y, dtype, self.join))), None
         skipped = self._skipped() if states is None else []
         new_states = []
         for index, layer in enumerate(self.sequence):
             if index:
                 x = self.position.embed(x, pos, index)
             if collect is not None:
-                collect.append(joined(x, given) if self.reversible else x)
+                collect.append(merge_streams(x, dtype) if self.reversible else x)
             if index in skipped:
                 continue
             arguments = (x, context, self.position, source, states[index] if states else None)
@@ -179,7 +179,7 @@ class Stack(nn.Module):
             if self.convolution is not None and not index:
                 x = self.convolution(arguments[0], x, context)
             new_states.append(state)
-        x = self.final_dropout(self.final_norm(joined(x, given, self.join) if self.reversible else x))
+        x = self.final_dropout(self.final_norm(merge_streams(x, dtype, self.join) if self.reversible else x))
         if collect is not None:
             collect.append(x)
         return x, tuple(new_states) if states else None

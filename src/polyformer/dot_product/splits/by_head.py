@@ -60,7 +60,7 @@ def _select_heads(request: Request, pattern: Pattern, heads: list[int]) -> Reque
     device, number = request.q.device, request.q.shape[1]
     index = torch.tensor(heads, device=device)
     kv_index = index // request.groups
-    relative = None if request.relative is None else request.relative.of_heads(heads, number)
+    relative = None if request.relative is None else request.relative.select_heads(heads, number)
     return dataclasses.replace(
         request,
         q=request.q.index_select(1, index),
