@@ -1,0 +1,252 @@
+"""The equation of every attention mechanism, for one head of one row, in numpy loops of float64.
+
+Nothing of the library is used here, and nothing is fast: what a mechanism draws or learns comes in as arrays.
+q [T, D], k [T, D], v [T, Dv]; allowed [T, T], whether the context (causality, padding, documents) lets query
+i attend to key j. Returned is y [T, Dv], zeros for a query with nothing to attend to.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+def weighted_mean(scores: Array, values: Array, factors: Array | None = None) -> Array:
+    """sum_j m_j e^(s_j) v_j / sum_j m_j e^(s_j), zeros where there is no weight."""
+    factors = np.ones(len(scores)) if factors is None else factors
+    weights = factors * np.exp(scores)
+    return weights @ values / weights.sum() if weights.sum() > 0 else np.zeros(values.shape[1])
+
+
+def softmax(q: Array, k: Array, v: Array, allowed: Mask, scale: float | None = None) -> Array:
+    """y_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j."""
+    scale = 1 / np.sqrt(q.shape[1]) if scale is None else scale
+    y = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        keys = np.flatnonzero(allowed[i])
+        y[i] = weighted_mean(k[keys] @ q[i] * scale, v[keys])
+    return y
+
+
+def windowed(allowed: Mask, before: int, after: int) -> Mask:
+    """Keys at most `before` slots before the query and `after` slots after it."""
+    i, j = np.indices(allowed.shape)
+    return allowed & (i - j <= before) & (j - i <= after)
+
+
+def spans(q: Array, k: Array, v: Array, allowed: Mask, z: Array, ramp: int, most: int) -> Array:
+    """p_ij = m e^(s_ij) / sum m e^(s_ij), m = clip((ramp + z_i - |i - j|) / ramp, 0, 1), 0 beyond `most`."""
+    y = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        keys = np.flatnonzero(allowed[i])
+        distance = np.abs(i - keys)
+        mask = np.clip((ramp + z[i] - distance) / ramp, 0, 1) * (distance <= most)
+        y[i] = weighted_mean(k[keys] @ q[i] / np.sqrt(q.shape[1]), v[keys], mask)
+    return y
+
+
+def svd(q: Array, k: Array, v: Array, allowed: Mask, rank: int) -> Array:
+    """The attention matrix P with its `rank` greatest singular values alone: U_r S_r W_r^T v."""
+    p = np.stack([softmax(q, k, np.eye(len(k)), allowed)[i] for i in range(len(q))])
+    u, s, w = np.linalg.svd(p)
+    low = sum(s[r] * np.outer(u[:, r], w[r]) for r in range(min(rank, len(s))))
+    return low @ v
+
+
+def matrix_rows(x: Array, real: Mask, matrix: Array) -> tuple[Array, Mask]:
+    """E x for E [k, n]: token j has column j."""
+    rows = np.zeros((len(matrix), x.shape[1]))
+    for j in np.flatnonzero(real):
+        rows += np.outer(matrix[:, j], x[j])
+    return rows, np.ones(len(matrix), dtype=bool)
+
+
+def pooled_rows(x: Array, real: Mask, count: int, step: int, pool: Callable) -> tuple[Array, Mask]:
+    """`pool` of the real tokens in each of `count` windows of `step` positions; which windows have a
+    token."""
+    rows, seen = np.zeros((count, x.shape[1])), np.zeros(count, dtype=bool)
+    for r in range(count):
+        inside = [x[j] for j in range(r * step, min((r + 1) * step, len(x))) if real[j]]
+        if inside:
+            rows[r], seen[r] = pool(np.stack(inside), axis=0), True
+    return rows, seen
+
+
+def convolved_rows(x: Array, real: Mask, count: int, kernel: Array) -> tuple[Array, Mask]:
+    """x'_r = sum_s x_(r step + s) W_s, kernel W [step, D, D]; which windows have a token."""
+    step = len(kernel)
+    rows, seen = np.zeros((count, x.shape[1])), np.zeros(count, dtype=bool)
+    for j in np.flatnonzero(real):
+        rows[j // step] += x[j] @ kernel[j % step]
+        seen[j // step] = True
+    return rows, seen
+
+
+def performer(q: Array, k: Array, v: Array, allowed: Mask, w: Array, features: str, floor: float) -> Array:
+    """y_i = sum_j (phi(q_i') . phi(k_j')) v_j / sum_j phi(q_i') . phi(k_j'), x' = x / D^(1/4)."""
+    count = len(w)
+
+    def phi(x: Array) -> Array:
+        a = w @ x
+        if features == "positive":
+            return np.exp(a - x @ x / 2) / np.sqrt(count)
+        if features == "relu":
+            return np.maximum(a, 0) + 1e-3
+        return np.exp(x @ x / 2) * np.concatenate([np.cos(a), np.sin(a)]) / np.sqrt(count)
+
+    q, k = q / q.shape[1] ** 0.25, k / k.shape[1] ** 0.25
+    y = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        keys = np.flatnonzero(allowed[i])
+        if not len(keys):
+            continue
+        products = np.array([phi(q[i]) @ phi(k[j]) for j in keys])
+        # What the denominator would be if all angles were 0: its floor is a share of that.
+        least = floor * sum(np.exp(q[i] @ q[i] / 2 + k[j] @ k[j] / 2) for j in keys)
+        total = products.sum()
+        y[i] = products @ v[keys] / (max(total, least) if floor else total)
+    return y
+
+
+def rfa(
+    q: Array,
+    k: Array,
+    v: Array,
+    allowed: Mask,
+    w: Array,
+    sigma: float,
+    floor: float,
+    gate: Callable[[Array], float] | None,
+    causal: bool,
+) -> Array:
+    """S_t = g_t S_(t-1) + (1 - g_t) v_t phi(k_t)^T, z likewise, y_t = S_t phi(q_t) / (z_t . phi(q_t)).
+
+    Without a gate S_t = S_(t-1) + v_t phi(k_t)^T. Without causality a query reads the sums over all its keys,
+    each weighted by 1 - g.
+    """
+
+    def phi(x: Array) -> Array:
+        a = w @ (x / np.linalg.norm(x)) / sigma
+        return np.concatenate([np.sin(a), np.cos(a)]) / np.sqrt(len(w))
+
+    y = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        s, z, mass = np.zeros((v.shape[1], 2 * len(w))), np.zeros(2 * len(w)), 0.0
+        for j in np.flatnonzero(allowed[i]):
+            g = 0.0 if gate is None else gate(k[j])
+            kept, share = (g if causal and gate is not None else 1.0), 1 - g
+            s = kept * s + share * np.outer(v[j], phi(k[j]))
+            z, mass = kept * z + share * phi(k[j]), kept * mass + share
+        if allowed[i].any():
+            y[i] = s @ phi(q[i]) / max(z @ phi(q[i]), floor * mass)
+    return y
+
+
+def last_of_bucket(same: Mask, i: int, window: int, after: int) -> list[int]:
+    """Of the slots `same` as i: the last `window` at or before i, and the next `after` of them."""
+    slots = [int(j) for j in np.flatnonzero(same)]
+    return [j for j in slots if j <= i][-window:] + [j for j in slots if j > i][:after]
+
+
+def lsh(
+    q: Array,
+    k: Array,
+    v: Array,
+    allowed: Mask,
+    rounds: list[Array],
+    window: int,
+    scale: float,
+    key_eps: float,
+    whole: int,
+    causal: bool,
+) -> Array:
+    """Keys k / |k|; i attends to the last `window` keys of its bucket h(x) = argmax [R x; -R x] in any round.
+
+    rounds: a matrix R [buckets / 2, D] each. Where something else is there, a token does not attend to
+    itself.
+    """
+    y = np.zeros((len(q), v.shape[1]))
+    unit = np.stack([x / np.sqrt(x @ x + key_eps * len(x)) for x in k])
+    hashes = [np.array([np.argmax(np.concatenate([r @ x, -(r @ x)])) for x in k]) for r in rounds]
+    if (
+        whole
+    ):  # one more round, in which the first tokens share a bucket, and others are as in the first round
+        hashes.append(np.where(np.arange(len(k)) < whole, -1, hashes[0]))
+    either = allowed | allowed.T
+    for i in range(len(q)):
+        seen: set[int] = set()
+        for h in hashes:
+            seen |= set(last_of_bucket((h == h[i]) & either[i], i, window, 0 if causal else window - 1))
+        keys = sorted(seen - {i} or seen)
+        y[i] = weighted_mean(unit[keys] @ q[i] * scale, v[keys])
+    return y
+
+
+def routing(
+    q: Array,
+    k: Array,
+    v: Array,
+    allowed: Mask,
+    centres: Array,
+    window: int,
+    share_queries: bool,
+    causal: bool,
+) -> Array:
+    """softmax(n(q_i) . n(k_j) / sqrt(D)) over the `window` nearest keys of the query's centroid, n
+    LayerNorm."""
+
+    def normed(x: Array) -> Array:
+        return (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+
+    q, k = (np.stack([normed(row) for row in x]) for x in (q, k))
+    query_cluster, key_cluster = (np.array([np.argmax(centres @ row) for row in x]) for x in (q, k))
+    either = allowed | allowed.T
+    y = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        keys = last_of_bucket(
+            (key_cluster == query_cluster[i]) & either[i], i, window, 0 if causal else window
+        )
+        if share_queries and len(keys) > 1 and i in keys:
+            keys.remove(i)
+        y[i] = weighted_mean(k[keys] @ q[i] / np.sqrt(q.shape[1]), v[keys])
+    return y
+
+
+def memory_compressed(
+    q: Array,
+    k: Array,
+    v: Array,
+    allowed: Mask,
+    kernels: tuple[Array, Array],
+    stride: int,
+    documents: list[list[int]],
+    causal: bool,
+) -> Array:
+    """k'_s = sum_t k_(s stride + t) W^t in each document, v' likewise, and softmax attention to the slots.
+
+    kernels: W [kernel, D, D] of keys and of values; documents: the slots of the real tokens of each. A causal
+    query attends to windows whose last token is at or before it, and to the first token as it is.
+    """
+    size = len(kernels[0])
+    windows: list[tuple[list[int], bool]] = []
+    for tokens in documents:
+        cut = [tokens[start : start + size] for start in range(0, len(tokens), stride)]
+        if causal:
+            windows += [(tokens[:1], True)] + [(window, False) for window in cut if len(window) == size]
+        else:
+            windows += [(window, False) for window in cut]
+    slots = []
+    for x, kernel in ((k, kernels[0]), (v, kernels[1])):
+        slots.append(
+            np.stack(
+                [
+                    x[window[0]] if alone else sum(x[j] @ kernel[t] for t, j in enumerate(window))
+                    for window, alone in windows
+                ]
+            )
+        )
+    complete = np.array([[allowed[i, window[-1]] for window, _ in windows] for i in range(len(q))])
+    return softmax(q, slots[0], slots[1], complete)

@@ -1,0 +1,249 @@
+"""Every mechanism, fast and by its definition, against its equation in `naive_mechanisms.py`.
+
+A mechanism of the package without an equation there fails: these are the only tests of a definition that
+share nothing with it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import naive_mechanisms as naive
+import numpy as np
+import pytest
+import torch
+from naive_mechanisms import Array, Mask
+from torch import Tensor
+
+from polyformer.attention import (
+    AdaptiveSpanConfig,
+    DynamicSpanConfig,
+    LinformerConfig,
+    PerformerConfig,
+    RFAConfig,
+    RoutingConfig,
+    SoftmaxConfig,
+    SVDConfig,
+)
+from polyformer.attention.base import Mechanism, MechanismConfig
+from polyformer.patterns import Window
+from polyformer.sequence.context import Context
+
+ROWS, HEADS, WIDTH, LENGTH = 2, 3, 4, 13
+WINDOW = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """One head of one row: its inputs, who may attend to whom, and where to find what the module has
+    learned."""
+
+    module: Any
+    number: int
+    q: Array
+    k: Array
+    v: Array
+    allowed: Mask
+    documents: list[list[int]]
+    causal: bool
+
+    @property
+    def qkv(self) -> tuple[Array, Array, Array, Mask]:
+        return self.q, self.k, self.v, self.allowed
+
+    @property
+    def real(self) -> Mask:
+        return self.allowed.any(0)
+
+
+def array(x: Tensor) -> Array:
+    return x.detach().numpy()
+
+
+def softmax(config: Any, head: Head) -> Array:
+    allowed = head.allowed
+    if config.pattern is not None:
+        assert config.pattern == Window(WINDOW), "the equation of other patterns is their own tests'"
+        allowed = naive.windowed(allowed, WINDOW, WINDOW)
+    return naive.softmax(head.q, head.k, head.v, allowed, config.scale)
+
+
+def adaptive_span(config: Any, head: Head) -> Array:
+    z = float(np.clip(array(head.module.fraction)[head.number], 0, 1)) * config.max_span
+    return naive.spans(*head.qkv, np.full(len(head.q), z), config.ramp, config.max_span)
+
+
+def dynamic_span(config: Any, head: Head) -> Array:
+    vector, bias = array(head.module.vector)[head.number], array(head.module.bias)[head.number]
+    z = config.max_span / (1 + np.exp(-(head.q @ vector + bias)))
+    return naive.spans(*head.qkv, z, config.ramp, config.max_span)
+
+
+def svd(config: Any, head: Head) -> Array:
+    return naive.svd(*head.qkv, config.rank)
+
+
+def linformer(config: Any, head: Head) -> Array:
+    ranks = config.layers[0]
+    k = ranks[head.number % len(ranks)]
+    same = [h for h in range(HEADS) if ranks[h % len(ranks)] == k]  # heads of one k are one group of matrices
+    group = list(dict.fromkeys(ranks[h % len(ranks)] for h in range(HEADS))).index(k)
+    step, rows = config.max_length // k, []
+    for x, projections in ((head.k, head.module.keys), (head.v, head.module.values)):
+        weight = getattr(projections[group], "weight", None)
+        own = None if weight is None else array(weight)[same.index(head.number) % len(weight)]
+        if config.projection == "linear":
+            rows.append(naive.matrix_rows(x, head.real, own))
+        elif config.projection == "convolution":
+            rows.append(naive.convolved_rows(x, head.real, k, own))
+        else:
+            pool = {"mean": np.mean, "max": np.max}[config.projection]
+            rows.append(naive.pooled_rows(x, head.real, k, step, pool))
+    (keys, seen), (values, _) = rows
+    return naive.softmax(head.q, keys, values, np.broadcast_to(seen, (len(head.q), len(seen))))
+
+
+def performer(config: Any, head: Head) -> Array:
+    w = array(head.module.directions(torch.zeros((), dtype=torch.float64)))
+    floor = config.floor if config.map == "trigonometric" else 0.0
+    return naive.performer(*head.qkv, w, config.map, floor)
+
+
+def rfa(config: Any, head: Head) -> Array:
+    w = array(head.module.directions(torch.zeros((), dtype=torch.float64)))
+    sigma, gate = float(np.exp(array(head.module.log_sigma)[head.number])), None
+    if config.gated:
+        u, b = (array(x)[head.number] for x in (head.module.gate.vector, head.module.gate.bias))
+        gate = lambda k: float(1 / (1 + np.exp(-(u @ k + b))))  # noqa: E731 - the equation of the gate
+    return naive.rfa(*head.qkv, w, sigma, config.floor, gate, head.causal)
+
+
+def lsh(config: Any, head: Head) -> Array:
+    w = array(head.module.directions(torch.zeros((), dtype=torch.float64)))
+    rounds = np.split(w, config.rounds)
+    scale = 1.0 if config.unscaled else WIDTH**-0.5
+    return naive.lsh(*head.qkv, rounds, config.window, scale, config.key_eps, config.whole, head.causal)
+
+
+def routing(config: Any, head: Head) -> Array:
+    local = HEADS // 2 if config.local_heads is None else config.local_heads
+    if head.number < local:
+        size = config.local_window - 1
+        return naive.softmax(head.q, head.k, head.v, naive.windowed(head.allowed, size, size))
+    centres = array(head.module.centroids.centres)[head.number - local]
+    return naive.routing(*head.qkv, centres, config.window, config.share_queries, head.causal)
+
+
+def memory_compressed(config: Any, head: Head) -> Array:
+    kernels = head.module.key_kernel, head.module.value_kernel
+    own = tuple(array(kernel)[head.number] for kernel in kernels)
+    return naive.memory_compressed(*head.qkv, own, config.stride, head.documents, head.causal)
+
+
+def alternate(config: Any, head: Head) -> Array:
+    """Outside a stack there is one layer, the first."""
+    first = config.at(0)
+    return ORACLES[first.kind](first, head)
+
+
+ORACLES: dict[str, Callable[[Any, Head], Array]] = {
+    "adaptive_span": adaptive_span,
+    "alternate": alternate,
+    "dynamic_span": dynamic_span,
+    "linformer": linformer,
+    "lsh": lsh,
+    "memory_compressed": memory_compressed,
+    "performer": performer,
+    "rfa": rfa,
+    "routing": routing,
+    "softmax": softmax,
+    "svd": svd,
+}
+"""The equation of every kind of mechanism in the package."""
+
+MORE: list[MechanismConfig] = [
+    SoftmaxConfig(scale=0.7),
+    SoftmaxConfig(pattern=Window(WINDOW)),
+    PerformerConfig(features=7, map="trigonometric", floor=0.3),
+    RFAConfig(features=5, floor=0.3),
+    AdaptiveSpanConfig(max_span=5, ramp=3, initial=0.3),
+    DynamicSpanConfig(max_span=5, ramp=3, initial=-0.2),
+    LinformerConfig(max_length=16, k=4, sharing="none", projection="max"),
+    RoutingConfig(clusters=3, window=2, local_heads=1, local_window=2),
+    SVDConfig(rank=2),
+]
+"""Options that the examples of the members leave out."""
+
+
+def own_kinds() -> dict[str, type[MechanismConfig]]:
+    """The mechanisms of the package, without those that a test or a user registered."""
+    members = MechanismConfig.kinds
+    return {kind: member for kind, member in members.items() if member.__module__.startswith("polyformer.")}
+
+
+def test_every_mechanism_has_an_equation():
+    assert own_kinds().keys() == ORACLES.keys(), (
+        "give every mechanism a plain equation in naive_mechanisms.py"
+    )
+
+
+CONFIGS = [example for member in own_kinds().values() for example in member.examples()] + MORE
+
+
+def contexts(config: MechanismConfig) -> list[Context]:
+    """Whole rows, and rows with padding at the end; causal ones and packed ones where the mechanism can."""
+    valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    valid[1, 9:] = False
+    documents = torch.zeros(ROWS, LENGTH, dtype=torch.long)
+    documents[0, 5:], documents[1, 3:] = 1, 1
+    limits: list[dict[str, Any]] = [{}, {"kv_valid": valid}]
+    if config.packs and not getattr(config, "whole", 0):
+        limits.append({"kv_valid": valid, "q_doc": documents, "kv_doc": documents})
+    causal = (False, True) if config.causal else (False,)
+    return [Context(LENGTH, LENGTH, causal=flag, **limit) for flag in causal for limit in limits]
+
+
+def allowed(context: Context, row: int) -> tuple[Mask, list[list[int]]]:
+    """Who may attend to whom, pair by pair, and the slots of the real tokens of each document."""
+    real = [context.kv_valid is None or bool(context.kv_valid[row, j]) for j in range(LENGTH)]
+    doc = [0 if context.kv_doc is None else int(context.kv_doc[row, j]) for j in range(LENGTH)]
+    mask = np.zeros((LENGTH, LENGTH), dtype=bool)
+    for i in range(LENGTH):
+        for j in range(LENGTH):
+            mask[i, j] = real[i] and real[j] and doc[i] == doc[j] and (j <= i or not context.causal)
+    slots = [[j for j in range(LENGTH) if real[j] and doc[j] == number] for number in sorted(set(doc))]
+    return mask, [tokens for tokens in slots if tokens]
+
+
+Module = TypeVar("Module", bound=Mechanism)
+
+
+def away_from_initial_values(module: Module) -> Module:
+    """In float64, with every parameter moved: zeros and ones hide faults."""
+    module = module.double().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return module
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["fast", "definition"])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
+def test_a_mechanism_is_its_equation(config: MechanismConfig, plain: bool):
+    torch.manual_seed(8)
+    form = config.definition() if plain else config
+    module = away_from_initial_values(form.build(HEADS, WIDTH))
+    q, k, v = (torch.randn(ROWS, HEADS, LENGTH, WIDTH, dtype=torch.float64) for _ in range(3))
+    k = q if config.shares_queries else k
+    for context in contexts(config):
+        y = array(module(q, k, v, context, None, None)[0])
+        for row in range(ROWS):
+            mask, documents = allowed(context, row)
+            for number in range(HEADS):
+                rows = (array(x[row, number]) for x in (q, k, v))
+                head = Head(module, number, *rows, mask, documents, context.causal)
+                expected = ORACLES[config.kind](config, head)
+                real = head.real
+                np.testing.assert_allclose(
+                    y[row, number][real], expected[real], rtol=1e-9, atol=1e-11, err_msg=f"{config} {context}"
+                )
