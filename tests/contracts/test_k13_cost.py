@@ -1,0 +1,160 @@
+"""K13 cost: how the multiplications of a forward pass grow with the length, counted and not timed.
+
+A mechanism or a pattern promises an exponent e, n^e multiplications for n tokens; from n to 4 n they must
+grow by 4^e. Counted are the matrix products that torch sees (not those inside its fused kernels, so that
+softmax runs in tiles), and with them the keys that a layout takes in. Every mechanism and pattern of the
+package has an entry; a member of one's own need not.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from members import registered
+from torch.utils.flop_counter import FlopCounterMode
+
+from polyformer.attention import (
+    AdaptiveSpanConfig,
+    AlternateConfig,
+    DynamicSpanConfig,
+    LinformerConfig,
+    LSHConfig,
+    MemoryCompressedConfig,
+    PerformerConfig,
+    RFAConfig,
+    RoutingConfig,
+    SoftmaxConfig,
+)
+from polyformer.attention.base import MechanismConfig
+from polyformer.patterns import (
+    ETC,
+    BlockWindow,
+    Blockwise,
+    Causal,
+    Fixed,
+    Full,
+    Global,
+    GlobalEnd,
+    Links,
+    Local1D,
+    Local2D,
+    Pattern,
+    PerHead,
+    PerLayer,
+    Random,
+    Strided,
+    Summary,
+    Whole,
+    Window,
+)
+from polyformer.sequence.context import Context
+
+HEADS, WIDTH = 2, 8
+LENGTHS, SHORT = (2048, 8192), (512, 2048)
+OVER, UNDER = 0.06, 0.25
+"""How far the exponent may be off. Tiles at the edges that are not full weigh less in longer sequences."""
+
+
+def side(length: int) -> int:
+    """The square root, where a width of such size costs least."""
+    return math.isqrt(length)
+
+
+def ring(length: int) -> Links:
+    """Every block and the one before it."""
+    count = length // 64
+    return Links(64, tuple((block, (block - 1) % count) for block in range(count)))
+
+
+MECHANISMS: dict[str, tuple[Callable[[int], MechanismConfig], float]] = {
+    "adaptive_span": (lambda n: AdaptiveSpanConfig(max_span=100, initial=0.5), 1),
+    "alternate": (lambda n: AlternateConfig(mechanisms=(SoftmaxConfig(pattern=Window(64)),)), 1),
+    "dynamic_span": (lambda n: DynamicSpanConfig(max_span=100, initial=0.0), 1),
+    "linformer": (lambda n: LinformerConfig(max_length=n, k=64, backend="tiled"), 1),
+    "lsh": (lambda n: LSHConfig(rounds=2, buckets=32, window=64), 1),
+    "memory_compressed": (lambda n: MemoryCompressedConfig(backend="tiled"), 2),
+    "performer": (lambda n: PerformerConfig(features=32), 1),
+    "rfa": (lambda n: RFAConfig(features=16, gated=True), 1),
+    "routing": (lambda n: RoutingConfig(clusters=side(n), window=side(n), local_heads=0), 1.5),
+    "softmax": (lambda n: SoftmaxConfig(backend="tiled"), 2),
+}
+"""For n tokens, and the exponent."""
+
+PATTERNS: dict[str, tuple[Callable[[int], Pattern], float]] = {
+    "BlockWindow": (lambda n: BlockWindow(64, before=1, after=0), 1),
+    "Blockwise": (lambda n: Blockwise(128, (1, 0)), 1),
+    "Causal": (lambda n: Causal(), 2),
+    "ETC": (lambda n: ETC(64, 64), 1),
+    "Fixed": (lambda n: Fixed(side(n)), 1.5),
+    "Full": (lambda n: Full(), 2),
+    "Global": (lambda n: Global(16) & Window(n, n) | Window(64), 1),
+    "GlobalEnd": (lambda n: GlobalEnd(16), 1),
+    "Links": (ring, 1),
+    "Local1D": (lambda n: Local1D(64, 64), 1),
+    "Local2D": (lambda n: Local2D((n // 32, 32), (8, 8), (4, 4, 4)), 1),
+    "PerHead": (lambda n: PerHead((Window(64), Window(32))), 1),
+    "PerLayer": (lambda n: PerLayer((Window(64), Full())), 1),
+    "Random": (lambda n: Random(2, 64), 1),
+    "Strided": (lambda n: Strided(side(n)), 1.5),
+    "Summary": (lambda n: Summary(side(n)), 1.5),
+    "Whole": (lambda n: Whole(100) | Window(64), 1),
+    "Window": (lambda n: Window(64), 1),
+}
+"""For n tokens, and the exponent."""
+
+UNCOUNTED = {
+    "Documents": "costs what the lengths of a batch's documents cost",
+    "Marked": "costs what the marked tokens of a batch cost",
+    "Padding": "costs what the real tokens of a batch cost",
+    "svd": "its decomposition is no matrix product, and it claims to save nothing",
+}
+
+
+@torch.no_grad()
+def multiplications(config: MechanismConfig, length: int) -> int:
+    """Of one forward pass over a row of `length` tokens."""
+    torch.manual_seed(0)
+    module = config.build(HEADS, WIDTH).double().eval()
+    q, k, v = (torch.randn(1, HEADS, length, WIDTH, dtype=torch.float64) for _ in range(3))
+    context = Context(length, length, causal=config.causal)
+    with FlopCounterMode(display=False) as counter:
+        module(q, q if config.shares_queries else k, v, context, None, None)
+    return counter.get_total_flops()
+
+
+def assert_grows(config_of: Callable[[int], MechanismConfig], exponent: float) -> None:
+    """Short lengths are enough for quadratic growth, and too short for the edges of sparse patterns."""
+    lengths = SHORT if exponent == 2 else LENGTHS
+    few, many = (multiplications(config_of(length), length) for length in lengths)
+    slope = math.log(many / few) / math.log(lengths[1] / lengths[0])
+    assert exponent - UNDER <= slope <= exponent + OVER, f"{few} and {many} at {lengths}"
+
+
+@pytest.mark.parametrize("kind", MECHANISMS)
+def test_a_mechanism_grows_as_it_promises(kind: str):
+    assert_grows(*MECHANISMS[kind])
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_pattern_grows_as_it_promises(name: str):
+    pattern_of, exponent = PATTERNS[name]
+    assert_grows(lambda n: SoftmaxConfig(pattern=pattern_of(n).at(0), backend="tiled"), exponent)
+
+
+def test_every_member_promises_something():
+    own = [kind for kind, cls in MechanismConfig.kinds.items() if cls.__module__.startswith("polyformer.")]
+    own += [cls.__name__ for cls in registered(Pattern.registry)]
+    assert sorted([*MECHANISMS, *PATTERNS, *UNCOUNTED]) == sorted(own)
+
+
+def test_a_pattern_with_a_layout_of_all_keys_is_caught():
+    """The same mask with the layout that a pattern has which says nothing of its keys."""
+
+    class Careless(Window):
+        def keys(self, context: Context, start: int, stop: int) -> Any:
+            return Full().keys(context, start, stop)
+
+    with pytest.raises(AssertionError):
+        assert_grows(lambda n: SoftmaxConfig(pattern=Careless(64), backend="tiled"), 1)
