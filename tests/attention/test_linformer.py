@@ -9,7 +9,7 @@ from torch import Tensor
 from polyformer.architecture import ModelConfig
 from polyformer.attention import LinformerConfig, SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
-from polyformer.attention.linformer.length_projections import ConvolutionShorten, LinearShorten
+from polyformer.attention.linformer.length_projections import ConvolutionProjection, LinearProjection
 from polyformer.attention.linformer.linformer import SHARING, Linformer
 from polyformer.core.errors import InputError
 from polyformer.model import Transformer
@@ -72,7 +72,7 @@ def test_with_identities_it_is_full_attention(sharing: str):
     tensors, context = inputs(11), Context(11, 11)
     mechanism = made(max_length=11, k=11, sharing=sharing)
     for part in [*mechanism.keys, *mechanism.values]:
-        assert isinstance(part, LinearShorten)
+        assert isinstance(part, LinearProjection)
         part.weight.data = torch.eye(11, dtype=torch.float64).expand_as(part.weight).clone()
     torch.testing.assert_close(run(mechanism, tensors), whole(tensors, context), rtol=1e-10, atol=1e-12)
 
@@ -90,7 +90,7 @@ def test_windows_of_one_position_are_full_attention(projection: str):
     """With k = n at any length: a window without a token takes no part in the softmax."""
     tensors, mechanism = inputs(11), made(max_length=20, k=20, projection=projection)
     for part in [*mechanism.keys, *mechanism.values]:
-        if isinstance(part, ConvolutionShorten):
+        if isinstance(part, ConvolutionProjection):
             part.weight.data = torch.eye(4, dtype=torch.float64).expand_as(part.weight).clone()
     for context in (Context(11, 11), padded_context()):
         expected = whole(tensors, context)

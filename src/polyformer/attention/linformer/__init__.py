@@ -1,4 +1,8 @@
-"""Linformer: keys and values are projected along the sequence, from n tokens to k rows, before attention."""
+"""Linformer: keys and values are projected along the sequence, from n tokens to k rows, before attention.
+
+Read `definition` (the equation over all columns), then `linformer` (configuration and module) and
+`length_projections` (E and F: a matrix, pools, a convolution).
+"""
 
 from polyformer.attention.linformer.linformer import LinformerConfig
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyformer.attention.linformer.definition import convolution_rows, matrix_rows, max_rows, mean_rows
 from polyformer.core.errors import InputError
 from polyformer.sequence.context import Context
 
@@ -49,11 +50,11 @@ class Columns:
             _check(context.kv_len, most)
             return cls(context.kv_len)
         slots = torch.arange(context.kv_len, device=table.device)
-        found = slots if index is None else index
+        column = slots if index is None else index
         real = torch.ones_like(table, dtype=torch.bool) if valid is None else valid
-        used = int(torch.where(real, found, 0).max()) + 1
+        used = int(torch.where(real, column, 0).max()) + 1
         _check(used, most)
-        in_place = bool(((found == slots) | ~real).all())
+        in_place = bool(((column == slots) | ~real).all())
         return cls(used, None if in_place else index, valid)
 
     def place(self, x: Tensor, step: int = 1) -> Tensor:
@@ -102,7 +103,7 @@ def _check(tokens: int, most: int) -> None:
         )
 
 
-class Shorten(nn.Module):
+class LengthProjection(nn.Module):
     """x [B, H, Tk, D] -> rows [B, H, R, D], R <= k, and which of them hold tokens, [B or 1, R], None for all.
 
     `length`: n, the most positions. `heads`: how many projections, one for each head or 1 for all.
@@ -113,10 +114,11 @@ class Shorten(nn.Module):
         self.length, self.k, self.step = length, k, length // k
 
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """The rows of the columns that hold tokens."""
         raise NotImplementedError
 
-    def plainly(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        """The same by the equation, over all n columns and k rows."""
+    def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """The same by the equation of `definition.py`, over all n columns and k rows."""
         raise NotImplementedError
 
     def windows(self, x: Tensor, columns: Columns) -> Tensor:
@@ -129,7 +131,7 @@ class Shorten(nn.Module):
         return held.unflatten(1, (self.k, self.step)).any(2)
 
 
-class LinearShorten(Shorten):
+class LinearProjection(LengthProjection):
     """x' = E x with a matrix E [k, n], drawn with variance 1 / n: a full input keeps its scale."""
 
     def __init__(self, length: int, k: int, heads: int, width: int):
@@ -137,53 +139,48 @@ class LinearShorten(Shorten):
         self.weight = nn.Parameter(torch.empty(heads, k, length).normal_(0.0, 1 / math.sqrt(length)))
 
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """E x, of the columns that hold tokens."""
         x = columns.place(x)
         weight = self.weight[:, :, : x.shape[2]].to(x.dtype)
         if len(weight) > 1:
             return weight @ x, None
-        joined = weight @ x.transpose(1, 2).flatten(2)  # one product for all heads
-        return joined.unflatten(2, (x.shape[1], -1)).transpose(1, 2), None
+        rows = weight @ x.transpose(1, 2).flatten(2)  # one product for all heads
+        return rows.unflatten(2, (x.shape[1], -1)).transpose(1, 2), None
 
-    def plainly(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        held = columns.matrix(x.shape[2], self.length, x.device).to(x.dtype)
-        return torch.einsum(
-            "hkn,bnt,bhtd->bhkd",
-            self.weight.to(x.dtype).expand(x.shape[1], -1, -1),
-            held.expand(len(x), -1, -1),
-            x,
-        ), None
+    def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """E x."""
+        return matrix_rows(x, columns.matrix(x.shape[2], self.length, x.device), self.weight), None
 
 
-class MeanShorten(Shorten):
+class MeanProjection(LengthProjection):
     """The mean of the real tokens in each window of n / k columns."""
 
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """Sums over windows by their numbers of tokens."""
         counts, seen = columns.windows(self.step, x.device)
         return self.windows(x, columns).sum(3) / counts.clamp_min(1)[:, None, :, None], seen
 
-    def plainly(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        inside = self.members(x, columns).to(x.dtype).unsqueeze(1)  # [B, 1, k, Tk]
-        counts = inside.sum(3, keepdim=True)
-        return inside @ x / counts.clamp_min(1), counts[:, 0, :, 0] > 0
+    def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """The mean over each window."""
+        return mean_rows(x, self.members(x, columns))
 
 
-class MaxShorten(Shorten):
+class MaxProjection(LengthProjection):
     """The greatest value of the real tokens in each window of n / k columns, for each of the D numbers."""
 
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """Maxima over windows in which padding is -inf, zeros of windows without a token."""
         counts, seen = columns.windows(self.step, x.device)
         empty = (columns.tokens(self.step, x.device) == 0).unflatten(1, (-1, self.step))
         top = self.windows(x, columns).masked_fill(empty[:, None, :, :, None], -torch.inf).amax(3)
         return top.masked_fill((counts == 0)[:, None, :, None], 0.0), seen
 
-    def plainly(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        inside = self.members(x, columns)
-        rows = [x.masked_fill(~inside[:, None, row, :, None], -torch.inf).amax(2) for row in range(self.k)]
-        seen = inside.any(2)
-        return torch.stack(rows, 2).masked_fill(~seen[:, None, :, None], 0.0), seen
+    def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """The maximum over each window."""
+        return max_rows(x, self.members(x, columns))
 
 
-class ConvolutionShorten(Shorten):
+class ConvolutionProjection(LengthProjection):
     """A convolution over positions whose kernel is as long as its stride, n / k; D numbers to D, no bias."""
 
     def __init__(self, length: int, k: int, heads: int, width: int):
@@ -192,19 +189,19 @@ class ConvolutionShorten(Shorten):
         self.weight = nn.Parameter(torch.empty(heads, self.step, width, width).normal_(0.0, deviation))
 
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """One product: a window's tokens end to end, and the kernel likewise."""
         rows = self.windows(x, columns).flatten(3) @ self.weight.flatten(1, 2).to(x.dtype)
         return rows, columns.windows(self.step, x.device)[1]
 
-    def plainly(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        held = columns.matrix(x.shape[2], self.length, x.device).to(x.dtype)
-        column = (held.unsqueeze(1) @ x).unflatten(2, (self.k, self.step))  # [B, H, k, n / k, D]
-        weight = self.weight.to(x.dtype).expand(x.shape[1], -1, -1, -1)
-        return torch.einsum("bhksd,hsde->bhke", column, weight), self.members(x, columns).any(2)
+    def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """The convolution, window by window."""
+        held = columns.matrix(x.shape[2], self.length, x.device)
+        return convolution_rows(x, held, self.weight), self.members(x, columns).any(2)
 
 
-SHORTEN: dict[str, type[Shorten]] = {
-    "linear": LinearShorten,
-    "mean": MeanShorten,
-    "max": MaxShorten,
-    "convolution": ConvolutionShorten,
+PROJECTIONS: dict[str, type[LengthProjection]] = {
+    "linear": LinearProjection,
+    "mean": MeanProjection,
+    "max": MaxProjection,
+    "convolution": ConvolutionProjection,
 }

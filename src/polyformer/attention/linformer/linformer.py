@@ -22,11 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms, check_head_size
-from polyformer.attention.linformer.length_projections import SHORTEN, Columns, Shorten
+from polyformer.attention.linformer.definition import definition
+from polyformer.attention.linformer.length_projections import PROJECTIONS, Columns, LengthProjection
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.state import State
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.isolation import guarded
+from polyformer.ops.precision import at_least_float32
 from polyformer.ops.softmax import record, recorded, recording
 from polyformer.sequence.context import Context
 
@@ -62,14 +64,14 @@ class LinformerConfig(MechanismConfig):
     def __post_init__(self) -> None:
         if self.sharing not in SHARING:
             raise unknown("sharing", self.sharing, SHARING)
-        if self.projection not in SHORTEN:
-            raise unknown("projection", self.projection, SHORTEN)
+        if self.projection not in PROJECTIONS:
+            raise unknown("projection", self.projection, PROJECTIONS)
         if self.max_length < 1:
             raise InputError(f"max_length: counts positions, expected 1 or more, got {self.max_length}")
-        found = [k for layer in self.layers for k in layer]
+        ranks = [k for layer in self.layers for k in layer]
         if not self.layers or not all(self.layers):
             raise InputError(f"k: expected a number for each layer or head, got {quote(self.k)}")
-        for k in found:
+        for k in ranks:
             if not 1 <= k <= self.max_length:
                 raise InputError(f"k: expected 1 to max_length {self.max_length} rows, got {k}")
             if self.projection != "linear" and self.max_length % k:
@@ -83,7 +85,7 @@ class LinformerConfig(MechanismConfig):
             raise InputError(
                 f"k: heads that share a projection have one k, got {quote(self.k)}; use sharing 'none'"
             )
-        if self.sharing == "layer" and len(set(found)) > 1:
+        if self.sharing == "layer" and len(set(ranks)) > 1:
             raise InputError(
                 f"k: layers that share a projection have one k, got {quote(self.k)}; use another sharing"
             )
@@ -91,16 +93,19 @@ class LinformerConfig(MechanismConfig):
     @property
     def layers(self) -> tuple[tuple[int, ...], ...]:
         """The rows of every layer's heads, as far as they are given."""
-        given = (self.k,) if isinstance(self.k, int) else self.k
-        return tuple((one,) if isinstance(one, int) else tuple(one) for one in given)
+        layers = (self.k,) if isinstance(self.k, int) else self.k
+        return tuple((ranks,) if isinstance(ranks, int) else tuple(ranks) for ranks in layers)
 
     def at(self, layer: int) -> "LinformerConfig":
+        """With the ranks of this layer alone."""
         return dataclasses.replace(self, k=(self.layers[layer % len(self.layers)],))
 
     def build(self, num_heads: int, head_size: int) -> "Linformer":
+        """With projections of its own; `tie` shares them with another layer."""
         return (PlainLinformer if self.backend == "definition" else Linformer)(self, num_heads, head_size)
 
     def definition(self) -> "LinformerConfig":
+        """Every column and every row."""
         return dataclasses.replace(self, backend="definition")
 
     def cross(self) -> "LinformerConfig":
@@ -109,6 +114,7 @@ class LinformerConfig(MechanismConfig):
 
     @classmethod
     def examples(cls) -> tuple["LinformerConfig", ...]:
+        """Every projection and every sharing."""
         return (
             cls(max_length=72, k=8),
             cls(max_length=70, k=((5, 9), (7,)), sharing="none"),
@@ -120,7 +126,7 @@ class LinformerConfig(MechanismConfig):
 
 
 class Linformer(Mechanism):
-    """Heads of one k together: `heads` names them, `keys` and `values` hold their projections."""
+    """Heads of one k together: `heads` lists them, `keys` and `values` hold their projections."""
 
     def __init__(self, config: LinformerConfig, num_heads: int, head_size: int):
         super().__init__()
@@ -131,12 +137,13 @@ class Linformer(Mechanism):
         self.keys, self.values = nn.ModuleList(), nn.ModuleList()
         for k, heads in self.heads.items():
             own = len(heads) if config.sharing == "none" else 1
-            make = SHORTEN[config.projection]
-            self.keys.append(make(config.max_length, k, own, head_size))
-            one = config.sharing in ("key-value", "layer")
-            self.values.append(self.keys[-1] if one else make(config.max_length, k, own, head_size))
+            projection = PROJECTIONS[config.projection]
+            self.keys.append(projection(config.max_length, k, own, head_size))
+            shared = config.sharing in ("key-value", "layer")
+            self.values.append(self.keys[-1] if shared else projection(config.max_length, k, own, head_size))
 
     def tie(self, first: Mechanism) -> None:
+        """With sharing "layer", E is that of the first layer."""
         if self.config.sharing == "layer":
             assert isinstance(first, Linformer)
             self.keys, self.values = first.keys, first.values
@@ -151,18 +158,18 @@ class Linformer(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
+        """Attention to the rows E k and F v, heads of each k apart."""
         columns = Columns.of(context, self.config.max_length)
-        exact = torch.promote_types(q.dtype, torch.float32)
-        given, (q, k, v) = q.dtype, (x.to(exact) for x in (q, k, v))
+        dtype, (q, k, v) = q.dtype, (at_least_float32(x) for x in (q, k, v))
         groups = q.shape[1] // k.shape[1]
         if groups > 1 and (len(self.heads) > 1 or self.config.sharing == "none"):
             k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         if len(self.heads) == 1:
-            return self._mix(0, q, k, v, columns).to(given), state
-        return self._by_rank(q, k, v, columns).to(given), state
+            return self._mix(0, q, k, v, columns).to(dtype), state
+        return self._by_rank(q, k, v, columns).to(dtype), state
 
     def _by_rank(self, q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
-        """Heads of each k apart, and put in order again; so are the weights, where somebody looks at them."""
+        """Heads of each k apart, and put in order again; so are the weights, where they are recorded."""
         looking, parts, weights = recording(), [], []
         for index, heads in enumerate(self.heads.values()):
             mine = q[:, heads], k[:, heads], v[:, heads]
@@ -181,8 +188,8 @@ class Linformer(Mechanism):
 
     def _mix(self, index: int, q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
         """Attention of heads of one k."""
-        k, seen = self.project(self.keys[index], k, columns)
-        v, _ = self.project(self.values[index], v, columns)
+        k, seen = self.keys[index](k, columns)
+        v, _ = self.values[index](v, columns)
         seen = None if seen is None else seen.expand(len(q), -1)
         return attend(
             q,
@@ -193,14 +200,14 @@ class Linformer(Mechanism):
             backend=self.config.backend,
         )
 
-    def project(self, part: nn.Module, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        """Rows [B, H, R, D], and which of them hold tokens, [B or 1, R], None for all."""
-        return part(x, columns)
-
 
 class PlainLinformer(Linformer):
-    """By the equation: every column and every row."""
+    """By the equation (`definition`): every column and every row."""
 
-    def project(self, part: nn.Module, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        assert isinstance(part, Shorten)
-        return part.plainly(x, columns)
+    def _mix(self, index: int, q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
+        key_projection, value_projection = self.keys[index], self.values[index]
+        assert isinstance(key_projection, LengthProjection)
+        assert isinstance(value_projection, LengthProjection)
+        keys, seen = key_projection.definition(k, columns)
+        values, _ = value_projection.definition(v, columns)
+        return definition(q, keys, values, seen, self.config.dropout if self.training else 0.0)

@@ -1,9 +1,9 @@
-"""Which tokens a strided convolution joins to a slot, and when a query may see it.
+"""Which tokens a strided convolution takes into a slot, and which queries attend to it.
 
 Tokens are counted in their own document, real ones alone, so padding and packing change nothing. The window
-of slot s joins the tokens s * stride .. s * stride + kernel - 1 of a document. With causality a window is
-there once its last token is, and a query sees it from then on; before the first of them a document has a
-slot for its first token alone, so that every token sees something. Without, windows that the end of a
+of slot s has the tokens s * stride .. s * stride + kernel - 1 of a document. With causality a window is
+there once its last token is, and later queries attend to it; before the first of them a document has a
+slot for its first token alone, so that no token has nothing to attend to. Without, windows that the end of a
 document cuts off count nothing for what they lack. Cost: a few integers a token.
 """
 
@@ -18,7 +18,7 @@ from polyformer.patterns.mods import broadcasts
 from polyformer.sequence.context import Context
 
 NEVER = 1 << 60
-"""The end of a slot that nobody sees."""
+"""The end of a slot that no query attends to."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Slots:
     """New slots made of J tokens, the last of which are the new ones; R is 1 where all rows are alike.
 
     Args:
-        index: [R, S, kernel], which of the J tokens each joins; J for none.
+        index: [R, S, kernel], which of the J tokens each has; J for none.
         alone: [R, S], whether it is the last of these tokens alone.
         ends: [R, S], the key slot of the token that completes it, `NEVER` where there is no such slot.
         kept: [R, kernel - 1], which of the J tokens the next windows may still need: the last real ones.
@@ -110,7 +110,7 @@ def _most(events: Tensor, context: Context, fresh: int, kernel: int, stride: int
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sight:
-    """Which slots, complete at `ends` [R, S], the queries of a context see: mask and layout for `attend`."""
+    """The slots, complete at `ends` [R, S], that queries attend to: mask and layout for `attend`."""
 
     context: Context
     ends: Tensor
@@ -119,6 +119,7 @@ class Sight:
 
     @classmethod
     def of(cls, context: Context, ends: Tensor) -> "Sight":
+        """For the queries of `context`."""
         docs = context.kv_doc
         if docs is not None:
             docs = docs.gather(1, ends.expand(len(docs), -1).clamp(max=context.kv_len - 1))

@@ -1,14 +1,14 @@
-"""Memory-compressed attention: a strided convolution makes keys and values fewer; queries see what is left.
+"""Memory-compressed attention: queries attend to keys and values that a strided convolution has made fewer.
 
     k'_s = sum_t k_(s stride + t) W_k^t        t = 0 .. kernel - 1, and v' likewise
     y = softmax(q k'^T / sqrt(D)) v'
 
 Each head has its own kernels, [kernel, D, D] over its D numbers, without a bias: a convolution in as many
-groups as heads. A causal query sees the slots whose tokens all lie at or before it. Liu et al. 2018, section
-4.2.5, whose T-DMCA has it in turns with attention within blocks (`alternate`).
+groups as heads. A causal query attends to the slots whose tokens all lie at or before it. Liu et al. 2018,
+section 4.2.5, whose T-DMCA has it in turns with attention within blocks (`alternate`).
 
-The paper does not say what the first kernel - 1 tokens of a document see: here the first token as it is,
-which all later ones see too. Tokens are counted within their documents (compression.py), so padding and
+The paper does not say what the first kernel - 1 tokens of a document attend to: here to the first token as it
+is, and so do all later ones. Tokens are counted within their documents (compression.py), so padding and
 packing change nothing. Computed in float32 at least. Cost: n / stride keys a query, and 2 n D kernel / stride
 products a number of keys and of values. Its state is the slots so far and the last kernel - 1 tokens: a third
 of a cache with stride 3.
@@ -23,18 +23,19 @@ from torch import Tensor, nn
 
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms, check_head_size
 from polyformer.attention.memory_compressed.compression import Sight, Slots, new_slots
+from polyformer.attention.memory_compressed.definition import definition
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.state import State
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.isolation import guarded
-from polyformer.ops.softmax import softmax
+from polyformer.ops.precision import at_least_float32, without_autocast
 from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryCompressedConfig(MechanismConfig):
-    """`kernel`: tokens that a slot joins; `stride`: tokens from one slot's first to the next's."""
+    """`kernel`: tokens of a slot; `stride`: tokens from one slot's first to the next one's first."""
 
     kernel: int = 3
     stride: int = 3
@@ -53,13 +54,16 @@ class MemoryCompressedConfig(MechanismConfig):
                 raise InputError(f"{name}: counts tokens, expected 1 or more, got {getattr(self, name)}")
 
     def build(self, num_heads: int, head_size: int) -> "MemoryCompressed":
+        """By gathered slots, or slot by slot if `plain`."""
         return (PlainMemoryCompressed if self.plain else MemoryCompressed)(self, num_heads, head_size)
 
     def definition(self) -> "MemoryCompressedConfig":
+        """Slot by slot."""
         return dataclasses.replace(self, plain=True)
 
     @classmethod
     def examples(cls) -> tuple["MemoryCompressedConfig", ...]:
+        """Windows side by side, windows that overlap, and tokens left out."""
         return cls(), cls(kernel=4, stride=2), cls(kernel=1, stride=2)
 
 
@@ -75,7 +79,7 @@ class CompressedState(State):
 
 
 class MemoryCompressed(Mechanism):
-    """`attend` to compressed keys and values."""
+    """Softmax attention to compressed keys and values."""
 
     def __init__(self, config: MemoryCompressedConfig, num_heads: int, head_size: int):
         super().__init__()
@@ -89,6 +93,7 @@ class MemoryCompressed(Mechanism):
         self.value_kernel = nn.Parameter(torch.empty(shape).normal_(0.0, deviation))
 
     def new_state(self, reserve: int) -> State:
+        """No slots; room for those of `reserve` tokens."""
         return CompressedState(KeyValueCache(reserve=-(-reserve // self.config.stride)))
 
     @guarded
@@ -101,12 +106,13 @@ class MemoryCompressed(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
-        given, exact = q.dtype, torch.promote_types(q.dtype, torch.float32)
-        q, k, v = (x.to(exact) for x in (q, k, v))
+        """Attention to the slots that the convolution makes of keys and values."""
+        dtype = q.dtype
+        q, k, v = (at_least_float32(x) for x in (q, k, v))
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             y, state = self._mix(q, k, v, context, state)
-        return y.to(given), state
+        return y.to(dtype), state
 
     def _mix(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
@@ -165,9 +171,9 @@ class MemoryCompressed(Mechanism):
     def _slots(self, x: Tensor, kernel: Tensor, new: Slots) -> Tensor:
         """Slots [B, H, S, D] of tokens x [B, H, J, D]."""
         x = torch.cat([x, x.new_zeros(*x.shape[:2], 1, x.shape[3])], 2)  # for what a window lacks
-        parts = _take(x, new.index.flatten(1)).unflatten(2, new.index.shape[1:])
-        joined = parts.flatten(3) @ kernel.flatten(1, 2).to(x.dtype)
-        return torch.where(new.alone[:, None, :, None], parts[:, :, :, -1], joined)
+        windows = _take(x, new.index.flatten(1)).unflatten(2, new.index.shape[1:])
+        convolved = windows.flatten(3) @ kernel.flatten(1, 2).to(x.dtype)
+        return torch.where(new.alone[:, None, :, None], windows[:, :, :, -1], convolved)
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
@@ -178,66 +184,15 @@ def _take(x: Tensor, index: Tensor) -> Tensor:
 
 
 class PlainMemoryCompressed(MemoryCompressed):
-    """By the equation, row by row and slot by slot; its state is all keys and values."""
+    """By the equation, slot by slot (`definition`); its state is all keys and values."""
 
     def new_state(self, reserve: int) -> State:
+        """A key-value cache."""
         return KeyValueCache(reserve=reserve)
 
     def _mix(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
     ) -> tuple[Tensor, State | None]:
         k, v, state = appended(state, k, v)
-        mixed = []
-        for b in range(len(q)):
-            windows = [one for tokens in _documents(context, b) for one in self._windows(tokens, context)]
-            seen = [[_sees(context, b, i, one) for one in windows] for i in range(q.shape[2])]
-            allowed = torch.tensor(seen, dtype=torch.bool, device=q.device).view(q.shape[2], len(windows))
-            keys, values = (
-                torch.stack([_joined(x[b], kernel, one) for one in windows], 1) if windows else x[b][:, :0]
-                for x, kernel in ((k, self.key_kernel), (v, self.value_kernel))
-            )
-            weights, _ = softmax(q[b] @ keys.mT / math.sqrt(q.shape[3]), allowed)
-            mixed.append(weights @ values)
-        return torch.stack(mixed), state
-
-    def _windows(self, tokens: list[int], context: Context) -> list["Window"]:
-        """The slots of a document's tokens."""
-        kernel, stride = self.config.kernel, self.config.stride
-        windows = [Window(tokens[start : start + kernel]) for start in range(0, len(tokens), stride)]
-        if not context.causal:
-            return windows
-        return [Window(tokens[:1], alone=True), *(one for one in windows if len(one.tokens) == kernel)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """The tokens of a slot, or the one that stands for itself."""
-
-    tokens: list[int]
-    alone: bool = False
-
-
-def _documents(context: Context, b: int) -> list[list[int]]:
-    """The real tokens of each document in row b."""
-    found: dict[int, list[int]] = {}
-    for slot in range(context.kv_len):
-        if context.kv_valid is None or context.kv_valid[b, slot]:
-            found.setdefault(0 if context.kv_doc is None else int(context.kv_doc[b, slot]), []).append(slot)
-    return list(found.values())
-
-
-def _sees(context: Context, b: int, query: int, window: Window) -> bool:
-    last = window.tokens[-1]
-    mine, theirs = context.q_doc, context.kv_doc
-    same = mine is None or theirs is None or bool(mine[b, query] == theirs[b, last])
-    return same and (not context.causal or last <= query + context.offset)
-
-
-def _joined(x: Tensor, kernel: Tensor, window: Window) -> Tensor:
-    """The slot [H, D] of tokens x [H, T, D]."""
-    if window.alone:
-        return x[:, window.tokens[0]]
-    parts = [
-        torch.einsum("hd,hde->he", x[:, one], kernel[:, t].to(x.dtype)) for t, one in enumerate(window.tokens)
-    ]
-    return torch.stack(parts).sum(0)
+        kernels = self.key_kernel, self.value_kernel
+        return definition(q, k, v, kernels, self.config.stride, context), state

@@ -3,9 +3,9 @@
     c(x) = argmax_c mu_c . n(x)        n(x) = LayerNorm(x), without scale and bias
     mu_c <- normalize(decay mu_c + (1 - decay) normalize(sum of the n(x) with c(x) = c))
 
-A step uses the centroids as they are and changes them after its backward pass: nothing of a pass decides
-where its own tokens go, and activations computed again are the same. Evaluation never changes them. Sums are
-taken over all processes. A centroid that no vector chose stays.
+A training step uses the centroids as they are and changes them after its backward pass: the tokens of a pass
+do not decide their own clusters, and recomputed activations are the same. Evaluation never changes them. Sums
+are taken over all processes. A centroid that no vector chose stays.
 """
 
 import torch
@@ -55,31 +55,32 @@ class Centroids(nn.Module):
         count = centres.shape[1]
         more = centres[:, :1].expand(-1, -count % LANES, -1)
         centres = torch.cat([centres, more], 1).mT.contiguous()  # [H, D, W]
-        found, width = x.new_empty(x.shape[:3]), centres.shape[2]
+        reversed_numbers, width = x.new_empty(x.shape[:3]), centres.shape[2]
         run = max(1, min(x.shape[2], HELD // width))
         scores, best = x.new_empty(2, run, width)
         down = torch.arange(width, 0, -1, dtype=x.dtype)
-        for of_row, into in zip(x, found):
-            for of_head, own, to in zip(of_row, centres, into):
-                for part, numbers in zip(of_head.split(run), to.split(run)):
-                    one = torch.mm(part, own, out=scores[: len(part)])
-                    first = torch.eq(one, one.amax(-1, keepdim=True), out=best[: len(part)]).mul_(down)
+        for row, row_numbers in zip(x, reversed_numbers):
+            for head, own, head_numbers in zip(row, centres, row_numbers):
+                for vectors, numbers in zip(head.split(run), head_numbers.split(run)):
+                    score = torch.mm(vectors, own, out=scores[: len(vectors)])
+                    top = score.amax(-1, keepdim=True)
+                    first = torch.eq(score, top, out=best[: len(vectors)]).mul_(down)
                     torch.amax(first, -1, out=numbers)
-        numbers = width - found.long()
+        numbers = width - reversed_numbers.long()
         return numbers.masked_fill_(numbers >= count, 0)  # the first once more, or not a number
 
     def learn(self, queries: Chosen, keys: Chosen) -> None:
         """In training, moves the centroids once the gradient of the queries is there."""
         if self.training and queries[0].requires_grad:
-            made = [(x.detach(), clusters, real) for x, clusters, real in (queries, keys)]
-            queries[0].register_hook(lambda _: self._move(made))
+            chosen = [(x.detach(), clusters, real) for x, clusters, real in (queries, keys)]
+            queries[0].register_hook(lambda _: self._move(chosen))
 
     @torch.no_grad()
     def _move(self, chosen: list[Chosen]) -> None:
         old = self.centres.to(torch.promote_types(self.centres.dtype, torch.float32))
         sums = torch.zeros_like(old)
-        for one in chosen:
-            self._add(sums, *one)
+        for vectors in chosen:
+            self._add(sums, *vectors)
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)
         new = F.normalize(self.decay * old + (1 - self.decay) * F.normalize(sums, dim=-1), dim=-1)

@@ -1,4 +1,4 @@
-"""Intervals of sorted keys as tiles: neighbouring queries, and the run of keys that they see together.
+"""Intervals of sorted keys as tiles: neighbouring queries, and the run of keys that they attend to together.
 
 A tile is the queries of a cluster or an even part of them; where clusters are small, so many neighbours.
 Tiles of like size are padded to one size and computed together, as many at once as a cache holds.
@@ -75,10 +75,10 @@ def tiles(intervals: Intervals, held: int, q: Tensor, k: Tensor) -> list[Tiles]:
     _, to, spare = _padded(begin, width, size[1, group])
     queries, keys = intervals.queries[at], intervals.keys[to.clamp_(0, len(intervals.keys) - 1)]
     edges = [None if x is None else (x[at] - begin[row]).to(q.dtype) for x in (last, first, hidden)]
-    of_queries = queries, queries.masked_fill(fills, len(q)), (~fills).to(q.dtype), *edges
-    of_keys = keys, keys.masked_fill(spare, len(k))
+    query_rows = queries, queries.masked_fill(fills, len(q)), (~fills).to(q.dtype), *edges
+    key_rows = keys, keys.masked_fill(spare, len(k))
     shape = torch.stack([counts, *size, kind[counts.cumsum(0) - 1]], 1).tolist()
-    return list(_grouped(shape, of_queries, of_keys))
+    return list(_grouped(shape, query_rows, key_rows))
 
 
 def _padded(start: Tensor, count: Tensor, room: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,12 +90,12 @@ def _padded(start: Tensor, count: Tensor, room: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _grouped(
-    shape: list[list[int]], of_queries: Sequence[Tensor | None], of_keys: Sequence[Tensor]
+    shape: list[list[int]], query_rows: Sequence[Tensor | None], key_rows: Sequence[Tensor]
 ) -> Iterator[Tiles]:
     """Cuts what lies end to end into groups of (tiles, queries, keys, kind)."""
     rows = [n * height for n, height, _, _ in shape], [n * width for n, _, width, _ in shape]
-    parts = [[None] * len(shape) if x is None else x.split(rows[0]) for x in of_queries]
-    parts += [x.split(rows[1]) for x in of_keys]
+    parts = [[None] * len(shape) if x is None else x.split(rows[0]) for x in query_rows]
+    parts += [x.split(rows[1]) for x in key_rows]
     for (n, height, width, kind), part in zip(shape, zip(*parts)):
         queries, to_queries, real, last, first, hidden, keys, to_keys = part
         edges = (torch.lt, last), (torch.ge, first if kind & MOVES else None), (torch.ne, hidden)

@@ -1,7 +1,8 @@
-"""Who sees whom in sorted order, where each query sees an interval of the keys and intervals only move on.
+"""Who attends to whom in sorted order, where each query attends to an interval of the keys and intervals only
+move on.
 
 Queries and keys are sorted apart, by (row, document, cluster, slot). The last w keys of a query's cluster at
-or before it are then consecutive, and neighbouring queries see nearly the same.
+or before it are then consecutive, and neighbouring queries attend to nearly the same.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Intervals:
-    """Who sees whom, once sorted.
+    """Who attends to whom, once sorted.
 
     Args:
         queries: [Nq], the sorted queries as indices into [B Tq H]; padding is left out.
@@ -22,7 +23,7 @@ class Intervals:
         first, last: [Nq], the places first <= place < last of `keys` that each sorted query sees; neither
             ever decreases.
         starts: the places at which the queries of a cluster begin.
-        hidden: [Nq], a place inside that a query does not see, or -1; None where there is none.
+        hidden: [Nq], a place inside that a query does not attend to, or -1; None where there is none.
     """
 
     queries: Tensor
@@ -35,16 +36,21 @@ class Intervals:
 
 @torch.no_grad()
 def cluster_intervals(
-    of_queries: Tensor, of_keys: Tensor, count: int, window: int, context: Context, alone: bool = False
+    query_clusters: Tensor,
+    key_clusters: Tensor,
+    count: int,
+    window: int,
+    context: Context,
+    alone: bool = False,
 ) -> Intervals:
     """The last `window` keys of a query's cluster at or before it; if not causal also the next `window`.
 
-    of_queries [B, H, Tq], of_keys [B, H, Tk]: clusters below `count`. alone: a query sees the key of its own
-    slot only where it sees no other.
+    query_clusters [B, H, Tq], key_clusters [B, H, Tk]: clusters below `count`. alone: a query attends to the
+    key of its own slot only where it sees no other.
     """
-    length = of_keys.shape[2]
-    queries, of_query = _sorted(of_queries, count, context, context.offset)
-    keys, of_key = _sorted(of_keys, count, context, 0)
+    length = key_clusters.shape[2]
+    queries, of_query = _sorted(query_clusters, count, context, context.offset)
+    keys, of_key = _sorted(key_clusters, count, context, 0)
     group = of_query // length
     starts = torch.ones_like(group, dtype=torch.bool)
     starts[1:] = group[1:] != group[:-1]

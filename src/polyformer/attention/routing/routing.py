@@ -2,17 +2,18 @@
 
     y_i = softmax_j(n(q_i) . n(k_j) / sqrt(D)) v_j    over the `window` nearest j with c(k_j) = c(q_i)
 
-n is LayerNorm without scale and bias, c(x) the nearest of a head's centroids (core/centroids). A causal query
-sees the last `window` keys of its cluster at or before itself; without causality also the next `window` after
-it. Some heads, half by default, are local: softmax attention over the last `local_window` tokens (and as many
-after). With sqrt(n) clusters and a window of sqrt(n) the cost is n^1.5 D. Roy et al. 2021, section 4.
+n is LayerNorm without scale and bias, c(x) the nearest of a head's centroids (`centroids`). A causal query
+attends to the last `window` keys of its cluster at or before itself; without causality also to the next
+`window` after it. Some heads, half by default, are local: softmax attention over the last `local_window`
+tokens (and as many after). With sqrt(n) clusters and a window of sqrt(n) the cost is n^1.5 D. Roy et al.
+2021, section 4.
 
 Deviations: the paper gives each centroid the `window` tokens of the whole sequence that are nearest to it, so
-that which earlier tokens a query sees hangs on later ones; here it does not. Where keys are the queries
-(`share_queries`), a token sees itself only if it sees nothing else, as in the Reformer; where they are not, a
-query may see nothing, which gives zeros. Padding belongs to no cluster. Centroids begin as random
-directions, move by the mean direction of a cluster, whatever the batch's size, and are not moved by a token's
-gradient.
+that the earlier tokens that a query attends to depend on later ones; here they do not. Where keys are the
+queries (`share_queries`), a token attends to itself only if there is nothing else, as in the Reformer; where
+they are not, a query may have nothing to attend to, which gives zeros. Padding belongs to no cluster.
+Centroids begin as random directions, move by the mean direction of a cluster, whatever the batch's size, and
+get no gradients.
 """
 
 import contextlib
@@ -25,14 +26,15 @@ from torch import Tensor
 
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.routing.centroids import Centroids, normed
+from polyformer.attention.routing.definition import RoutedHeads, definition
 from polyformer.attention.routing.interval_attention import interval_attention
 from polyformer.attention.routing.intervals import cluster_intervals
+from polyformer.attention.routing.single_query import single_query
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.state import State
 from polyformer.dot_product.isolation import guarded
-from polyformer.ops.softmax import record, recorded, recording, softmax
-from polyformer.patterns.implied import implied
+from polyformer.ops.softmax import record, recorded, recording
 from polyformer.sequence.context import Context
 
 
@@ -51,7 +53,7 @@ class RoutingConfig(MechanismConfig):
     kind: ClassVar[str] = "routing"
     paper: ClassVar[str] = "Roy et al. 2021, section 4"
     relates: ClassVar[bool] = False
-    eager: ClassVar[str] = "the sizes of its parts hang on how many tokens chose each cluster"
+    eager: ClassVar[str] = "the sizes of its tiles depend on how many tokens chose each cluster"
 
     def __post_init__(self) -> None:
         for name, least in (("clusters", 1), ("window", 1), ("local_window", 2)):
@@ -74,13 +76,16 @@ class RoutingConfig(MechanismConfig):
         return near
 
     def build(self, num_heads: int, head_size: int) -> "Routing":
+        """By sorting, or by all pairs if `plain`."""
         return (PlainRouting if self.plain else Routing)(self, num_heads, head_size)
 
     def definition(self) -> "RoutingConfig":
+        """All pairs at once."""
         return dataclasses.replace(self, plain=True)
 
     @classmethod
     def examples(cls) -> tuple["RoutingConfig", ...]:
+        """With local heads, and with keys that are the queries."""
         # Of sizes at which no token of the contract tests lies between two clusters, where rounding decides.
         return (
             cls(clusters=2, window=3, local_window=3),
@@ -98,21 +103,6 @@ class RoutingState(State):
     clusters: KeyValueCache
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Routed:
-    """Normed q [B, H, Tq, D] and k [B, H, Tk, D]; v [B, H, Tk, Dv]; the clusters of both."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    of_queries: Tensor
-    of_keys: Tensor
-
-    @property
-    def scale(self) -> float:
-        return self.q.shape[3] ** -0.5
-
-
 class Routing(Mechanism):
     """The first heads are local, the others routed."""
 
@@ -126,6 +116,7 @@ class Routing(Mechanism):
         self.centroids = Centroids(num_heads - self.near, config.clusters, head_size, config.decay)
 
     def new_state(self, reserve: int) -> RoutingState:
+        """Empty caches."""
         local = None if self.local is None else self.local.new_state(reserve)
         return RoutingState(local, KeyValueCache(reserve=reserve), KeyValueCache(reserve=reserve))
 
@@ -139,6 +130,7 @@ class Routing(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
+        """The local heads by their window, the others by clusters; in training the centroids learn."""
         assert isinstance(state, RoutingState | None)
         if self.training and state is None and self.config.clusters > q.shape[2]:
             raise InputError(
@@ -173,94 +165,37 @@ class Routing(Mechanism):
     ) -> tuple[Tensor, RoutingState | None]:
         exact = torch.promote_types(q.dtype, torch.float32)
         q, k = normed(q.to(exact)), normed(k.to(exact))
-        of_queries, of_keys = self.centroids(q), self.centroids(k)
-        new = slice(context.kv_len - k.shape[2], context.kv_len)
+        query_clusters, key_clusters = self.centroids(q), self.centroids(k)
+        queries = slice(context.offset, context.offset + context.q_len)
+        new_keys = slice(context.kv_len - k.shape[2], context.kv_len)
         self.centroids.learn(
-            (q, of_queries, _valid(context, _slots(context))), (k, of_keys, _valid(context, new))
+            (q, query_clusters, _valid(context, queries)), (k, key_clusters, _valid(context, new_keys))
         )
         if state is not None:
             k, v, routed = state.routed.append(k, v)
-            of_keys = of_keys.unsqueeze(-1)
-            of_keys, _, clusters = state.clusters.append(of_keys, of_keys[..., :0])
-            of_keys, state = of_keys.squeeze(-1), RoutingState(None, routed, clusters)
-        return self._mix(Routed(q, k, v.to(exact), of_queries, of_keys), context), state
+            column = key_clusters.unsqueeze(-1)
+            column, _, clusters = state.clusters.append(column, column[..., :0])
+            key_clusters, state = column.squeeze(-1), RoutingState(None, routed, clusters)
+        return self._mix(RoutedHeads(q, k, v.to(exact), query_clusters, key_clusters), context), state
 
-    def _mix(self, given: Routed, context: Context) -> Tensor:
+    def _mix(self, heads: RoutedHeads, context: Context) -> Tensor:
         config = self.config
         if recording():
-            return plainly(given, context, config)
-        if context.causal and given.q.shape[2] == 1:
-            return last_alone(given, context, config)
+            return definition(heads, context, config.window, config.share_queries)
+        if context.causal and heads.q.shape[2] == 1:
+            return single_query(heads, context, config.window, config.share_queries)
+        clusters = heads.query_clusters, heads.key_clusters
         intervals = cluster_intervals(
-            given.of_queries, given.of_keys, config.clusters, config.window, context, config.share_queries
+            *clusters, config.clusters, config.window, context, config.share_queries
         )
-        return interval_attention(given.q, given.k, given.v, intervals, given.scale)
+        return interval_attention(heads.q, heads.k, heads.v, intervals, heads.scale)
 
 
 class PlainRouting(Routing):
-    """By the equation."""
+    """By the equation over all pairs (`definition`)."""
 
-    def _mix(self, given: Routed, context: Context) -> Tensor:
-        return plainly(given, context, self.config)
-
-
-def plainly(given: Routed, context: Context, config: RoutingConfig) -> Tensor:
-    """All pairs, those that are not seen left out."""
-    weights, _ = softmax(
-        given.q @ given.k.mT * given.scale, seen(given.of_queries, given.of_keys, context, config)
-    )
-    return weights @ given.v
-
-
-def seen(of_queries: Tensor, of_keys: Tensor, context: Context, config: RoutingConfig) -> Tensor:
-    """Who sees whom, [B, H, Tq, Tk], of clusters [B, H, Tq] and [B, H, Tk]."""
-    same = together(of_queries, of_keys, context)
-    q_slot, slot = _places(context, same.device)
-    number = same.cumsum(-1)  # the first key of the cluster has 1
-    reached = (same & (slot <= q_slot)).sum(-1, keepdim=True)
-    last = reached if context.causal else reached + config.window
-    found = same & (number > reached - config.window) & (number <= last)
-    if config.share_queries:
-        found = found & ~((slot == q_slot) & (found.sum(-1, keepdim=True) > 1))
-    return found
-
-
-def together(of_queries: Tensor, of_keys: Tensor, context: Context) -> Tensor:
-    """Which real tokens of one document are of one cluster, earlier or later, [B, H, Tq, Tk]."""
-    same = of_queries.unsqueeze(-1) == of_keys.unsqueeze(-2)
-    limits = implied(dataclasses.replace(context, causal=False, memo={}))
-    if limits is not None:
-        q_slot, slot = _places(context, same.device)
-        b = torch.arange(len(same), device=same.device).view(-1, 1, 1, 1)
-        same = same & limits.allows(context, b, torch.zeros_like(b), q_slot - context.offset, slot)
-    real = _valid(context, _slots(context))
-    return same if real is None else same & real[:, None, :, None]
-
-
-def last_alone(given: Routed, context: Context, config: RoutingConfig) -> Tensor:
-    """A single causal query: only what it sees is read, beside the clusters."""
-    found = together(given.of_queries, given.of_keys, context).squeeze(2)
-    (own,), slot = _places(context, found.device)
-    slots = torch.where(found & (slot <= own), slot, -1)
-    slots = slots.topk(min(config.window, context.kv_len), dim=-1).values  # [B, H, W]
-    if config.share_queries:
-        others = (slots >= 0).sum(-1, keepdim=True) > 1
-        slots = slots.masked_fill((slots == own) & others, -1)
-    place = slots.clamp_min(0).unsqueeze(-1)
-    k, v = (x.gather(2, place.expand(-1, -1, -1, x.shape[3])) for x in (given.k, given.v))
-    weights, _ = softmax(given.q @ k.mT * given.scale, (slots >= 0).unsqueeze(2))
-    return weights @ v
-
-
-def _places(context: Context, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The slots of the queries, [Tq, 1], and of the keys, [Tk]."""
-    queries = torch.arange(context.q_len, device=device).unsqueeze(1) + context.offset
-    return queries, torch.arange(context.kv_len, device=device)
-
-
-def _slots(context: Context) -> slice:
-    """The slots of the queries."""
-    return slice(context.offset, context.offset + context.q_len)
+    def _mix(self, heads: RoutedHeads, context: Context) -> Tensor:
+        return definition(heads, context, self.config.window, self.config.share_queries)
 
 
 def _valid(context: Context, slots: slice) -> Tensor | None:

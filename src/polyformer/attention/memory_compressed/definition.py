@@ -1,0 +1,82 @@
+"""Memory-compressed attention by its equation, row by row and slot by slot: what the fast form is tested
+against.
+
+    k'_s = sum_t k_(s stride + t) W_k^t        t = 0 .. kernel - 1, and v' likewise, in every document
+    y = softmax(q k'^T / sqrt(D)) v'
+
+A causal query attends to the slots whose tokens all lie at or before it, and to the document's first token as
+it is. Otherwise the last slots of a document, which lack tokens, count nothing for them.
+"""
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from polyformer.ops.softmax import softmax
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """The tokens of a slot, or the one token that stands for itself."""
+
+    tokens: list[int]
+    alone: bool = False
+
+
+def definition(
+    q: Tensor, k: Tensor, v: Tensor, kernels: tuple[Tensor, Tensor], stride: int, context: Context
+) -> Tensor:
+    """q [B, H, Tq, D], k, v [B, H, Tk, D], kernels [H, kernel, D, D] of keys and values -> [B, H, Tq, D]."""
+    rows = []
+    for b in range(len(q)):
+        size = kernels[0].shape[1]
+        slots = [slot for tokens in _documents(context, b) for slot in _slots(tokens, size, stride, context)]
+        attended = [[_attends(context, b, i, slot) for slot in slots] for i in range(q.shape[2])]
+        allowed = torch.tensor(attended, dtype=torch.bool, device=q.device).view(q.shape[2], len(slots))
+        keys, values = (
+            torch.stack([_convolved(x[b], kernel, slot) for slot in slots], 1) if slots else x[b][:, :0]
+            for x, kernel in zip((k, v), kernels)
+        )
+        weights, _ = softmax(q[b] @ keys.mT / math.sqrt(q.shape[3]), allowed)
+        rows.append(weights @ values)
+    return torch.stack(rows)
+
+
+def _slots(tokens: list[int], size: int, stride: int, context: Context) -> list[Slot]:
+    """The slots of a document's tokens."""
+    slots = [Slot(tokens[start : start + size]) for start in range(0, len(tokens), stride)]
+    if not context.causal:
+        return slots
+    return [Slot(tokens[:1], alone=True), *(slot for slot in slots if len(slot.tokens) == size)]
+
+
+def _convolved(x: Tensor, kernel: Tensor, slot: Slot) -> Tensor:
+    """sum_t x_t W^t [H, D] over the slot's tokens of x [H, T, D]."""
+    if slot.alone:
+        return x[:, slot.tokens[0]]
+    terms = [
+        torch.einsum("hd,hde->he", x[:, token], kernel[:, t].to(x.dtype))
+        for t, token in enumerate(slot.tokens)
+    ]
+    return torch.stack(terms).sum(0)
+
+
+def _attends(context: Context, b: int, query: int, slot: Slot) -> bool:
+    """Whether the slot is of the query's document and, if causal, complete."""
+    last = slot.tokens[-1]
+    own, other = context.q_doc, context.kv_doc
+    same = own is None or other is None or bool(own[b, query] == other[b, last])
+    return same and (not context.causal or last <= query + context.offset)
+
+
+def _documents(context: Context, b: int) -> list[list[int]]:
+    """The real tokens of each document in row b."""
+    documents: dict[int, list[int]] = {}
+    for token in range(context.kv_len):
+        if context.kv_valid is None or context.kv_valid[b, token]:
+            number = 0 if context.kv_doc is None else int(context.kv_doc[b, token])
+            documents.setdefault(number, []).append(token)
+    return list(documents.values())

@@ -1,0 +1,72 @@
+"""Routing attention by its equation, over all pairs: what the fast form is tested against.
+
+    y_i = sum_j p_ij v_j        p_ij = softmax over S_i of n(q_i) . n(k_j) / sqrt(D)
+
+S_i has the last `window` keys j <= i with c(k_j) = c(q_i), and without causality the next `window` j > i.
+Where keys are the queries (`share_queries`), i itself is taken out unless it is alone.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from polyformer.ops.softmax import softmax
+from polyformer.patterns.implied import implied
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RoutedHeads:
+    """Normed q [B, H, Tq, D] and k [B, H, Tk, D], v [B, H, Tk, Dv]; clusters [B, H, Tq] and [B, H, Tk]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    query_clusters: Tensor
+    key_clusters: Tensor
+
+    @property
+    def scale(self) -> float:
+        """1 / sqrt(D)."""
+        return self.q.shape[3] ** -0.5
+
+
+def definition(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:
+    """Output [B, H, Tq, Dv]."""
+    allowed = attended(heads, context, window, share_queries)
+    weights, _ = softmax(heads.q @ heads.k.mT * heads.scale, allowed)
+    return weights @ heads.v
+
+
+def attended(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:
+    """Whether the key is in S_i of the query, [B, H, Tq, Tk]."""
+    same = same_cluster(heads, context)
+    query_slot, slot = slots(context, same.device)
+    number = same.cumsum(-1)  # the first key of the cluster has 1
+    before = (same & (slot <= query_slot)).sum(-1, keepdim=True)
+    last = before if context.causal else before + window
+    allowed = same & (number > before - window) & (number <= last)
+    if share_queries:
+        allowed = allowed & ~((slot == query_slot) & (allowed.sum(-1, keepdim=True) > 1))
+    return allowed
+
+
+def same_cluster(heads: RoutedHeads, context: Context) -> Tensor:
+    """Which real tokens of one document are of one cluster, earlier or later, [B, H, Tq, Tk]."""
+    same = heads.query_clusters.unsqueeze(-1) == heads.key_clusters.unsqueeze(-2)
+    limits = implied(dataclasses.replace(context, causal=False, memo={}))
+    if limits is not None:
+        query_slot, slot = slots(context, same.device)
+        b = torch.arange(len(same), device=same.device).view(-1, 1, 1, 1)
+        same = same & limits.allows(context, b, torch.zeros_like(b), query_slot - context.offset, slot)
+    if context.kv_valid is None:
+        return same
+    real = context.kv_valid[:, context.offset : context.offset + context.q_len].bool()
+    return same & real[:, None, :, None]
+
+
+def slots(context: Context, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The slots of the queries, [Tq, 1], and of the keys, [Tk]."""
+    queries = torch.arange(context.q_len, device=device).unsqueeze(1) + context.offset
+    return queries, torch.arange(context.kv_len, device=device)
