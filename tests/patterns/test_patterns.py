@@ -140,7 +140,9 @@ def test_any_function_joins_in() -> None:
         == seen(even | Window(0, 1), context)
         == [[0, 1, 2], [0, 1, 2], [0, 2]]
     )
-    with pytest.raises(InputError, match="a foreign mask_mod cannot be saved; write it as a Pattern class"):
+    with pytest.raises(
+        InputError, match=r"a function \(mask_mod\) cannot be saved; write it as a Pattern class"
+    ):
         (Causal() & even).to_text()
 
 

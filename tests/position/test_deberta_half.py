@@ -26,17 +26,17 @@ def terms(q: Tensor, k: Tensor) -> tuple[Tensor, Relative, Context]:
         sizes = torch.linspace(0.5, 1, 8).unsqueeze(1)
         position.get_parameter("table.weight").copy_(q[0, :, 0].flatten() * sizes)
     context, site = Context(LENGTH, LENGTH), Site(0, by_head, by_head)
-    turned, _ = position.rotate(q, k, context, site)
-    relative = position.relative(turned, k, context, site)
+    scaled, _ = position.rotate(q, k, context, site)
+    relative = position.relative(scaled, k, context, site)
     assert relative is not None
-    return turned, relative, context
+    return scaled, relative, context
 
 
 def out(dtype: torch.dtype, backend: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Output of disentangled attention in `dtype`, and the gradient of its sum of squares in the queries."""
     q, k, v = (one.to(dtype).requires_grad_() for one in tensors)
-    turned, relative, context = terms(q, k)
-    y = attend(turned, k, v, relative=relative, context=context, backend=backend)
+    scaled, relative, context = terms(q, k)
+    y = attend(scaled, k, v, relative=relative, context=context, backend=backend)
     return y.detach(), torch.autograd.grad(y.square().sum(), q)[0]
 
 
@@ -65,8 +65,8 @@ def test_large_scores_stay_finite_in_half_precision(dtype: torch.dtype, backend:
 def test_terms_stay_finite_as_a_score_mod(dtype: torch.dtype):
     """What a backend that computes in half precision looks up."""
     q, k, _ = (one.to(dtype) for one in large())
-    turned, relative, context = terms(q, k)
-    add = relative.score_mod(turned, k, WIDTH**-0.5, context)
+    scaled, relative, context = terms(q, k)
+    add = relative.score_mod(scaled, k, WIDTH**-0.5, context)
     index = torch.arange(LENGTH)
     b, h = torch.arange(2).view(2, 1, 1, 1), torch.arange(HEADS).view(1, HEADS, 1, 1)
     assert add(torch.zeros(2, HEADS, LENGTH, LENGTH), b, h, index.view(-1, 1), index).isfinite().all()

@@ -26,7 +26,7 @@ def rope(width: int = 8, **options: object) -> Rope:
     return RopeConfig.from_dict(options).build(Shape(hidden_size=16, head_size=width))
 
 
-def turned(position: Rope, x: Tensor, start: int = 0) -> Tensor:
+def rotated(position: Rope, x: Tensor, start: int = 0) -> Tensor:
     """x [B, H, T, D] as queries whose first slot is `start`."""
     length = x.shape[2]
     return position.rotate(x, x, Context(length, start + length), SITE[0])[0]
@@ -37,7 +37,7 @@ def turned(position: Rope, x: Tensor, start: int = 0) -> Tensor:
 def test_each_pair_is_turned_by_its_angle(layout: str, fraction: float):
     x = torch.randn(2, 3, 5, 12, dtype=torch.float64)
     position = rope(12, layout=layout, fraction=fraction, base=77.0)
-    naive, found = NaiveRope(position, 0), turned(position, x, start=4)
+    naive, found = NaiveRope(position, 0), rotated(position, x, start=4)
     for i in range(5):
         expected = torch.stack([naive.rotated(one, 4 + i) for one in x[:, :, i].flatten(0, 1)])
         torch.testing.assert_close(found[:, :, i].flatten(0, 1), expected, rtol=0, atol=1e-12)
@@ -45,7 +45,7 @@ def test_each_pair_is_turned_by_its_angle(layout: str, fraction: float):
 
 def test_the_first_position_is_left_alone_and_lengths_are_kept():
     x = torch.randn(1, 1, 9, 8, dtype=torch.float64)
-    found = turned(rope(), x)
+    found = rotated(rope(), x)
     assert torch.equal(found[:, :, 0], x[:, :, 0])
     torch.testing.assert_close(found.norm(dim=-1), x.norm(dim=-1), rtol=1e-13, atol=0)
 
@@ -54,7 +54,7 @@ def test_the_first_position_is_left_alone_and_lengths_are_kept():
 def test_scores_depend_on_the_distance_alone(layout: str):
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
     position = rope(layout=layout)
-    scores = [(turned(position, q, p + 3) * turned(position, k, p)).sum() for p in (0, 5, 40_000)]
+    scores = [(rotated(position, q, p + 3) * rotated(position, k, p)).sum() for p in (0, 5, 40_000)]
     torch.testing.assert_close(torch.stack(scores[1:]), scores[0].expand(2), rtol=0, atol=1e-10)
     assert abs(scores[0] - (q * k).sum()) > 1e-3
 
@@ -65,14 +65,14 @@ def test_positions_not_slots_turn():
     pos = torch.tensor([[0, 0, 0, 1, 2]])
     padded = torch.cat([torch.randn(1, 2, 2, 8, dtype=torch.float64), x], 2)
     q, k = rope().rotate(padded, padded[:, :1], Context(5, 5, q_pos=pos, kv_pos=pos), SITE[0])
-    torch.testing.assert_close(q[:, :, 2:], turned(rope(), x), rtol=0, atol=1e-14)
-    torch.testing.assert_close(k[:, :, 2:], turned(rope(), x[:, :1]), rtol=0, atol=1e-14)
+    torch.testing.assert_close(q[:, :, 2:], rotated(rope(), x), rtol=0, atol=1e-14)
+    torch.testing.assert_close(k[:, :, 2:], rotated(rope(), x[:, :1]), rtol=0, atol=1e-14)
 
 
 def test_far_positions_are_exact_in_float32():
     """Angles made in float32 would be wrong in the second digit here."""
     p = 1_000_003
-    found = turned(rope(2), torch.tensor([[[[1.0, 0.0]]]]), start=p)
+    found = rotated(rope(2), torch.tensor([[[[1.0, 0.0]]]]), start=p)
     torch.testing.assert_close(found.flatten(), torch.tensor([math.cos(p), math.sin(p)]), rtol=0, atol=1e-6)
 
 
@@ -123,11 +123,11 @@ def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones():
 
 @pytest.mark.parametrize("given", [None, 1.5])
 def test_yarns_temperature_multiplies_scores(given: float | None):
-    """Both sides by 0.1 ln(factor) + 1, so scores by its square; a fraction that is not turned stays."""
+    """Both sides by 0.1 ln(factor) + 1, so scores by its square; a fraction that is not rotated stays."""
     extension = YarnConfig(factor=8.0, original_max_positions=64, attention_factor=given)
     size = 0.1 * math.log(8) + 1 if given is None else given
     x = torch.randn(1, 1, 6, 8, dtype=torch.float64)
-    found = turned(RopeConfig(fraction=0.5, extension=extension).build(Shape(hidden_size=8, head_size=8)), x)
+    found = rotated(RopeConfig(fraction=0.5, extension=extension).build(Shape(hidden_size=8, head_size=8)), x)
     torch.testing.assert_close(
         found[..., :4].norm(dim=-1), x[..., :4].norm(dim=-1) * size, rtol=1e-13, atol=0
     )
@@ -179,6 +179,6 @@ def test_a_width_without_pairs_is_refused(width: int, fraction: float, channels:
     with pytest.raises(InputError) as caught:
         rope(width, fraction=fraction)
     assert str(caught.value) == (
-        f"fraction: expected an even number of turned channels, got {channels} "
+        f"fraction: expected an even number of rotated channels, got {channels} "
         f"({fraction} of head_size {width}); choose another of the two"
     )

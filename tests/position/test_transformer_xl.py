@@ -38,10 +38,10 @@ def test_u_meets_the_keys_and_v_the_distances(shared: bool):
     position = randomised(TransformerXLConfig(shared_biases=shared).build(SHAPE))
     q, k = torch.randn(2, 1, 4, 5, 3, dtype=torch.float64)
     context, own = Context(5, 5, causal=True), 0 if shared else 1
-    turned, same = position.rotate(q, k, context, SITE[1])
+    shifted, same = position.rotate(q, k, context, SITE[1])
     assert same is k
-    torch.testing.assert_close(turned, q + position.u[own], rtol=0, atol=0)
-    content = position.relative(turned, k, context, SITE[1]).content
+    torch.testing.assert_close(shifted, q + position.u[own], rtol=0, atol=0)
+    content = position.relative(shifted, k, context, SITE[1]).content
     torch.testing.assert_close(content, q + position.v[own], rtol=0, atol=1e-14)
 
 

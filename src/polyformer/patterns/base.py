@@ -1,4 +1,4 @@
-"""Patterns: who may see whom, as a FlexAttention `mask_mod` plus the keys that each run of queries needs.
+"""Patterns: who attends to whom, as a FlexAttention `mask_mod` plus the keys that each run of queries needs.
 
 Patterns compose: `Window(256) | Global(1)`, `Causal() & Strided(128)`; any function with FlexAttention's
 signature `mask_mod(b, h, q_idx, kv_idx) -> bool` joins in as it is. A new pattern is a frozen dataclass
@@ -75,7 +75,7 @@ class Pattern:
         return True
 
     def causal(self) -> bool:
-        """Whether a decoder can have it: nothing that it says of a token hangs on later ones."""
+        """Whether a decoder can have it: nothing that it says of a token depends on later ones."""
         return True
 
     def step(self) -> int:
@@ -92,7 +92,7 @@ class Pattern:
         return function(self)
 
     def bind(self, by_slot: bool, device: torch.device) -> "Pattern":
-        """The same for one call, with foreign functions looked through once.
+        """The same for one call, with users' functions examined once.
 
         by_slot: whether queries count among all keys, or from 0 as in FlexAttention.
         """

@@ -33,10 +33,12 @@ class BlockPattern(Pattern, named=False):
         raise NotImplementedError
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """meets(block of the query, block of the key), with block(p) = p // size."""
         query, key = context.query_position(b, q_idx), context.key_position(b, kv_idx)
         return self.meets(context, query // self.size, key // self.size)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """The slots of the blocks that some, and that all, blocks of the queries meet."""
         if unreadable(context):
             return super().keys(context, start, stop)
         keys = places(context, "kv", self.size)

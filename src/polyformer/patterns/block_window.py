@@ -37,11 +37,14 @@ class BlockWindow(BlockPattern):
             )
 
     def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+        """-after <= query - key <= before, counted in blocks."""
         return (key >= query - self.before) & (key <= query + self.after)
 
     def met(self, context: Context, block: int, last: int) -> range:
+        """block - before .. block + after, inside the text."""
         return range(max(0, block - self.before), min(block + self.after, last) + 1)
 
     @classmethod
     def examples(cls) -> tuple["BlockWindow", ...]:
+        """Small instances that the contract tests run."""
         return cls(3), cls(2, 2, 0)

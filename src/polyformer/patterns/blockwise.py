@@ -42,11 +42,13 @@ class Blockwise(BlockPattern):
             )
 
     def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+        """permutation[query] == key, within one run of the permutation."""
         number = len(self.permutation)
         sent = torch.tensor(self.permutation, device=query.device)[query % number]
         return query - query % number + sent == key
 
     def met(self, context: Context, block: int, last: int) -> tuple[int, ...]:
+        """The one block that the permutation names."""
         inside = block % len(self.permutation)
         return (block - inside + self.permutation[inside],)
 
@@ -64,8 +66,10 @@ class Blockwise(BlockPattern):
 
     @classmethod
     def examples(cls) -> tuple["Blockwise", ...]:
+        """Small instances that the contract tests run."""
         return cls(3), cls(2, (1, 2, 0))
 
     @classmethod
     def picture(cls) -> tuple["Blockwise", Context]:
+        """Four blocks, each of which attends to the next."""
         return cls(12, (1, 2, 3, 0)), Context(48, 48)

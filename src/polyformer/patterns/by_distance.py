@@ -34,6 +34,7 @@ class ByDistance(Pattern, named=False):
         raise NotImplementedError
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """-after <= i - j <= before and sees(i - j), with (before, after) = ends()."""
         distance, (before, after) = context.distance(q_idx, kv_idx), self.ends()
         return (distance <= before) & (distance >= -after) & self.sees(distance)
 
@@ -43,13 +44,16 @@ class ByDistance(Pattern, named=False):
         return Keys(_moved(near.some, first, context.kv_len), _moved(near.full, first, context.kv_len))
 
     def distance_range(self) -> tuple[int, int]:
+        """The two `ends`."""
         before, after = self.ends()
         return -after, before
 
     def relative(self, context: Context) -> bool:
+        """Always: the distance is all that is asked."""
         return True
 
     def step(self) -> int:
+        """The greatest number that divides all distances seen."""
         runs_seen = _runs_seen(self)
         if any(last > first for first, last in runs_seen):
             return 1

@@ -57,13 +57,16 @@ class ETC(GlobalPattern):
             raise InputError(f"ETC: radius: expected 1 token or more on each side, got {self.radius}")
 
     def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        """position < global_tokens."""
         position = context.query_position if side == "q" else context.key_position
         return position(b, index) < self.global_tokens
 
     def known(self, context: Context, side: Side) -> Keys | None:
+        """The first slots, where positions are slots."""
         return first_positions(context, side, self.global_tokens)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """g2g, g2l, l2g or l2l, as the module says."""
         query, key = self.chosen(context, "q", b, q_idx), self.chosen(context, "kv", b, kv_idx)
         near = context.distance(q_idx, kv_idx).abs() <= self.radius
         if not (self.hard_g2l or self.hard_l2g):
@@ -74,6 +77,7 @@ class ETC(GlobalPattern):
         return torch.where(query, of_global, of_long)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Of rows of global queries, of long ones, or of both."""
         queries, keys = self.runs(context, "q"), self.runs(context, "kv")
         if queries is None or keys is None or (self._structured(context) and torch.compiler.is_compiling()):
             return Keys(clip(0, context.kv_len, context.kv_len))
@@ -88,6 +92,7 @@ class ETC(GlobalPattern):
         return Keys((of_global | of_long).some, (of_global & of_long).full)
 
     def cuts(self, context: Context) -> tuple[int, ...]:
+        """The ends of the global part, and within it every few queries where g2l is hard."""
         edges = super().cuts(context)
         if not self.hard_g2l or not self._structured(context):
             return edges
@@ -117,6 +122,7 @@ class ETC(GlobalPattern):
 
     @classmethod
     def examples(cls) -> tuple["ETC", ...]:
+        """Small instances that the contract tests run."""
         return cls(3, 2), cls(2, 3, hard_g2l=True, hard_l2g=True)
 
 

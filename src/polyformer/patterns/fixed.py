@@ -46,16 +46,19 @@ class Summary(Pattern):
             )
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """j % stride >= stride - columns."""
         summed = context.key_position(b, kv_idx) % self.stride >= self.stride - self.columns
         return summed & (q_idx >= 0)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """The last columns of every block, for every query alike."""
         if unreadable(context):
             return super().keys(context, start, stop)
         return slots_where(context, "kv", self.stride, self.stride - self.columns)
 
     @classmethod
     def examples(cls) -> tuple["Summary", ...]:
+        """Small instances that the contract tests run."""
         return cls(4), cls(3, 2)
 
 
@@ -64,11 +67,13 @@ class Fixed(Summary):
     """A query sees the block of `stride` positions it stands in, and the last `columns` of every block."""
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """j // stride == i // stride or j % stride >= stride - columns."""
         query, key = context.query_position(b, q_idx), context.key_position(b, kv_idx)
         own = query // self.stride == key // self.stride
         return own | super().allows(context, b, h, q_idx, kv_idx)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """The queries' own blocks and the last columns of every block."""
         summaries = super().keys(context, start, stop)
         if unreadable(context):
             return summaries

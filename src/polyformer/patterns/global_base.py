@@ -27,9 +27,11 @@ class GlobalPattern(Pattern, named=False):
         return None
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """chosen(i) or chosen(j)."""
         return self.chosen(context, "q", b, q_idx) | self.chosen(context, "kv", b, kv_idx)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Every key for global queries, the global keys for the others."""
         queries, keys = self.runs(context, "q"), self.runs(context, "kv")
         everything = ((0, context.kv_len),)
         if queries is None or keys is None:
@@ -39,6 +41,7 @@ class GlobalPattern(Pattern, named=False):
         return Keys(everything if inside else keys.some, everything if whole else keys.full)
 
     def cuts(self, context: Context) -> tuple[int, ...]:
+        """Where runs of global queries begin and end."""
         queries = self.runs(context, "q")
         return () if queries is None else tuple(edge for run in queries.some for edge in run)
 
@@ -63,9 +66,11 @@ class SeenByAll(Pattern, named=False):
     tokens: GlobalPattern
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """chosen(j)."""
         return (q_idx >= 0) & self.tokens.chosen(context, "kv", b, kv_idx)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """The global keys, for every query alike."""
         return self.tokens.runs(context, "kv") or super().keys(context, start, stop)
 
 

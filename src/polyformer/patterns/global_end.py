@@ -35,13 +35,16 @@ class GlobalEnd(GlobalPattern):
         check_size("GlobalEnd", tokens=self.tokens)
 
     def causal(self) -> bool:
+        """No: the end of a document is not known before it is there."""
         return False
 
     def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        """position > last position of the document - tokens."""
         table = context.once((self, side, "table"), lambda: self._table(context, side)).to(index.device)
         return table[0, index] if len(table) == 1 else table[b, index]
 
     def known(self, context: Context, side: Side) -> Keys | None:
+        """The last slots, where the context has no documents, padding or positions."""
         self._check(context)
         if any(one is not None for one in (context.q_pos, context.kv_pos, context.kv_doc, context.kv_valid)):
             return None
@@ -50,6 +53,7 @@ class GlobalEnd(GlobalPattern):
         return Keys(last, last)
 
     def cuts(self, context: Context) -> tuple[int, ...]:
+        """Those of global tokens, unless there are very many."""
         found = super().cuts(context)
         return (
             found if len(found) <= MANY else ()

@@ -27,8 +27,10 @@ class Global(GlobalPattern):
             raise InputError(f"Global: expected 1 token or more, got {self.tokens}")
 
     def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        """position < tokens."""
         position = context.query_position if side == "q" else context.key_position
         return position(b, index) < self.tokens
 
     def known(self, context: Context, side: Side) -> Keys | None:
+        """The first slots, where positions are slots."""
         return first_positions(context, side, self.tokens)

@@ -38,6 +38,7 @@ class _Blocks(Pattern):
         """Raises `InputError` where there are more tokens than places."""
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """The slots of the places that `near` names."""
         self.check(context)
         if context.q_pos is None:
             moved = start + context.offset, stop + context.offset
@@ -89,11 +90,13 @@ class Local1D(_Blocks):
             raise InputError(f"Local1D: memory counts pixels, expected 0 or more, got {self.memory}")
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """block - memory <= place(j) < block + query_block, with block the first place of the block of i."""
         query, key = self.places(context, b, q_idx, kv_idx)
         block = query // self.query_block * self.query_block
         return (key >= 0) & (key >= block - self.memory) & (key < block + self.query_block)
 
     def near(self, first: int, stop: int) -> Keys:
+        """From `memory` before the first block to the end of the last."""
         size = self.query_block
         block, last = first // size * size, (stop - 1) // size * size
         some, full = (block - self.memory, last + size), (last - self.memory, block + size)
@@ -101,6 +104,7 @@ class Local1D(_Blocks):
 
     @classmethod
     def examples(cls) -> tuple["Local1D", ...]:
+        """Small instances that the contract tests run."""
         return cls(4, 3), cls(7, 16)
 
 
@@ -134,6 +138,7 @@ class Local2D(_Blocks):
         return self.shape[2] if len(self.shape) == 3 else 1
 
     def check(self, context: Context) -> None:
+        """Raises `InputError` where the tokens are more than the pixels and a start token."""
         if torch.compiler.is_compiling() and context.kv_pos is not None:
             return
         length = context.once("places in use", lambda: _length(context))
@@ -144,6 +149,7 @@ class Local2D(_Blocks):
             )
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """The pixel of j lies in the rectangle around the block of i's pixel."""
         query, key = self.places(context, b, q_idx, kv_idx)
         (height, width), (above, left, right) = self.query, self.memory
         line = self.shape[1] * self.channels
@@ -154,6 +160,7 @@ class Local2D(_Blocks):
         return inside & (column >= side - left) & (column < side + width + right)
 
     def near(self, first: int, stop: int) -> Keys:
+        """Row by row of the image: the rectangles that its columns need."""
         line, found, full = self.shape[1] * self.channels, [], None
         for row in range(first // line, (stop - 1) // line + 1):
             begin, end = max(first - row * line, 0), min(stop - row * line, line)
@@ -182,10 +189,12 @@ class Local2D(_Blocks):
 
     @classmethod
     def examples(cls) -> tuple["Local2D", ...]:
+        """Small instances that the contract tests run."""
         return cls((1300, 13), (2, 5), (3, 2, 1)), cls((1100, 5, 3), (3, 2), (1, 1, 0))
 
     @classmethod
     def picture(cls) -> tuple["Local2D", Context]:
+        """An image of 8 x 8."""
         return cls((8, 8), (2, 4), (2, 2, 2)), Context(64, 64)
 
 

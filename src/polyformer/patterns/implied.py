@@ -18,16 +18,20 @@ class Full(Pattern):
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
 
     def in_residue_class(self, stride: int) -> Pattern:
+        """Every token of the class."""
         return self
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """True."""
         return (q_idx >= 0) & (kv_idx >= 0)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """All, and no mask."""
         everything = clip(0, context.kv_len, context.kv_len)
         return Keys(everything, everything)
 
     def relative(self, context: Context) -> bool:
+        """Always."""
         return True
 
 
@@ -38,16 +42,20 @@ class Causal(Pattern):
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2.3"
 
     def in_residue_class(self, stride: int) -> Pattern:
+        """The order of slots is the order inside a class."""
         return self
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """j <= i."""
         return context.distance(q_idx, kv_idx) >= 0
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """0 .. i."""
         first, last = start + context.offset, stop - 1 + context.offset
         return Keys(clip(0, last + 1, context.kv_len), clip(0, first + 1, context.kv_len))
 
     def relative(self, context: Context) -> bool:
+        """Always."""
         return True
 
 
@@ -56,14 +64,17 @@ class Padding(Pattern):
     """Only real keys are seen: those with `context.kv_valid`; every key where the context has none."""
 
     def in_residue_class(self, stride: int) -> Pattern:
+        """The class's own `kv_valid` says it."""
         return self
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """kv_valid[j]."""
         if context.kv_valid is None:
             return Full().allows(context, b, h, q_idx, kv_idx)
         return context.kv_valid[b, kv_idx]
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """The runs of slots that are real in some, and in all, batch rows."""
         if context.kv_valid is None:
             return Full().keys(context, start, stop)
         if torch.compiler.is_compiling():  # a tensor cannot be read while a graph is traced
@@ -72,6 +83,7 @@ class Padding(Pattern):
 
     @classmethod
     def picture(cls) -> tuple[Pattern, Context]:
+        """A batch row with padding at its end."""
         return cls(), Context(48, 48, kv_valid=torch.arange(48).view(1, -1) < 37)
 
 
@@ -80,14 +92,17 @@ class Documents(Pattern):
     """A query sees the keys of its own document: equal numbers in `context.q_doc` and `context.kv_doc`."""
 
     def in_residue_class(self, stride: int) -> Pattern:
+        """The class's own documents say it."""
         return self
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """q_doc[i] == kv_doc[j]."""
         if context.q_doc is None or context.kv_doc is None:
             return Full().allows(context, b, h, q_idx, kv_idx)
         return context.q_doc[b, q_idx] == context.kv_doc[b, kv_idx]
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """From the first to the last key of the documents of the queries."""
         if context.q_doc is None or context.kv_doc is None:
             return Full().keys(context, start, stop)
         if torch.compiler.is_compiling():
@@ -101,6 +116,7 @@ class Documents(Pattern):
 
     @classmethod
     def picture(cls) -> tuple[Pattern, Context]:
+        """Three documents in one batch row."""
         numbers = torch.repeat_interleave(torch.arange(3), torch.tensor([19, 10, 19])).view(1, -1)
         return cls(), Context(48, 48, q_doc=numbers, kv_doc=numbers)
 

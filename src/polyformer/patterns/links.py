@@ -37,11 +37,13 @@ class Links(BlockPattern):
         object.__setattr__(self, "table", table)
 
     def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+        """key in table[query]."""
         matrix = context.once((self, query.device), lambda: self._matrix(query.device))
         height, width = matrix.shape
         return matrix[query.clamp_max(height - 1), key.clamp_max(width - 1)]
 
     def met(self, context: Context, block: int, last: int) -> tuple[int, ...]:
+        """table[block]."""
         return self.table[block] if block < len(self.table) else ()
 
     def _matrix(self, device: torch.device) -> Tensor:
@@ -54,8 +56,10 @@ class Links(BlockPattern):
 
     @classmethod
     def examples(cls) -> tuple["Links", ...]:
+        """Small instances that the contract tests run."""
         return (cls(3, ((0,), (0, 2), (), (1, 3))),)
 
     @classmethod
     def picture(cls) -> tuple["Links", Context]:
+        """Six blocks with links here and there."""
         return cls(8, ((0,), (0, 2), (5,), (1, 3, 4), (), (0, 5))), Context(48, 48)

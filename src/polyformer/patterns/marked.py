@@ -24,10 +24,12 @@ class Marked(GlobalPattern):
     paper: ClassVar[str] = "Beltagy et al. 2020 (Longformer), section 3.1"
 
     def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        """The mark of the caller; without marks no token is global."""
         marks = context.q_marked if side == "q" else context.kv_marked
         return index < 0 if marks is None else look_up(marks, b, index)
 
     def known(self, context: Context, side: Side) -> Keys | None:
+        """None at all where the context has no marks."""
         marks = context.q_marked if side == "q" else context.kv_marked
         return Keys(()) if marks is None else None
 
@@ -38,6 +40,7 @@ class Marked(GlobalPattern):
 
     @classmethod
     def picture(cls) -> tuple[Pattern, Context]:
+        """Four marked tokens."""
         marks = torch.isin(torch.arange(48), torch.tensor([5, 20, 21, 40])).view(1, -1)
         return cls(), Context(48, 48, q_marked=marks, kv_marked=marks)
 

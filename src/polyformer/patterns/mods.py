@@ -36,7 +36,7 @@ def is_own(function: Callable[..., Any]) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mod:
-    """A foreign mod for indices that broadcast; for scalar ones it is the mod itself.
+    """A user's mod for indices that broadcast; for scalar ones it is the mod itself.
 
     name: "mask_mod" or "score_mod". start: added to q_idx. program: None where only `torch.vmap` will do.
     """

@@ -30,12 +30,15 @@ class _Choice(Pattern):
         object.__setattr__(self, "patterns", tuple(self.patterns))
 
     def is_static(self) -> bool:
+        """Where all are."""
         return all(one.is_static() for one in self.patterns)
 
     def causal(self) -> bool:
+        """Where all are."""
         return all(one.causal() for one in self.patterns)
 
     def bind(self, by_slot: bool, device: torch.device) -> Pattern:
+        """All bound."""
         return self if self.is_static() else self.each(lambda one: one.bind(by_slot, device))
 
     def turn(self, index: int) -> Pattern:
@@ -54,12 +57,15 @@ class PerHead(_Choice):
     paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.3"
 
     def layer_pattern(self, layer: int) -> Pattern:
+        """That of each."""
         return self.each(lambda one: one.layer_pattern(layer))
 
     def head_pattern(self, head: int) -> Pattern:
+        """patterns[head % number of patterns]."""
         return self.turn(head).head_pattern(head)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """patterns[h % number of patterns](i, j)."""
         allowed = self.patterns[0].allows(context, b, h, q_idx, kv_idx)
         for index, pattern in enumerate(self.patterns[1:], 1):
             mine = h % len(self.patterns) == index
@@ -67,6 +73,7 @@ class PerHead(_Choice):
         return allowed
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """What some head needs, and what all heads have without a mask."""
         found = [pattern.keys(context, start, stop) for pattern in self.patterns]
         joined = found[0]
         for more in found[1:]:
@@ -74,10 +81,12 @@ class PerHead(_Choice):
         return joined
 
     def cuts(self, context: Context) -> tuple[int, ...]:
+        """Those of all."""
         return tuple(cut for pattern in self.patterns for cut in pattern.cuts(context))
 
     @classmethod
     def examples(cls) -> tuple["PerHead", ...]:
+        """Small instances that the contract tests run."""
         return (cls((Causal(), Full())),)
 
 
@@ -88,9 +97,11 @@ class PerLayer(_Choice):
     paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.3"
 
     def layer_pattern(self, layer: int) -> Pattern:
+        """patterns[layer % number of patterns]."""
         return self.turn(layer).layer_pattern(layer)
 
     def head_pattern(self, head: int) -> Pattern:
+        """That of each."""
         return self.each(lambda one: one.head_pattern(head))
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -98,14 +109,18 @@ class PerLayer(_Choice):
         return self.turn(0).allows(context, b, h, q_idx, kv_idx)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Of the first, as `allows`."""
         return self.turn(0).keys(context, start, stop)
 
     def cuts(self, context: Context) -> tuple[int, ...]:
+        """Of the first, as `allows`."""
         return self.turn(0).cuts(context)
 
     def relative(self, context: Context) -> bool:
+        """Of the first, as `allows`."""
         return self.turn(0).relative(context)
 
     @classmethod
     def examples(cls) -> tuple["PerLayer", ...]:
+        """Small instances that the contract tests run."""
         return (cls((Causal(), Full())),)

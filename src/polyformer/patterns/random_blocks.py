@@ -2,7 +2,7 @@
 
 Block i draws `blocks` different ones of the blocks before it (all of them while there are no more), and sight
 is mutual: where the context is not causal, block j also sees the blocks that drew j. A draw is a hash of
-(seed, i, number of the draw), so it hangs on nothing but the place in the document: a longer text, padding
+(seed, i, number of the draw), so it depends on nothing but the place in the document: a longer text, padding
 or packing change nothing, any length has its blocks, and no generator is touched.
 
 A decoder's query sees blocks * size keys (its own block is not among them). An encoder's sees that much
@@ -52,11 +52,13 @@ class Random(BlockPattern):
             )
 
     def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+        """key in draws(query) or, not causal, query in draws(key)."""
         query, key = query.long(), key.long()
         seen = _among(key, self._draws(query))
         return seen if context.causal else seen | _among(query, self._draws(key))
 
     def met(self, context: Context, block: int, last: int) -> set[int]:
+        """The blocks drawn and, not causal, those that drew it."""
         drawn = set(draws(self.blocks, self.seed, block))
         if context.causal:
             return drawn
@@ -82,6 +84,7 @@ class Random(BlockPattern):
 
     @classmethod
     def examples(cls) -> tuple["Random", ...]:
+        """Small instances that the contract tests run."""
         return cls(2, 3), cls(1, 2, seed=7)
 
 

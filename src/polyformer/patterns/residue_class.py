@@ -42,13 +42,16 @@ class InResidueClass(Pattern, named=False):
     apart: int  # the slots from one token of a class to the next
 
     def is_static(self) -> bool:
+        """No: the context it asks is that of one call."""
         return False
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """pattern(slot of i, slot of j) in the context of the call."""
         place = original(self.context, self.apart, context, b, q_idx, kv_idx)
         return self.pattern.allows(self.context, place[0], h, *place[1:])
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """The keys of the slots from the first query to the last, divided by the step."""
         step, offset = self.apart, self.context.offset
         first = max((start + context.offset) * step - offset, 0)
         last = min((stop + context.offset) * step - offset, self.context.q_len)

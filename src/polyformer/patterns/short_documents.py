@@ -36,13 +36,16 @@ class Whole(GlobalPattern):
         check_size("Whole", tokens=self.tokens)
 
     def causal(self) -> bool:
+        """No: the length of a document is not known before it is there."""
         return False
 
     def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        """The document has at most `tokens` tokens."""
         table = context.once((self, side, "table"), lambda: self._table(context, side)).to(index.device)
         return table[0, index] if len(table) == 1 else table[b, index]
 
     def known(self, context: Context, side: Side) -> Keys | None:
+        """All slots or none, where the context has no documents, padding or positions."""
         self._check(context)
         if any(one is not None for one in (context.q_pos, context.kv_pos, context.kv_doc, context.kv_valid)):
             return None
@@ -72,5 +75,6 @@ class Whole(GlobalPattern):
 
     @classmethod
     def picture(cls) -> tuple[Pattern, Context]:
+        """Four documents, of which two are short."""
         documents = torch.tensor([[0] * 9 + [1] * 21 + [2] * 12 + [3] * 6])
         return cls(12), Context(48, 48, q_doc=documents, kv_doc=documents)

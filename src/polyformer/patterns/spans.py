@@ -24,15 +24,18 @@ class Spans(Pattern, named=False):
     run: int | None = None
 
     def head_pattern(self, head: int) -> Pattern:
+        """The spans of one head."""
         return self if len(self.spans) == 1 else Spans((self.spans[head],), self.run)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """|i - j| <= spans[h][i // run]."""
         spans = torch.tensor(self.spans, device=kv_idx.device)
         run = torch.zeros_like(q_idx) if self.run is None else q_idx // self.run
         span = spans[h if len(self.spans) > 1 else torch.zeros_like(h), run]
         return context.distance(q_idx, kv_idx).abs() <= span
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """The widest span of the queries, and the narrowest without a mask."""
         runs = slice(None) if self.run is None else slice(start // self.run, (stop - 1) // self.run + 1)
         own = [span for row in self.spans for span in row[runs]]
         first, last = start + context.offset, stop - 1 + context.offset
@@ -42,6 +45,7 @@ class Spans(Pattern, named=False):
         )
 
     def relative(self, context: Context) -> bool:
+        """Where all heads and runs are alike."""
         return self.run is None and len(self.spans) == 1
 
 

@@ -41,9 +41,11 @@ class Strided(Pattern):
         check_size("Strided", stride=self.stride)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """(i - j) % stride == 0."""
         return context.distance(q_idx, kv_idx) % self.stride == 0
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """An interval of the width of the row at every stride; all keys for a row as wide as that."""
         width, length = stop - start, context.kv_len
         if width >= self.stride:
             everything = clip(0, length, length)
@@ -55,18 +57,23 @@ class Strided(Pattern):
         return Keys(some, some if width == 1 else ())
 
     def step(self) -> int:
+        """stride."""
         return self.stride
 
     def in_residue_class(self, stride: int) -> Pattern | None:
+        """Dense: all tokens of a class are multiples of the stride apart."""
         return Full() if stride % self.stride == 0 else None
 
     def relative(self, context: Context) -> bool:
+        """Always."""
         return True
 
     @classmethod
     def examples(cls) -> tuple["Strided", ...]:
+        """Small instances that the contract tests run."""
         return cls(3), cls(70)
 
     @classmethod
     def picture(cls) -> tuple["Strided", Context]:
+        """Every eighth key."""
         return cls(8), Context(48, 48)

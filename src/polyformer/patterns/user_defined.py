@@ -30,6 +30,7 @@ class MaskModPattern(Pattern, named=False):
         return False
 
     def bind(self, by_slot: bool, device: torch.device) -> Pattern:
+        """The function run once on scalars, to find whether its indices may broadcast."""
         if is_own(self.function):
             return self
         mod = Mod.of(self.function, "mask_mod", None, device)
@@ -41,6 +42,7 @@ class MaskModPattern(Pattern, named=False):
         return context.offset if self.by_slot and not own else 0
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Those that `where` names; without it every key."""
         if self.where is None:
             return super().keys(context, start, stop)
         start, stop = start + self._first(context), stop + self._first(context)
@@ -55,17 +57,20 @@ class MaskModPattern(Pattern, named=False):
         return Keys(unite(given.some), unite(given.full)) & Keys(inside, inside)
 
     def cuts(self, context: Context) -> tuple[int, ...]:
+        """Where the rows of the caller's layout begin."""
         if self.where is None or callable(self.where):
             return ()
         return tuple(row.start - self._first(context) for row in self.where)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """function(b, h, i, j)."""
         if not is_own(self.function):  # asked outside of a call
             return self.bind(self.by_slot, q_idx.device).allows(context, b, h, q_idx, kv_idx)
         return self.function(b, h, q_idx + self._first(context), kv_idx)
 
     def to_text(self) -> str:
-        raise InputError("pattern: a foreign mask_mod cannot be saved; write it as a Pattern class")
+        """Raises `InputError`: a function has no text."""
+        raise InputError("pattern: a function (mask_mod) cannot be saved; write it as a Pattern class")
 
 
 def as_pattern(given: Pattern | MaskMod, name: str = "pattern") -> Pattern:

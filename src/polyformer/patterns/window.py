@@ -48,11 +48,13 @@ class Window(Pattern):
         return self.after
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """-after <= (i - j) / dilation <= before, in whole steps."""
         d = context.distance(q_idx, kv_idx)
         near = (d <= self.before * self.dilation) & (d >= -self.keys_after * self.dilation)
         return near if self.dilation == 1 else near & (d % self.dilation == 0)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """One interval; without a mask only where the dilation is 1."""
         first, last = start + context.offset, stop - 1 + context.offset
         left, right = self.before * self.dilation, self.keys_after * self.dilation
         some = clip(first - left, last + right + 1, context.kv_len)
@@ -60,20 +62,25 @@ class Window(Pattern):
         return Keys(some, full)
 
     def distance_range(self) -> tuple[int, int]:
+        """-after * dilation .. before * dilation."""
         return -self.keys_after * self.dilation, self.before * self.dilation
 
     def step(self) -> int:
+        """dilation."""
         return self.dilation
 
     def in_residue_class(self, stride: int) -> Pattern | None:
+        """A window of neighbours: the dilation is gone."""
         before, after = (count * self.dilation // stride for count in (self.before, self.keys_after))
         if stride % self.dilation or not (before or after):
             return None
         return Window(before, after)
 
     def relative(self, context: Context) -> bool:
+        """Always."""
         return True
 
     @classmethod
     def examples(cls) -> tuple["Window", ...]:
+        """Small instances that the contract tests run."""
         return cls(3), cls(4, 0), cls(0, 2), cls(2, 1, dilation=3)

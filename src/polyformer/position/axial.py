@@ -37,6 +37,7 @@ class AxialConfig(PositionConfig):
 
     @classmethod
     def examples(cls) -> tuple["AxialConfig", ...]:
+        """Small instances that the contract tests run."""
         return cls(grid=(8, 5)), cls(grid=(3, 4, 5))
 
     def longer(self, before: int, after: int) -> "AxialConfig":
@@ -45,6 +46,7 @@ class AxialConfig(PositionConfig):
         return dataclasses.replace(self, grid=(max(self.grid[0], -(-after // row)), *self.grid[1:]))
 
     def build(self, shape: Shape) -> "Axial":
+        """The module of the scheme, for a whole stack."""
         return Axial(self, shape.input_size)
 
 
@@ -66,11 +68,12 @@ class Axial(Position):
         return {"tables.0.weight": 0}
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
+        """x_p + concat(W_1[r_1], W_2[r_2], ..), at the first layer."""
         if layer:
             return x
         check_positions(pos, math.prod(self.grid))
-        found: list[Tensor] = []
+        vectors: list[Tensor] = []
         for length, table in zip(reversed(self.grid), reversed(self.tables)):
-            found.append(table(pos % length))
+            vectors.append(table(pos % length))
             pos = pos // length
-        return x + torch.cat(found[::-1], -1)
+        return x + torch.cat(vectors[::-1], -1)

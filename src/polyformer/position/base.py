@@ -1,4 +1,4 @@
-"""What a position scheme may do: change the input, turn queries and keys, or add to scores and values."""
+"""What a position scheme may do: change the input, rotate queries and keys, or add to scores and values."""
 
 import dataclasses
 import math
@@ -49,6 +49,7 @@ class PositionConfig(Config):
     """Family of position schemes: `build(shape)` makes the module."""
 
     def build(self, shape: Shape) -> "Position":
+        """The module for all layers of a stack of this shape."""
         raise NotImplementedError
 
     def longer(self, before: int, after: int) -> "PositionConfig":
@@ -80,7 +81,7 @@ class Position(nn.Module):
         return x
 
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
-        """q [B, H, Tq, D] and the new keys k [B, Hkv, Tq, D] turned by their positions."""
+        """q [B, H, Tq, D] and the new keys k [B, Hkv, Tq, D] rotated by their positions."""
         return q, k
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod | None:
@@ -104,6 +105,7 @@ class Terms:
     site: Site
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
+        """The scheme's, a user's function prepared for indices that broadcast."""
         mod = self.position.score_mod(q, k, context, self.site)
         if mod is None or is_own(mod):
             return mod
@@ -111,6 +113,7 @@ class Terms:
         return Mod.of(mod, "score_mod", score, q.device)
 
     def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
+        """The scheme's, for this layer."""
         return self.position.relative(q, k, context, self.site)
 
 
@@ -137,7 +140,7 @@ def related(context: Context, relation_ids: Tensor, rows: int, position: Positio
             f"got {relation_ids.dtype} {tuple(relation_ids.shape)}"
         )
     if relation_ids.device.type == "cpu" and not torch.compiler.is_compiling() and relation_ids.numel():
-        low, high = (int(one) for one in relation_ids.aminmax())
+        low, high = (int(bound) for bound in relation_ids.aminmax())
         if low < -1 or high >= count:
             raise InputError(
                 f"relation_ids: expected labels from 0 to {count - 1}, or -1 for none, got {low} to {high}"

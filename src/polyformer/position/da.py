@@ -28,6 +28,7 @@ class DistanceAwareConfig(PositionConfig):
     paper: ClassVar[str] = "Wu et al. 2021 (DA-Transformer), section 3"
 
     def build(self, shape: Shape) -> "DistanceAware":
+        """The module of the scheme, for a whole stack."""
         return DistanceAware(shape.num_layers, shape.num_heads)
 
 
@@ -40,8 +41,9 @@ class DistanceAware(Position):
         self.b = nn.Parameter(torch.zeros(num_layers, num_heads))
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod:
+        """relu(score) f(w_h |i - j|)."""
         dtype = torch.promote_types(self.w.dtype, torch.float32)  # scores are never in half precision
-        w, b = (one[site.layer].to(dtype) for one in (self.w, self.b))
+        w, b = (table[site.layer].to(dtype) for table in (self.w, self.b))
 
         @broadcasts
         def rescale(score: Tensor, row: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

@@ -51,9 +51,9 @@ class DebertaConfig(PositionConfig):
     paper: ClassVar[str] = "He et al. 2021 (DeBERTa), section 3.1"
 
     def __post_init__(self) -> None:
-        reach = self.max_relative_positions
-        if reach is not None and reach < 1:
-            raise InputError(f"max_relative_positions: expected 1 token or more, got {reach}")
+        longest = self.max_relative_positions
+        if longest is not None and longest < 1:
+            raise InputError(f"max_relative_positions: expected 1 token or more, got {longest}")
         if not self.terms or len(set(self.terms)) < len(self.terms) or not set(self.terms) <= set(TERMS):
             raise InputError(f"terms: expected one or both of {TERMS}, got {self.terms}")
         if self.buckets is not None and (self.buckets < 4 or self.buckets % 2):
@@ -63,14 +63,16 @@ class DebertaConfig(PositionConfig):
 
     @classmethod
     def examples(cls) -> tuple["DebertaConfig", ...]:
+        """Small instances that the contract tests run."""
         later = cls(max_relative_positions=16, buckets=4, share_projections=True, norm_embeddings=True)
         return cls(), later, cls(max_relative_positions=3, terms=("p2c",), mirrored=True, absolute=True)
 
     def longer(self, before: int, after: int) -> "DebertaConfig":
-        """The longest distance that is told apart stays: the rows of the table are of distances."""
+        """The longest distance with a row of its own stays: the rows of the table are of distances."""
         return dataclasses.replace(self, max_relative_positions=self.max_relative_positions or before)
 
     def build(self, shape: Shape) -> "Deberta":
+        """The module of the scheme, for a whole stack."""
         return Deberta(self, shape)
 
 
@@ -82,14 +84,14 @@ class Deberta(Position):
     def __init__(self, config: DebertaConfig, shape: Shape):
         super().__init__()
         self.config, self.num_heads = config, shape.num_heads
-        self.reach = config.max_relative_positions or shape.max_positions
-        if config.buckets is not None and self.reach <= config.buckets // 2 + 1:
+        self.max_distance = config.max_relative_positions or shape.max_positions
+        if config.buckets is not None and self.max_distance <= config.buckets // 2 + 1:
             least = config.buckets // 2 + 2
             raise InputError(
                 f"max_relative_positions: {config.buckets} buckets need {least} tokens or more, "
-                f"got {self.reach}"
+                f"got {self.max_distance}"
             )
-        self.rows = config.buckets or self.reach
+        self.rows = config.buckets or self.max_distance
         self.table = nn.Embedding(2 * self.rows, shape.hidden_size)
         self.norm = (
             nn.LayerNorm(shape.hidden_size, eps=config.eps) if config.norm_embeddings else nn.Identity()
@@ -104,9 +106,11 @@ class Deberta(Position):
         self.max_positions = shape.max_positions if config.absolute else None
 
     def position_tables(self) -> dict[str, int]:
+        """The absolute positions, where there are any."""
         return {} if self.absolute is None else {"absolute.weight": 0}
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
+        """x_p + absolute[p] at the first layer, with `absolute`."""
         if self.absolute is None or layer:
             return x
         check_positions(pos, self.absolute.num_embeddings)
@@ -117,6 +121,7 @@ class Deberta(Position):
         return q * self.factor, k
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
+        """kr_e and qr_e for every distance of the call."""
         least, greatest = context.distances
         distance = torch.arange(least, greatest + 1, device=q.device)
         table = self.dropout(self.norm(self.table.weight))
@@ -131,7 +136,7 @@ class Deberta(Position):
     def entry(self, distance: Tensor) -> Tensor:
         """The table's row for each distance."""
         if self.config.buckets is not None:
-            distance = log_buckets(distance, self.config.buckets, self.reach)
+            distance = log_buckets(distance, self.config.buckets, self.max_distance)
         return (distance + self.rows).clamp(0, 2 * self.rows - 1)
 
     def _projected(self, what: str, table: Tensor, entry: Tensor, site: Site) -> Tensor:

@@ -46,10 +46,12 @@ class EtcLabelsConfig(PositionConfig):
                 raise InputError(f"{name}: expected 1 token or more, got {getattr(self, name)}")
 
     def build(self, shape: Shape) -> "EtcLabels":
+        """The module of the scheme, for a whole stack."""
         return EtcLabels(self, shape)
 
     @classmethod
     def examples(cls) -> tuple["EtcLabelsConfig", ...]:
+        """Small instances that the contract tests run."""
         return cls(), cls(global_tokens=3, max_distance=2)
 
 
@@ -63,6 +65,7 @@ class EtcLabels(Position):
         self.tables = nn.ModuleList(nn.Embedding(count, width) for _ in range(shape.num_layers))
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod:
+        """score + q_i . a_l(i,j) / sqrt(D)."""
         table = self.get_submodule(f"tables.{site.layer}").get_parameter("weight").to(q.dtype)
         vectors = table.unflatten(1, (self.heads, -1)).permute(1, 2, 0)
         terms = (q * q.shape[-1] ** -0.5) @ vectors

@@ -33,10 +33,12 @@ class GridConfig(PositionConfig):
             raise InputError(f"grid: shape: expected 2 or 3 numbers of 1 or more, got {list(self.shape)}")
 
     def build(self, shape: Shape) -> "Grid":
+        """The module of the scheme, for a whole stack."""
         return Grid(shape.hidden_size, self.shape)
 
     @classmethod
     def examples(cls) -> tuple["GridConfig", ...]:
+        """Small instances that the contract tests run."""
         return cls(shape=(40, 3)), cls(shape=(14, 3, 3))
 
 
@@ -52,6 +54,7 @@ class Grid(Position):
         self.tables = nn.ModuleList(nn.Embedding(size, hidden_size) for size in self.sizes)
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
+        """x_p + rows[..] + columns[..] + channels[..], at the first layer."""
         if layer:
             return x
         self._check(pos)
@@ -66,7 +69,7 @@ class Grid(Position):
             return
         length = int(pos.max()) + 1
         if length > self.places + 1:
-            shape = "x".join(str(one) for one in (self.sizes[0] - 1, *self.sizes[1:]))
+            shape = "x".join(str(size) for size in (self.sizes[0] - 1, *self.sizes[1:]))
             raise InputError(
                 f"input of {length} tokens: a grid of {shape} has {self.places} places and one for a start "
                 "token; give the shape of your images to position.shape"

@@ -23,6 +23,7 @@ class LearnedConfig(PositionConfig):
     paper: ClassVar[str] = "Vaswani et al. 2017, table 3, row E"
 
     def build(self, shape: Shape) -> "Learned":
+        """The module of the scheme, for a whole stack."""
         return Learned([shape.input_size], shape.max_positions, self.offset)
 
     def __post_init__(self) -> None:
@@ -31,6 +32,7 @@ class LearnedConfig(PositionConfig):
 
     @classmethod
     def examples(cls) -> tuple["LearnedConfig", ...]:
+        """Small instances that the contract tests run."""
         return cls(), cls(offset=2)
 
 
@@ -42,6 +44,7 @@ class LearnedPerLayerConfig(PositionConfig):
     paper: ClassVar[str] = "Al-Rfou et al. 2018, section 3.3"
 
     def build(self, shape: Shape) -> "Learned":
+        """The module of the scheme, for a whole stack."""
         widths = [shape.input_size] + [shape.hidden_size] * (shape.num_layers - 1)
         return Learned(widths, shape.max_positions)
 
@@ -59,9 +62,11 @@ class Learned(Position):
         self.max_positions, self.offset = max_positions, offset
 
     def position_tables(self) -> dict[str, int]:
+        """All of them, their first `offset` rows apart."""
         return {f"tables.{i}.weight": self.offset for i in range(len(self.tables))}
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
+        """x_p + table[p + offset] of the layer."""
         if layer >= len(self.tables):
             return x
         if self.max_positions is not None:

@@ -13,4 +13,5 @@ class NoPositionConfig(PositionConfig):
     kind: ClassVar[str] = "none"
 
     def build(self, shape: Shape) -> Position:
+        """The module of the scheme, for a whole stack."""
         return Position()

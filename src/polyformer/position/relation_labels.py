@@ -38,6 +38,7 @@ class RelationLabelsConfig(PositionConfig):
             raise InputError(f"num_labels: expected 1 or more, got {self.num_labels}")
 
     def build(self, shape: Shape) -> "RelationLabels":
+        """The module of the scheme, for a whole stack."""
         return RelationLabels(self.num_labels, shape.num_layers, shape.head_size)
 
 
@@ -48,6 +49,7 @@ class RelationBiasConfig(RelationLabelsConfig):
     kind: ClassVar[str] = "relation_bias"
 
     def build(self, shape: Shape) -> "RelationBias":
+        """The module of the scheme, for a whole stack."""
         return RelationBias(self.num_labels, shape.num_layers, shape.num_heads)
 
 
@@ -60,6 +62,7 @@ class RelationLabels(Position):
         self.tables = nn.ModuleList(nn.Embedding(num_labels, width) for _ in range(num_layers))
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod | None:
+        """score + q_i . a_l(i,j) / sqrt(D); nothing for the label -1."""
         if context.relations is None:
             return None
         terms = self.terms(q, self.get_submodule(f"tables.{site.layer}").get_parameter("weight"))
@@ -81,4 +84,5 @@ class RelationBias(RelationLabels):
     """A table [labels, H] for each layer."""
 
     def terms(self, q: Tensor, table: Tensor) -> Tensor:
+        """table[l, h], the same for every query."""
         return table.to(q.dtype).T.unsqueeze(1).expand(*q.shape[:3], -1)

@@ -36,10 +36,12 @@ class ShawConfig(PositionConfig):
             raise InputError(f"clip: expected a distance of 1 token or more, got {self.clip}")
 
     def build(self, shape: Shape) -> "Shaw":
+        """The module of the scheme, for a whole stack."""
         return Shaw(self, shape)
 
     @classmethod
     def examples(cls) -> tuple["ShawConfig", ...]:
+        """Small instances that the contract tests run."""
         return cls(), cls(clip=3, values=False)
 
 
@@ -54,6 +56,7 @@ class Shaw(Position):
         self.values = nn.ModuleList(nn.Embedding(*size) for _ in layers if config.values)
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
+        """keys[clip(j - i)] and values[clip(j - i)] for every distance of the call."""
         least, greatest = context.distances
         distance = torch.arange(least, greatest + 1, device=q.device)
         entry = self.clip - distance.clamp(-self.clip, self.clip)

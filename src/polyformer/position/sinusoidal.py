@@ -40,10 +40,12 @@ class SinusoidalConfig(PositionConfig):
             raise InputError(f"offset: expected 0 positions or more, got {self.offset}")
 
     def build(self, shape: Shape) -> "Sinusoidal":
+        """The module of the scheme, for a whole stack."""
         return Sinusoidal(shape.input_size, self)
 
     @classmethod
     def examples(cls) -> tuple["SinusoidalConfig", ...]:
+        """Small instances that the contract tests run."""
         return cls(), cls(layout="halves", base=500.0, inclusive=True, offset=2)
 
 
@@ -55,6 +57,7 @@ class Sinusoidal(Position):
         self.hidden_size, self.config = hidden_size, config
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
+        """x_p + PE(p + offset), at the first layer."""
         if layer:
             return x
         return x + self._waves(pos + self.config.offset if self.config.offset else pos).to(x.dtype)

@@ -30,6 +30,7 @@ class StepSinusoidConfig(PositionConfig):
             raise InputError(f"base: expected a wavelength factor above 1, got {self.base}")
 
     def build(self, shape: Shape) -> "StepSinusoid":
+        """The module of the scheme, for a whole stack."""
         return StepSinusoid(shape.hidden_size, self)
 
 
@@ -41,5 +42,6 @@ class StepSinusoid(Position):
         self.hidden_size, self.base = hidden_size, config.base
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
+        """x_p + PE(p) + PE(layer), at every layer."""
         step = sinusoids(torch.tensor(layer, device=pos.device), self.hidden_size, self.base)
         return x + (sinusoids(pos, self.hidden_size, self.base) + step).to(x.dtype)

@@ -38,6 +38,7 @@ class T5BiasConfig(PositionConfig):
             raise InputError(f"max_distance: expected {least} tokens or more, got {self.max_distance}")
 
     def build(self, shape: Shape) -> "T5Bias":
+        """The module of the scheme, for a whole stack."""
         return T5Bias(self, shape.num_heads)
 
 
@@ -50,6 +51,7 @@ class T5Bias(Position):
         self.table = nn.Embedding(config.num_buckets, num_heads)
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
+        """bias[h, d] = table[bucket(d), h]."""
         if torch.is_grad_enabled():  # a table made inside one layer's checkpoint is not the others' to use
             return self._biases(q, context)
         return context.once(("t5", self, q.dtype), lambda: self._biases(q, context))
@@ -57,8 +59,8 @@ class T5Bias(Position):
     def _biases(self, q: Tensor, context: Context) -> Relative:
         least, greatest = context.distances
         distance = torch.arange(least, greatest + 1, device=q.device)
-        found = buckets(distance, self.config.num_buckets, self.config.max_distance, not context.causal)
-        return Relative(first=least, bias=self.table(found).T.to(q.dtype))
+        entries = buckets(distance, self.config.num_buckets, self.config.max_distance, not context.causal)
+        return Relative(first=least, bias=self.table(entries).T.to(q.dtype))
 
 
 def buckets(distance: Tensor, num_buckets: int, max_distance: int, both_sides: bool) -> Tensor:

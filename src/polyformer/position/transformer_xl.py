@@ -39,10 +39,12 @@ class TransformerXLConfig(PositionConfig):
             raise InputError(f"clamp_distance: expected 1 token or more, or none, got {self.clamp_distance}")
 
     def build(self, shape: Shape) -> "TransformerXL":
+        """The module of the scheme, for a whole stack."""
         return TransformerXL(self, shape)
 
     @classmethod
     def examples(cls) -> tuple["TransformerXLConfig", ...]:
+        """Small instances that the contract tests run."""
         return cls(), cls(shared_biases=True, clamp_distance=5)
 
 
@@ -66,6 +68,7 @@ class TransformerXL(Position):
         return q + self.u[site.layer % len(self.u)].to(q.dtype), k
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
+        """q_i + v meets W_R R_d for every distance d of the call."""
         waves = context.once(
             (self.config, self.hidden_size, q.dtype, q.device), lambda: self._waves(q, context)
         )

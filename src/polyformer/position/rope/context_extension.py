@@ -1,7 +1,7 @@
-"""Slower turning for rotary positions, with which a model trained on short texts reads longer ones.
+"""RoPE context extension: lower frequencies, with which a model trained on short texts reads longer ones.
 
-All are static, the same at every length, as a cache of turned keys requires: the "dynamic" ones, which change
-with the length of the text, disagree with the keys that they have cached.
+All are static, the same at every length, as a cache of rotated keys requires: the "dynamic" ones, which
+change with the length of the text, disagree with the keys that they have cached.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ class RopeExtensionConfig(Config):
 
     @property
     def size(self) -> float:
-        """What turned channels are multiplied by; scores by its square."""
+        """What rotated channels are multiplied by; scores by its square."""
         return 1.0
 
-    def slowed(self, theta: Tensor, base: float) -> Tensor:
+    def extended(self, theta: Tensor, base: float) -> Tensor:
         """New frequencies [W/2] for `theta`, those of the model as trained."""
         raise NotImplementedError
 
@@ -42,22 +42,24 @@ class InterpolationConfig(RopeExtensionConfig):
     kind: ClassVar[str] = "interpolation"
     paper: ClassVar[str] = "Chen et al. 2023 (position interpolation), section 2.3"
 
-    def slowed(self, theta: Tensor, base: float) -> Tensor:
+    def extended(self, theta: Tensor, base: float) -> Tensor:
+        """theta / factor."""
         return theta / self.factor
 
     @classmethod
     def examples(cls) -> tuple["InterpolationConfig", ...]:
+        """Small instances that the contract tests run."""
         return (cls(factor=2.0),)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NtkConfig(RopeExtensionConfig):
-    """NTK-aware: a larger base; the fastest pair turns as before, the slowest `factor` times slower."""
+    """NTK-aware: a larger base; the fastest pair rotates as before, the slowest `factor` times slower."""
 
     kind: ClassVar[str] = "ntk"
     paper: ClassVar[str] = "Peng et al. 2024 (YaRN), section 3.1"
 
-    def slowed(self, theta: Tensor, base: float) -> Tensor:
+    def extended(self, theta: Tensor, base: float) -> Tensor:
         """(base * factor^(W / (W - 2)))^(-2m / W)."""
         last = max(len(theta) - 1, 1)
         return theta * self.factor ** (
@@ -66,17 +68,18 @@ class NtkConfig(RopeExtensionConfig):
 
     @classmethod
     def examples(cls) -> tuple["NtkConfig", ...]:
+        """Small instances that the contract tests run."""
         return (cls(factor=2.0),)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class YarnConfig(RopeExtensionConfig):
-    """YaRN: pairs that turn often over the old length stay, those that turn rarely are interpolated."""
+    """YaRN: pairs that rotate often over the old length stay, those that rotate rarely are interpolated."""
 
     original_max_positions: int  # the length of training
-    beta_fast: float = 32.0  # turns over that length, from which on a pair stays
-    beta_slow: float = 1.0  # turns, up to which a pair is interpolated
-    attention_factor: float | None = None  # the size of turned channels; by default 0.1 ln(factor) + 1
+    beta_fast: float = 32.0  # rotations over that length, from which on a pair stays
+    beta_slow: float = 1.0  # rotations, up to which a pair is interpolated
+    attention_factor: float | None = None  # the size of rotated channels; by default 0.1 ln(factor) + 1
 
     kind: ClassVar[str] = "yarn"
     paper: ClassVar[str] = "Peng et al. 2024 (YaRN), sections 3.2 to 3.4"
@@ -95,9 +98,10 @@ class YarnConfig(RopeExtensionConfig):
 
     @property
     def size(self) -> float:
+        """attention_factor, or 0.1 ln(factor) + 1."""
         return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
 
-    def slowed(self, theta: Tensor, base: float) -> Tensor:
+    def extended(self, theta: Tensor, base: float) -> Tensor:
         """Between the two bounds, rounded outwards to whole pairs, interpolation sets in evenly."""
         first = max(math.floor(self._pair(self.beta_fast, len(theta), base)), 0)
         last = min(math.ceil(self._pair(self.beta_slow, len(theta), base)), 2 * len(theta) - 1)
@@ -105,10 +109,11 @@ class YarnConfig(RopeExtensionConfig):
         share = ((pairs - first) / max(last - first, 0.001)).clamp(0, 1)
         return theta * (1 - share + share / self.factor)
 
-    def _pair(self, turns: float, pairs: int, base: float) -> float:
-        """The (fractional) pair that turns so often over the length of training."""
-        return pairs * math.log(self.original_max_positions / (turns * 2 * math.pi)) / math.log(base)
+    def _pair(self, rotations: float, pairs: int, base: float) -> float:
+        """The (fractional) pair that rotates so often over the length of training."""
+        return pairs * math.log(self.original_max_positions / (rotations * 2 * math.pi)) / math.log(base)
 
     @classmethod
     def examples(cls) -> tuple["YarnConfig", ...]:
+        """Small instances that the contract tests run."""
         return (cls(factor=2.0, original_max_positions=64),)

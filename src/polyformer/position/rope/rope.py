@@ -1,13 +1,13 @@
-"""RoPE: queries and keys are turned by angles that grow with their positions, so that scores see differences.
+"""RoPE: queries and keys are rotated by angles proportional to their positions: scores depend on distances.
 
-    q_i . k_j = (R_i q)^T (R_j k) = q^T R_(j-i) k        channels in pairs, pair m turned by pos * theta_m
+    q_i . k_j = (R_i q)^T (R_j k) = q^T R_(j-i) k        channels in pairs, pair m rotated by pos * theta_m
     theta_m = base^(-2m / W), m = 0 .. W/2 - 1           the first W = fraction * D channels of each head
 
 `layout` says which channels are a pair: m and m + W/2 ("halves": GPT-NeoX, Llama), or 2m and 2m + 1
-("pairs": the paper, GPT-J). Values are not turned. A model trained on short texts reads longer ones with an
+("pairs": the paper, GPT-J). Values are not rotated. A model trained on short texts reads longer ones with an
 `extension` (context_extension.py). No parameters; a few passes over q and k, angles in float64, made once for
 all layers. Su et al. 2021, section 3.2; a fraction of the channels as in GPT-J and GPT-NeoX. YaRN's
-temperature multiplies the turned channels, as in its authors' code: with a `fraction` below 1 the others
+temperature multiplies the rotated channels, as in its authors' code: with a `fraction` below 1 the others
 keep their size.
 """
 
@@ -51,31 +51,34 @@ class RopeConfig(PositionConfig):
             raise InputError(f"base: expected a wavelength factor above 1, got {self.base}")
 
     def build(self, shape: Shape) -> "Rope":
+        """The module of the scheme, for a whole stack."""
         return Rope(self, shape.head_size)
 
     @classmethod
     def examples(cls) -> tuple["RopeConfig", ...]:
-        ways = [one for way in (InterpolationConfig, NtkConfig, YarnConfig) for one in way.examples()]
+        """Small instances that the contract tests run."""
+        ways = [way for kind in (InterpolationConfig, NtkConfig, YarnConfig) for way in kind.examples()]
         partial = cls(layout="pairs", fraction=0.5, base=500.0)
-        return (cls(), partial, *(dataclasses.replace(partial, extension=one) for one in ways))
+        return (cls(), partial, *(dataclasses.replace(partial, extension=way) for way in ways))
 
 
 class Rope(Position):
-    """Turns the queries and the new keys of every layer; cached keys have been turned before."""
+    """Rotates the queries and the new keys of every layer; cached keys have been rotated before."""
 
     def __init__(self, config: RopeConfig, head_size: int):
         super().__init__()
         self.config, self.width = config, int(head_size * config.fraction)
         if self.width < 2 or self.width % 2:
             raise InputError(
-                f"fraction: expected an even number of turned channels, got {self.width} "
+                f"fraction: expected an even number of rotated channels, got {self.width} "
                 f"({config.fraction} of head_size {head_size}); choose another of the two"
             )
 
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
+        """R_i q_i and R_j k_j."""
         key = self.config, self.width, q.dtype, q.device
         cos, sin = context.once(key, lambda: self._waves(q, context))
-        return self._turned(q, cos, sin), self._turned(k, cos, sin)
+        return self._rotated(q, cos, sin), self._rotated(k, cos, sin)
 
     def _waves(self, q: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """cos and sin (with a pair's signs) [B or 1, 1, Tq, W] at the positions of the queries."""
@@ -87,22 +90,22 @@ class Rope(Position):
         size = 1.0 if self.config.extension is None else self.config.extension.size
         return (waves[0] * size).to(q.dtype), (waves[1] * size).to(q.dtype)
 
-    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [B, H, T, D] with its first W channels turned."""
-        turned = x[..., : self.width]
+    def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [B, H, T, D] with its first W channels rotated."""
+        rotated = x[..., : self.width]
         if self.config.layout == "halves":
-            others = turned.roll(self.width // 2, -1)
+            others = rotated.roll(self.width // 2, -1)
         else:
-            others = _joined(turned[..., 1::2], turned[..., ::2], "pairs")
-        turned = torch.addcmul(turned * cos, others, sin)
-        return turned if self.width == x.shape[-1] else torch.cat([turned, x[..., self.width :]], -1)
+            others = _joined(rotated[..., 1::2], rotated[..., ::2], "pairs")
+        rotated = torch.addcmul(rotated * cos, others, sin)
+        return rotated if self.width == x.shape[-1] else torch.cat([rotated, x[..., self.width :]], -1)
 
 
 def frequencies(config: RopeConfig, width: int, device: torch.device) -> Tensor:
-    """theta [W/2], slowed by the extension: the angle of each pair from one position to the next."""
+    """theta [W/2], changed by the extension: the angle of each pair from one position to the next."""
     even = torch.arange(0, width, 2, device=device, dtype=widest(device))
     theta = config.base ** (-even / width)
-    return theta if config.extension is None else config.extension.slowed(theta, config.base)
+    return theta if config.extension is None else config.extension.extended(theta, config.base)
 
 
 def _joined(first: Tensor, second: Tensor, layout: Layout) -> Tensor:
