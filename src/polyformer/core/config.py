@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.expression import with_options
 from polyformer.core.parsing import check_numbers, dump_yaml, parse_json, parse_yaml
-from polyformer.core.registry import register
+from polyformer.core.registry import Members, register
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Config:
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if Config in cls.__bases__:
-            cls.family, cls.kinds = cls, {}
+            cls.family, cls.kinds = cls, Members()
         if "kind" in cls.__dict__ and cls.kind:
             register(cls.family.kinds, cls.kind, cls, "kind")
         if "__post_init__" in cls.__dict__:
@@ -74,7 +74,7 @@ class Config:
         values = dict(data)
         kind = values.pop("kind", cls.kind)
         if kind != cls.kind:
-            if kind not in list(cls.kinds):  # a list, because the kind in a file may be anything
+            if kind not in cls.kinds:
                 raise InputError(f"{unknown(f'kind of {name}', kind, cls.kinds)}; expected {cls.ways()}")
             return typing.cast(type[Self], cls.kinds[kind]).from_dict(values, where)
         if cls.kinds and cls is cls.family and not cls.kind:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from polyformer.core.entry_points import load_installed
 from polyformer.core.errors import InputError, quote, unknown
 
 T = TypeVar("T")
@@ -19,6 +20,42 @@ def import_modules(package: str) -> None:
     """
     for module in pkgutil.walk_packages(sys.modules[package].__path__, f"{package}."):
         importlib.import_module(module.name)
+
+
+class Members(dict[str, type[T]]):
+    """Names to classes. Asked for a name that it lacks, or for all, it first loads installed packages."""
+
+    def __missing__(self, name: str) -> type[T]:
+        load_installed()
+        if not dict.__contains__(self, name):
+            raise KeyError(name)
+        return dict.__getitem__(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):  # a name from a file may be anything
+            return False
+        if not dict.__contains__(self, name):
+            load_installed()
+        return dict.__contains__(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        load_installed()
+        return super().__iter__()
+
+    def keys(self):
+        """All names."""
+        load_installed()
+        return super().keys()
+
+    def values(self):
+        """All classes."""
+        load_installed()
+        return super().values()
+
+    def items(self):
+        """All names with their classes."""
+        load_installed()
+        return super().items()
 
 
 def register(registry: dict[str, type[T]], name: str, cls: type[T], what: str) -> None:
@@ -60,12 +97,16 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if not isinstance(name, str) or name not in self._items:  # a name from a file may be anything
-            raise unknown(self.what, name, self._items)
+            load_installed()
+            if not isinstance(name, str) or name not in self._items:
+                raise unknown(self.what, name, self._items)
         return self._items[name]
 
     def __iter__(self) -> Iterator[str]:
+        load_installed()
         return iter(self._items)
 
     def names(self, pattern: str = "*") -> list[str]:
         """The names that match a shell wildcard, sorted."""
+        load_installed()
         return sorted(fnmatch.filter(self._items, pattern))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyformer.core.expression import first_name
 from polyformer.core.parsing import parse_expression
-from polyformer.core.registry import register
+from polyformer.core.registry import Members, register
 from polyformer.patterns.expression import read
 from polyformer.patterns.layout import Keys, Layout, Row, clip
 from polyformer.patterns.mods import broadcasts
@@ -35,7 +35,7 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 class Pattern:
     """Base of all patterns; itself never used."""
 
-    registry: ClassVar[dict[str, type["Pattern"]]] = {}
+    registry: ClassVar[dict[str, type["Pattern"]]] = Members()
     operators: ClassVar[dict[str, Callable[..., "Pattern"]]] = {}
     paper: ClassVar[str] = ""
 

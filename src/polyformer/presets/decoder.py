@@ -65,7 +65,7 @@ BANDED = PerLayer((Full(), Window(255, 0)))
 
 
 def gpt3(layers: int, width: int, heads: int) -> ModelConfig:
-    """GPT-2 with dense and locally banded layers in turn; how wide the bands are the paper does not say."""
+    """GPT-2 with dense and locally banded layers in turn; the width of the windows is not in the paper."""
     config = decoder(layers, width, heads, vocab=50257, positions=2048)
     return config.override("mechanism", SoftmaxConfig(pattern=BANDED))
 
@@ -115,7 +115,7 @@ def gpt_neo_3b() -> ModelConfig:
 
 @register("gpt-j-6b")
 def gpt_j() -> ModelConfig:
-    """Wang and Komatsuzaki 2021: 28 layers of 4096, a quarter of each head turned, 6B parameters."""
+    """Wang and Komatsuzaki 2021: 28 layers of 4096, RoPE on a quarter of each head, 6B parameters."""
     config = decoder(28, 4096, 16, vocab=50400, positions=2048).override("dropout", 0.0)
     config = config.override("block", "parallel").override("tied", False)
     config = config.override("position", RopeConfig(layout="pairs", fraction=0.25))
@@ -138,7 +138,7 @@ def ctrl() -> ModelConfig:
 
 @register("decoder-small")
 def decoder_small() -> ModelConfig:
-    """For two cores: 4 layers of 256."""
+    """Small, CPU-sized: 4 layers of 256."""
     return decoder(4, 256, 8, vocab=8000, positions=512)
 
 

@@ -60,7 +60,7 @@ def encoder(layers: int, width: int, heads: int, vocab: int, positions: int) -> 
 
 @register("encoder-small")
 def encoder_small() -> ModelConfig:
-    """For two cores: 2 layers of 128."""
+    """Small, CPU-sized: 2 layers of 128."""
     return encoder(2, 128, 4, vocab=8000, positions=512)
 
 

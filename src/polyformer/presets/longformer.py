@@ -63,7 +63,7 @@ def dilated(reach: int, dilation: int) -> Pattern:
 
 @register("longformer-decoder-small")
 def longformer_decoder_small() -> ModelConfig:
-    """For two cores: a causal Longformer of 4 layers of 256, arranged as in Beltagy et al. 2020, section 4.1.
+    """Small, CPU-sized: a causal Longformer of 4 layers of 256, as in Beltagy et al. 2020, section 4.1.
 
     Windows grow from the bottom layer to the top, and in the upper half two heads are dilated. Pre-norm and
     sinusoids at the input, where the paper has Transformer-XL's positions.

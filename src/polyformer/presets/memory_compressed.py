@@ -36,7 +36,7 @@ def t_dmca(
 
 @register("t-dmca-small")
 def t_dmca_small() -> ModelConfig:
-    """For two cores: Liu et al. 2018, section 4.2.5, layers LMLML of 256, with 8 experts for 128 or 256."""
+    """Small, CPU-sized: Liu et al. 2018, section 4.2.5, LMLML layers of 256, 8 experts for 128 or 256."""
     return t_dmca(5, 256, 8, 1024, block=256, experts=8, vocab=8000)
 
 

@@ -1,0 +1,47 @@
+"""Members in packages of others, which name them by an entry point of the group `polyformer.members`.
+
+    [project.entry-points."polyformer.members"]
+    my-package = "my_package.members"
+
+The module is imported when a registry is asked for a name that it does not have, or for all of its names;
+never by `import polyformer`.
+"""
+
+import functools
+import importlib.metadata
+import threading
+import warnings
+
+GROUP = "polyformer.members"
+
+_lock = threading.RLock()
+_begun = False
+
+
+def load_installed() -> None:
+    """Import what is installed, once; a package that fails is named in a warning and left out."""
+    global _begun
+    with _lock:  # other threads wait; what is imported here may itself ask for members
+        if _begun:
+            return
+        _begun = True
+        for point in _entry_points():
+            try:
+                point.load()
+            except Exception as error:  # whatever the code of others raises
+                package = point.dist.name if point.dist else point.name
+                warnings.warn(
+                    f"the members of the installed package {package} are left out: importing {point.value} "
+                    f"failed with {type(error).__name__}: {error}",
+                    stacklevel=2,
+                )
+
+
+def installed_modules() -> frozenset[str]:
+    """The top-level modules of installed packages that define members."""
+    return frozenset(point.value.partition(":")[0].partition(".")[0] for point in _entry_points())
+
+
+@functools.cache
+def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
+    return tuple(importlib.metadata.entry_points(group=GROUP))

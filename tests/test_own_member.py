@@ -1,0 +1,110 @@
+"""A package of somebody else (examples/own-member), installed: its members are found and tested."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "own-member"
+
+USE = """
+import sys
+import torch, polyformer
+
+assert "own_member" not in sys.modules, "installed members are not loaded by the import"
+ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(0))
+for number, parts in enumerate([
+    {"position": "kerple"},
+    {"position": "kerple(variant='power')"},
+    {"attention": "LogSparse(16) | Global(1)"},
+    {"attention": "nystrom(landmarks=4)"},
+    {"feedforward": "maxout(intermediate_size=64, pieces=3)"},
+]):
+    model = polyformer.create_model("encoder-tiny", head="masked", **parts).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model(ids, labels=ids).loss
+    before.backward()
+    optimizer.step()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    model.eval().save_pretrained(f"saved-{number}")
+    torch.save((ids, model(ids).logits), f"saved-{number}/logits.pt")
+assert "own_member" in sys.modules
+"""
+
+LOAD = """
+import torch, polyformer
+
+for number in range(5):
+    ids, logits = torch.load(f"saved-{number}/logits.pt")
+    assert torch.equal(polyformer.from_pretrained(f"saved-{number}")(ids).logits, logits)
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the package is installed, by pip and without a network."""
+    folder = tmp_path_factory.mktemp("site")
+    source = shutil.copytree(EXAMPLE, tmp_path_factory.mktemp("source") / "own-member")  # pip builds inside
+    flags = ("--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--no-index")
+    run("-m", "pip", "install", *flags, "--target", str(folder), str(source))
+    return folder
+
+
+def run(
+    *words: str, site: Path | None = None, folder: Path | None = None
+) -> "subprocess.CompletedProcess[str]":
+    path = [str(ROOT / "src"), *([str(site)] if site else [])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder or ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done
+
+
+def test_installed_members_are_listed_trained_saved_and_loaded(site: Path, tmp_path: Path):
+    listed = run("-m", "polyformer", "list", site=site).stdout
+    for axis, name in (
+        ("Position", "kerple"),
+        ("Pattern", "LogSparse"),
+        ("Mechanism", "nystrom"),
+        ("FeedForward", "maxout"),
+    ):
+        assert any(line.split()[:2] == [axis, name] for line in listed.splitlines())
+    run("-c", USE, site=site, folder=tmp_path)
+    run("-c", LOAD, site=site, folder=tmp_path)
+    shown = run("-m", "polyformer", "show", "pattern", "LogSparse(8)", site=site, folder=tmp_path)
+    assert "%" in shown.stdout or shown.stdout.count("\n") > 8
+
+
+def test_installed_members_keep_the_contracts(site: Path):
+    """The contracts of every member run over them too: the masking, the layout, the state, saving."""
+    members = "kerple or LogSparse or nystrom or maxout"
+    contracts = [
+        f"tests/contracts/test_{name}.py" for name in ("k2_masking", "k5_state", "k7_layout", "k10_saving")
+    ]
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", members, *contracts)
+    assert " passed" in run(*words, "-o", "addopts=", site=site).stdout
+
+
+def test_a_broken_package_is_named_and_breaks_nothing(tmp_path: Path):
+    (tmp_path / "broken_members.py").write_text("raise RuntimeError('out of order')")
+    information = tmp_path / "broken_package-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-package\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[polyformer.members]\nbroken = broken_members\n")
+    code = """
+import polyformer
+print(polyformer.create_model("encoder-tiny", position="rope").config.encoder.position)
+print(len(polyformer.list_models()))
+"""
+    done = run("-W", "always", "-c", code, site=tmp_path)
+    assert "RopeConfig" in done.stdout
+    assert (
+        done.stderr.count("the installed package broken-package are left out: importing broken_members") == 1
+    )
+    assert "RuntimeError: out of order" in done.stderr
