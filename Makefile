@@ -1,4 +1,4 @@
-# `make demo` trains on real text and shows the result; `make test` runs the whole suite. Both set themselves up.
+# `make demo` trains on real text and shows the result on a page; `make test` runs the whole suite. Both set themselves up.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt

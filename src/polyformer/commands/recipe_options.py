@@ -11,7 +11,7 @@ from polyformer.core.errors import InputError
 class Options:
     """What `polyformer train` takes."""
 
-    recipe: str | None = argument("name of a recipe, or a .yaml file (default: default)", None)
+    recipe: str | None = argument("name of a recipe, or a .yaml file (default: demo, or with --data a guess)", None)
     data: str | None = option(
         "what to train on, a file or a directory; or the directory of the files that the recipe names",
         metavar="PATH",
@@ -35,6 +35,7 @@ class Options:
         "rate; the same command resumes them"
     )
     plot: bool = option("draw the training curves into curves.png at the end", False)
+    report: bool = option("write a page that shows the finished run, report.html", False)
     print: bool = option("print the whole recipe as YAML, and do not train", False)
     imports: tuple[str, ...] = imports()
     changes: dict[str, Any] = recipe_settings("--training.clip 0.5; --print shows them all")
@@ -75,22 +76,30 @@ def _resumed(options: Options) -> dict[str, Any]:
 
 def _new(options: Options) -> dict[str, Any]:
     """The recipe that is named, or guessed from --data alone, for a new run."""
-    from polyformer.recipes.find import find_recipe, recipe_names, with_data
+    from polyformer.recipes.find import find_recipe, named_files, recipe_names, with_data
 
     if options.from_step is not None or options.changed_data:
         flag = "--changed-data" if options.from_step is None else "--from-step"
         raise InputError(f"{flag}: it says how to resume a run; name the run by --resume")
-    recipe = find_recipe(options.recipe or "default", pretrained=options.pretrained is not None)
+    recipe = find_recipe(recipe_name(options), pretrained=options.pretrained is not None)
     recipe = with_imports(recipe, options.imports)
     data = recipe.get("data") or {}
     if options.data is not None:
         if not data.get("path"):
             return _guessed(options, recipe)
         return {**recipe, "data": with_data(data, options.data)}
-    named = data.get("path") and options.recipe in recipe_names()
+    named = named_files(data) and options.recipe in recipe_names()
     if named and "data.path" not in options.changes and not options.print:
         raise InputError(f"{options.recipe}: name the directory with its data ({data['path']}) by --data DIR")
     return recipe
+
+
+def recipe_name(options: Options) -> str:
+    """RECIPE; without it `demo`, or `default` where data, a task or a checkpoint are named."""
+    if options.recipe is not None:
+        return options.recipe
+    other = any(name.startswith("data") or name in ("task", "task.kind") for name in options.changes)
+    return "default" if options.data or options.pretrained or options.resume or other else "demo"
 
 
 def _guessed(options: Options, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -126,5 +135,6 @@ def named_settings(options: Options) -> dict[str, Any]:
         "seed": options.seed,
         "training.engine.device": options.device,
         "training.reporting.curves": options.plot or None,
+        "training.reporting.report": options.report or None,
     }
     return {name: value for name, value in settings.items() if value is not None}

@@ -1,14 +1,15 @@
 """Train a model from a recipe.
 
 RECIPE is the name of one in the package (see `polyformer list recipe`) or a YAML file of your own. Without
-one, a small language model is trained on the text that comes with Python; with --data alone, format,
-columns and task are guessed from the data, and the guess is printed (docs/data.md). The folder of the run
-then holds everything that `evaluate`, `generate` and the others need (docs/runs.md).
+one it is `demo`: a small language model is trained on the sources of Python's library, and a page shows the
+run. With --data alone, format, columns and task are guessed from the data, and the guess is printed
+(docs/data.md). The folder of the run then holds everything that `evaluate`, `generate` and the others need
+(docs/runs.md).
 """
 
 from typing import Any
 
-from polyformer.commands.recipe_options import Options, recipe_data
+from polyformer.commands.recipe_options import Options, recipe_data, recipe_name
 from polyformer.core.errors import InputError
 
 EXAMPLES = """examples:
@@ -43,6 +44,6 @@ def run(options: Options) -> None:
             raise InputError("--stages: to resume stages, repeat the same command with their --out")
         how = {"stages": options.stages}
     with surviving_warnings():
-        fitted = train(recipe, options.recipe or "default", options.out, options.resume, **how)
+        fitted = train(recipe, recipe_name(options), options.out, options.resume, **how)
         if is_main():
             conclude(fitted, recipe.seed)

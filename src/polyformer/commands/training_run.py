@@ -74,6 +74,10 @@ def conclude(fitted: Any, seed: int) -> None:
     if isinstance(fitted.task, ImageModelling):
         print(f"\n{draw_images(fitted, seed)}")
     print(f"\nSaved in {fitted.run.folder}")
+    if fitted.run.recipe.training.reporting.report:
+        from polyformer.visual.report import write_report
+
+        print(f"Report: {write_report(fitted.run)}")
 
 
 def draw_images(fitted: Any, seed: int) -> str:

@@ -1,6 +1,7 @@
 """The string that names a source, made into its rows as they stand there.
 
     None                     the default text (chapters of Python's language reference)
+    "python:library"         the sources of Python's standard library
     "notes.txt", "a/*.csv"   a file, or every file that the pattern matches, in the order of their names
     "train.{en,de}.gz"       two parallel files, a line to a line: the source, then the target
     "saved/"                 a directory written by `save_to_disk` of `datasets`
@@ -21,6 +22,7 @@ from polyformer.core.files import read_json
 from polyformer.data.default_text import default_documents
 from polyformer.data.folders import folder_rows, has_images, label_folders
 from polyformer.data.formats import READERS, TABLES, Header, Row, format_of, read_pairs
+from polyformer.data.library_text import LIBRARY, library_documents, library_files
 
 _HUB = "hub:"
 _PAIR = re.compile(r"(.*)\{([^{},]*),([^{},]*)\}(.*)")
@@ -37,6 +39,8 @@ def open_source(
     """
     if path is None:
         return ({"text": text} for text in default_documents())
+    if path == LIBRARY:
+        return ({"text": text} for text in library_documents())
     if path.startswith(_HUB):
         return _hub_rows(path, split)
     if Path(path).is_dir():
@@ -61,6 +65,8 @@ def source_files(path: str) -> list[Path]:
     """The files that the source `path` names, in order; none where there are none, which its reader says."""
     if path.startswith(_HUB):
         return []
+    if path == LIBRARY:
+        return library_files()
     if Path(path).is_dir():
         return sorted(file for file in Path(path).rglob("*") if file.is_file())
     names = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))

@@ -7,6 +7,7 @@ from typing import Any
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_bounded
 from polyformer.core.parsing import YAML_BYTES, parse_yaml
+from polyformer.data.library_text import LIBRARY
 from polyformer.recipes.recipe import merged
 
 SUFFIXES = (".yaml", ".yml")
@@ -52,7 +53,7 @@ def with_data(data: dict[str, Any], path: str) -> dict[str, Any]:
     In a directory the files that the recipe names are looked for, gzipped or not; anything else is the
     source to train on, in place of all of them.
     """
-    names = _named(data)
+    names = named_files(data)
     saved = any((Path(path) / mark).is_file() for mark in ("dataset_dict.json", "state.json"))
     if names and Path(path).is_dir() and not saved:
         return {**data, **{role: _in_folder(Path(path), name) for role, name in names.items()}}
@@ -64,12 +65,15 @@ def with_data(data: dict[str, Any], path: str) -> dict[str, Any]:
 
 def absolute(data: dict[str, Any]) -> dict[str, Any]:
     """The same with every path made independent of the working directory."""
-    paths = {role: name for role, name in _named(data).items() if not name.startswith("hub:")}
+    paths = {role: name for role, name in named_files(data).items() if not name.startswith("hub:")}
     return {**data, **{role: str(Path(name).absolute()) for role, name in paths.items()}}
 
 
-def _named(data: dict[str, Any]) -> dict[str, str]:
-    """The sources that a recipe names; `InputError` where one is no text, or `data` no mapping."""
+def named_files(data: dict[str, Any]) -> dict[str, str]:
+    """The sources that a recipe names, but not the text that every Python has.
+
+    Raises `InputError` where one is no text, or `data` no mapping.
+    """
     if not isinstance(data, dict):
         raise InputError(f"data: expected a mapping with a path, got {quote(data)}")
     names = {role: data[role] for role in ("path", "validation", "test") if data.get(role)}
@@ -78,7 +82,7 @@ def _named(data: dict[str, Any]) -> dict[str, str]:
             raise InputError(
                 f"data.{role}: expected one source, got {quote(name)}; for several files a pattern, 'a/*.txt'"
             )
-    return names
+    return {role: name for role, name in names.items() if name != LIBRARY}
 
 
 def _in_folder(folder: Path, name: str) -> str:

@@ -33,7 +33,7 @@ def sample(task: LanguageModelling, model: Transformer, seed: int, max_new_token
     """The task's prompt and a continuation drawn from the model; the same for the same seed."""
     prompt = task.config.prompt
     room = model.config.max_position_embeddings - len(task.start(prompt))
-    drawing = SamplingConfig(do_sample=True, temperature=0.8, top_k=50, seed=seed)
+    drawing = SamplingConfig(do_sample=True, temperature=0.7, top_p=0.95, seed=seed)
     config = GenerationConfig(max_new_tokens=max(1, min(max_new_tokens, room)), sampling=drawing)
     return prompt + task.generate(model, prompt, config)[0]
 

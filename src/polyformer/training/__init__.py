@@ -2,6 +2,7 @@
 
 from polyformer.training.config import EngineConfig, ReportingConfig, SavingConfig, TrainingConfig
 from polyformer.training.loop import Result, train
+from polyformer.training.muon import MuonConfig
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.schedules import ScheduleConfig
 from polyformer.training.task import Batch, Task, share
@@ -9,6 +10,7 @@ from polyformer.training.task import Batch, Task, share
 __all__ = [
     "Batch",
     "EngineConfig",
+    "MuonConfig",
     "OptimizerConfig",
     "ReportingConfig",
     "Result",

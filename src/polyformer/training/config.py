@@ -50,6 +50,7 @@ class ReportingConfig(Config):
     evaluate_every: int = 500  # steps; the last step is evaluated too
     tensorboard: bool = False  # also as TensorBoard events in OUT/tensorboard
     curves: bool = False  # also a picture, OUT/curves.png, at the end
+    report: bool = False  # also a page of the finished run, OUT/report.html; `polyformer train` writes it
 
     def __post_init__(self) -> None:
         at_least(1, log_every=self.log_every, evaluate_every=self.evaluate_every)

@@ -1,0 +1,60 @@
+"""A larger text that needs no network: the sources of Python's standard library, installed with every Python.
+
+About two million characters in whole files, evenly spread over the library, so that every version of Python,
+and one that lacks some modules, gives as much text. Licence: PSF. Left out are tests, tables, generated
+code, and what Linux distributions package apart.
+"""
+
+import sysconfig
+from pathlib import Path
+
+from polyformer.core.errors import InputError
+
+LIBRARY = "python:library"
+"""The name of this text as the `path` of data."""
+
+CHARACTERS = 2_000_000
+
+LEFT_OUT = {
+    *("site-packages", "dist-packages", "__pycache__", "test", "tests"),
+    *("__phello__", "encodings", "pydoc_data"),
+    *("distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtledemo"),
+}
+"""Folders whose files are not read."""
+
+
+def library_files() -> list[Path]:
+    """The files of the text in the order of their paths: so many that they hold about `CHARACTERS`.
+
+    Raises `InputError` where this Python comes without the sources of its library.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    files = sorted(
+        filter(is_read, (path.relative_to(root) for path in root.rglob("*.py"))), key=Path.as_posix
+    )
+    sizes = [(root / path).stat().st_size for path in files]
+    if not sum(sizes):
+        raise InputError(
+            f"data: this Python comes without the sources of its library (there are none in {root}): "
+            "name a text of your own with --data PATH"
+        )
+    share, due, chosen = min(1.0, CHARACTERS / sum(sizes)), 0.0, []
+    for path, size in zip(files, sizes):
+        due += share * size
+        if size and due >= size / 2:
+            due -= size
+            chosen.append(root / path)
+    return chosen
+
+
+def library_documents() -> list[str]:
+    """The text of every file, in order."""
+    return [path.read_text(encoding="utf-8", errors="replace") for path in library_files()]
+
+
+def is_read(path: Path) -> bool:
+    """Whether a file of the library, by its path in it, belongs to the text."""
+    generated = path.name.startswith("_sysconfigdata") or any(
+        part.startswith("config-") for part in path.parts
+    )
+    return not generated and LEFT_OUT.isdisjoint(path.parts[:-1])

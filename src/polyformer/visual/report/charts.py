@@ -1,0 +1,134 @@
+"""Line and bar charts as SVG inside a page: colours from the page's style, a title on every point."""
+
+import dataclasses
+import html
+import math
+from collections.abc import Callable, Sequence
+
+WIDTH, HEIGHT = 720, 340
+LEFT, RIGHT, TOP, BOTTOM = 64, 20, 16, 48
+"""Margins of a line chart, in pixels."""
+
+MARKED = 40
+"""A line of at most so many points shows each as a dot."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """A line through `points` (x, y); `level`: a reference, drawn dashed over the whole width at one y."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    level: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """Values from `low` to `high` onto pixels from `start` to `stop`, in proportion or by logarithm."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+    log: bool
+
+    def __call__(self, value: float) -> float:
+        """The pixel of a value."""
+        low, high, value = map(math.log if self.log else float, (self.low, self.high, value))
+        return self.start + (value - low) / ((high - low) or 1.0) * (self.stop - self.start)
+
+    def ticks(self) -> list[float]:
+        """Round values within the scale: powers of two, or steps of 1, 2 or 5 times a power of ten."""
+        if self.log:
+            first, last = math.ceil(math.log2(self.low) - 1e-9), math.floor(math.log2(self.high) + 1e-9)
+            step = max(1, -(-(last - first + 1) // 8))
+            return [2.0**power for power in range(first, last + 1, step)]
+        rough = (self.high - self.low) / 5 or 1.0
+        unit = 10 ** math.floor(math.log10(rough))
+        step = next(unit * size for size in (1, 2, 5, 10) if unit * size >= rough)
+        return [step * n for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+
+
+def line_chart(
+    label: str,
+    series: Sequence[Series],
+    x_name: str,
+    y_name: str,
+    log: bool = False,
+    text: Callable[[float], str] = "{:.4g}".format,
+) -> str:
+    """The chart as an `<svg>` that `label` describes; with `log`, both axes are logarithmic."""
+    drawn = [line for line in series if line.points]
+    x_values = [x for line in drawn if not line.level for x, _ in line.points] or [0.0, 1.0]
+    y_values = [y for line in drawn for _, y in line.points] or [0.0, 1.0]
+    low, high = min(y_values), max(y_values)
+    room = 0.0 if log else 0.06 * (high - low)
+    x = Scale(min(x_values), max(x_values), LEFT, WIDTH - RIGHT, log)
+    y = Scale(low - room, high + room, HEIGHT - BOTTOM, TOP, log)
+    parts = [*_axes(x, y, x_name, y_name, text)]
+    parts += [_line(index, line, x, y, text) for index, line in enumerate(drawn)]
+    legend = "".join(
+        f'<li class="s{index}{" level" if line.level else ""}">{html.escape(line.name)}</li>'
+        for index, line in enumerate(drawn)
+    )
+    return f'{svg(label, WIDTH, HEIGHT, parts)}\n<ul class="legend">{legend}</ul>'
+
+
+def bar_chart(label: str, bars: Sequence[tuple[str, float]], text: Callable[[float], str]) -> str:
+    """Horizontal bars from 0, each between its name and its value; the last one stands out."""
+    greatest = max(value for _, value in bars) or 1.0
+    parts = []
+    for index, (name, value) in enumerate(bars):
+        top, width = 8 + 34 * index, 400 * value / greatest
+        kind = "bar own" if index + 1 == len(bars) else "bar"
+        parts.append(
+            f'<text class="name" x="200" y="{top + 17}">{html.escape(name)}</text>'
+            f'<rect class="{kind}" x="212" y="{top}" width="{width:.1f}" height="24" rx="4"/>'
+            f'<text x="{220 + width:.1f}" y="{top + 17}">{text(value)}</text>'
+        )
+    return svg(label, WIDTH, 8 + 34 * len(bars), parts)
+
+
+def svg(label: str, width: int, height: int, parts: Sequence[str]) -> str:
+    """An image with a description, as wide as the page allows."""
+    return (
+        f'<svg class="chart" role="img" aria-label="{html.escape(label)}" viewBox="0 0 {width} {height}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _axes(x: Scale, y: Scale, x_name: str, y_name: str, text: Callable[[float], str]) -> list[str]:
+    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    parts = [f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>']
+    for value in y.ticks():
+        parts.append(
+            f'<path class="grid" d="M{LEFT} {y(value):.1f}H{right}"/>'
+            f'<text class="y" x="{LEFT - 8}" y="{y(value) + 4:.1f}">{text(value)}</text>'
+        )
+    parts += [
+        f'<text class="x" x="{x(value):.1f}" y="{bottom + 18}">{value:,.0f}</text>' for value in x.ticks()
+    ]
+    middle = (TOP + bottom) / 2
+    parts.append(
+        f'<text class="x title" x="{(LEFT + right) / 2}" y="{HEIGHT - 8}">{html.escape(x_name)}</text>'
+    )
+    parts.append(
+        f'<text class="x title" transform="translate(14 {middle}) rotate(-90)">{html.escape(y_name)}</text>'
+    )
+    return parts
+
+
+def _line(index: int, line: Series, x: Scale, y: Scale, text: Callable[[float], str]) -> str:
+    """A line with its dots, which tell their values to a pointer."""
+    if line.level:
+        height, title = y(line.points[0][1]), f"{line.name}: {text(line.points[0][1])}"
+        path = f'<path class="s{index} level" d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}">'
+        return f"{path}<title>{html.escape(title)}</title></path>"
+    places = [(x(a), y(b), f"{line.name}: {text(b)} at {a:,.0f}") for a, b in line.points]
+    data = " ".join(f"{left:.1f},{top:.1f}" for left, top, _ in places)
+    size = 3.5 if len(places) <= MARKED else 2
+    dots = "".join(
+        f'<circle cx="{left:.1f}" cy="{top:.1f}" r="{size}"><title>{html.escape(title)}</title></circle>'
+        for left, top, title in places
+    )
+    return f'<g class="s{index}"><polyline points="{data}"/>{dots}</g>'

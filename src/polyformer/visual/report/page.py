@@ -1,0 +1,65 @@
+"""The page around the sections of a report: one file, with its style and its script inside."""
+
+import html
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+
+FOOTER = "Written by polyformer. The page is one file and loads nothing from elsewhere."
+
+
+def page(title: str, subtitle: str, sections: Sequence[str], script: str = "") -> str:
+    """A whole document. `sections` are HTML, all else is text; `script` is JavaScript run at the end."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>\n{asset('style.css')}</style>\n</head>\n<body>\n"
+        f'<header><h1>{html.escape(title)}</h1><p class="soft">{html.escape(subtitle)}</p></header>\n'
+        f"<main>\n{chr(10).join(sections)}\n</main>\n<footer><p>{FOOTER}</p></footer>\n"
+        f"{f'<script>{script}</script>' if script else ''}\n</body>\n</html>\n"
+    )
+
+
+def asset(name: str) -> str:
+    """The text of a file beside this module."""
+    return (files("polyformer") / "visual" / "report" / name).read_text(encoding="utf-8")
+
+
+def section(title: str, text: str, *parts: str) -> str:
+    """A heading, a sentence that says how to read what follows, and parts of HTML."""
+    name = title.lower().replace(" ", "-")
+    heading = f'<h2 id="{name}">{html.escape(title)}</h2>\n<p class="soft">{html.escape(text)}</p>'
+    return f'<section aria-labelledby="{name}">\n{heading}\n{chr(10).join(parts)}\n</section>'
+
+
+def tiles(facts: Sequence[tuple[str, str, str]]) -> str:
+    """Large numbers side by side: a name, a number and a remark each."""
+    cells = (
+        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(number)}<small>{html.escape(remark)}</small></dd></div>"
+        for name, number, remark in facts
+    )
+    return f'<dl class="tiles">{"".join(cells)}</dl>'
+
+
+def table(caption: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    """Rows of cells, each headed by its name."""
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in ("", *columns))
+    body = "".join(
+        f'<tr><th scope="row">{html.escape(name)}</th>'
+        + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        + "</tr>\n"
+        for name, cells in rows.items()
+    )
+    text = f'<caption class="soft">{html.escape(caption)}</caption>' if caption else ""
+    content = f"{text}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>"
+    return f'<div class="wide"><table>{content}</table></div>'
+
+
+def figure(content: str, caption: str = "", name: str = "") -> str:
+    """A picture and what it shows."""
+    text = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
+    return f"<figure{f' class={chr(34)}{name}{chr(34)}' if name else ''}>{content}{text}</figure>"
+
+
+def details(summary: str, content: str) -> str:
+    """Content that is opened by a click or a key."""
+    return f"<details><summary>{html.escape(summary)}</summary>\n{content}\n</details>"
