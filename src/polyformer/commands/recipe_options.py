@@ -11,7 +11,9 @@ from polyformer.core.errors import InputError
 class Options:
     """What `polyformer train` takes."""
 
-    recipe: str | None = argument("name of a recipe, or a .yaml file (default: demo, or with --data a guess)", None)
+    recipe: str | None = argument(
+        "name of a recipe, or a .yaml file (default: demo, or with --data a guess)", None
+    )
     data: str | None = option(
         "what to train on, a file or a directory; or the directory of the files that the recipe names",
         metavar="PATH",

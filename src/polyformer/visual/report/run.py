@@ -2,6 +2,7 @@
 
 import html
 from pathlib import Path
+from typing import Any
 
 from polyformer.core.files import atomic_write
 from polyformer.data import read
@@ -77,7 +78,8 @@ def first_text(run: Run) -> str:
     column = next((name for name in run.recipe.task.needs if name in ("text", "source", "context")), None)
     if column is None or not run.recipe.task.tokenized:
         return ""
-    return read(run.recipe.data, run.recipe.task.needs, run.recipe.data.path)[0][column]
+    row: Any = next(iter(read(run.recipe.data, run.recipe.task.needs, run.recipe.data.path)))
+    return row[column]
 
 
 def draw_samples(run: Run, model: Transformer) -> list[tuple[float, str, str]]:
