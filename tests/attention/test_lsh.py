@@ -60,12 +60,12 @@ def test_it_is_the_union_of_the_rounds(causal: bool):
     """Token by token: hash, count the window, join the rounds, leave the token itself out."""
     mechanism, (q, v) = build(LSHConfig(rounds=3, buckets=4, window=4)), tokens(37)
     turn = mechanism.directions(q).view(3, 2, 6)
-    turned = torch.einsum("bhtd,rfd->bhrtf", q, turn)
-    buckets = torch.cat([turned, -turned], -1).argmax(-1)
+    projected = torch.einsum("bhtd,rfd->bhrtf", q, turn)
+    buckets = torch.cat([projected, -projected], -1).argmax(-1)
     assert torch.equal(mechanism.hash(q).long(), buckets)
     y = run(mechanism, q, v, Context(37, 37, causal=causal))
     for b, h, i in ((0, 0, 0), (0, 1, 9), (1, 0, 20), (1, 1, 36)):
-        seen = set().union(*(window(one, i, 4, causal) for one in buckets[b, h]))
+        seen = set().union(*(window(round, i, 4, causal) for round in buckets[b, h]))
         keys = sorted(seen - {i} or {i})
         scores = F.normalize(q[b, h, keys], dim=-1) @ q[b, h, i] / 6**0.5
         torch.testing.assert_close(y[b, h, i], scores.softmax(0) @ v[b, h, keys], rtol=1e-10, atol=1e-10)
@@ -129,8 +129,8 @@ def test_evaluation_is_the_same_from_call_to_call():
     other = build(LSHConfig(), seed=9)
     assert not torch.equal(other.hash(q), mechanism.hash(q))
     other.load_state_dict(mechanism.state_dict())
-    for one in (mechanism, other, mechanism.train()):
-        assert torch.equal(run(one, q, v, context), expected)
+    for copy in (mechanism, other, mechanism.train()):
+        assert torch.equal(run(copy, q, v, context), expected)
 
 
 def test_precision_does_not_move_tokens_to_other_buckets():

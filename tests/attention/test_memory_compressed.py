@@ -51,7 +51,7 @@ def test_it_is_attention_to_a_strided_convolution(kernel: int, stride: int, leng
 def test_an_encoder_sees_windows_that_the_end_cuts_off():
     module, (q, k, v) = made(), tensors(10)
     y, _ = module(q, k, v, Context(10, 10), None, None)
-    keys, values = (F.pad(one, (0, 0, 0, 2)) for one in (k, v))
+    keys, values = (F.pad(x, (0, 0, 0, 2)) for x in (k, v))
     expected = F.scaled_dot_product_attention(
         q, convolved(keys, module.key_kernel, 3), convolved(values, module.value_kernel, 3)
     )
@@ -72,7 +72,7 @@ def test_a_state_is_a_third_of_a_cache():
     state, outputs, start = module.new_state(0), [], 0
     for size in (1, 1, 5, 30, 2, 61):
         stop = start + size
-        part = (one[:, :, start:stop] for one in (q, k, v))
+        part = (x[:, :, start:stop] for x in (q, k, v))
         y, state = module(*part, Context(size, stop, causal=True), state, None)
         outputs.append(y)
         start = stop

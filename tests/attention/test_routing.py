@@ -49,7 +49,7 @@ def test_one_cluster_and_a_wide_window_are_full_attention(causal: bool):
     y = call(built(clusters=1, window=37), tensors, causal=causal)
     expected = F.scaled_dot_product_attention(normed(q), normed(k), v, is_causal=causal)
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
-    slopes = [torch.autograd.grad(one.square().sum(), tensors) for one in (y, expected)]
+    slopes = [torch.autograd.grad(out.square().sum(), tensors) for out in (y, expected)]
     for actual, wanted in zip(*slopes):
         torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-11)
 
@@ -90,10 +90,10 @@ def test_backward_in_parts_is_the_definition(held: int, kept: int, monkeypatch: 
     monkeypatch.setattr(interval_attention, "KEPT", kept)
     config = RoutingConfig(clusters=3, window=40, local_heads=0)
     results = []
-    for one in (config, config.definition()):
+    for form in (config, config.definition()):
         torch.manual_seed(2)
         tensors = inputs(190)
-        y = call(one.build(3, 6).double().eval(), tensors)
+        y = call(form.build(3, 6).double().eval(), tensors)
         results.append([y, *torch.autograd.grad(y.pow(3).sum(), tensors)])
     for actual, expected in zip(*results):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
@@ -109,7 +109,7 @@ def test_causal_routing_that_sees_the_future():
             call(module, other, causal=True)[:, :, :90], y[:, :, :90], rtol=0, atol=1e-14
         )
     slope = torch.autograd.grad(y[:, :, :90].sum(), tensors[1:])
-    assert all(one[:, :, 90:].abs().max() == 0 for one in slope)
+    assert all(grad[:, :, 90:].abs().max() == 0 for grad in slope)
 
 
 def test_a_pass_uses_the_centroids_before_its_own_update():

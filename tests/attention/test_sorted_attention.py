@@ -21,7 +21,7 @@ def inputs(
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     torch.manual_seed(0)
     q, k, v = (
-        torch.randn(2, heads, length, one, dtype=torch.float64, requires_grad=True) for one in (6, 6, 5)
+        torch.randn(2, heads, length, width, dtype=torch.float64, requires_grad=True) for width in (6, 6, 5)
     )
     return (q, k, v), torch.randint(0, buckets, (2, heads, rounds, length))
 
@@ -45,14 +45,14 @@ def test_it_is_a_masked_softmax(length: int, size: int, rounds: int, causal: boo
     for documents, padding in itertools.product([False, True], repeat=2):
         context = random_context(2, length, length, causal=causal, documents=documents, padding=padding)
         windows = bucket_windows(buckets, size, context)
-        found = []
+        results = []
         for y in (
             sorted_attention(*tensors, windows, context, SCALE, itself),
             plainly(*tensors, windows, context, itself),
         ):
             weight = torch.arange(y.numel()).view_as(y).cos()
-            found.append((y, *torch.autograd.grad((y * weight).sum(), tensors)))
-        for actual, expected in zip(*found):
+            results.append((y, *torch.autograd.grad((y * weight).sum(), tensors)))
+        for actual, expected in zip(*results):
             torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 

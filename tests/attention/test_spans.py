@@ -72,8 +72,8 @@ def test_dynamic_spans_are_the_equation(length: int, keys: int, causal: bool):
     mechanism = DynamicSpanConfig(max_span=90, ramp=7, initial=-1.0).build(3, 5).double()
     torch.nn.init.normal_(mechanism.vector)
     parameters = list(mechanism.parameters())
-    told = (tensors[0] * mechanism.vector.unsqueeze(1)).sum(-1) + mechanism.bias.unsqueeze(1)
-    z = 90 * torch.sigmoid(told)
+    logits = (tensors[0] * mechanism.vector.unsqueeze(1)).sum(-1) + mechanism.bias.unsqueeze(1)
+    z = 90 * torch.sigmoid(logits)
     assert z.max() - z.min() > 60
     weight = torch.randn(2, 3, length, 5, dtype=torch.float64)
     expected = naive(q, k, v, z, 7, 90, causal)

@@ -24,7 +24,7 @@ def run(rank: int, tensors: list[Tensor], context: Context) -> Tensor:
 
 @pytest.mark.parametrize("rank", [1, 3, 8])
 def test_it_is_the_sum_of_the_greatest_singular_values(rank: int):
-    q, k, v = (one.detach().numpy() for one in inputs(9))
+    q, k, v = (x.detach().numpy() for x in inputs(9))
     y = run(rank, inputs(9), Context(9, 9)).detach().numpy()
     for b in range(2):
         for h in range(2):
@@ -39,11 +39,11 @@ def test_it_is_the_sum_of_the_greatest_singular_values(rank: int):
 def test_of_full_rank_it_is_attention_with_its_gradients():
     tensors, context = inputs(9, key_heads=1), Context(9, 9)
     expected = SoftmaxConfig().build(2, 4)(*tensors, context, None, None)[0]
-    found = run(9, tensors, context)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    slopes = [torch.autograd.grad(y.square().sum(), tensors) for y in (found, expected)]
-    for one, two in zip(*slopes):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12)
+    actual = run(9, tensors, context)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    slopes = [torch.autograd.grad(y.square().sum(), tensors) for y in (actual, expected)]
+    for ours, theirs in zip(*slopes):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
 def test_padding_takes_no_singular_values():
@@ -52,7 +52,7 @@ def test_padding_takes_no_singular_values():
     valid = torch.ones(2, 9, dtype=torch.bool)
     valid[:, :2] = valid[:, 7:] = False
     y = run(2, tensors, Context(9, 9, kv_valid=valid))
-    alone = run(2, [one[:, :, 2:7] for one in tensors], Context(5, 5))
+    alone = run(2, [x[:, :, 2:7] for x in tensors], Context(5, 5))
     torch.testing.assert_close(y[:, :, 2:7], alone, rtol=1e-10, atol=1e-12)
     assert y[:, :, :2].abs().max() == 0
 

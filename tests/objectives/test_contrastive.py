@@ -98,7 +98,7 @@ def test_a_row_by_hand():
         row = hidden_row(seed)
         chosen = int(np.flatnonzero(row["pair_ids"])[0])
         seen.add(chosen)
-        text = [[4] * len(one) if i == chosen else one for i, one in enumerate(SENTENCES)]
+        text = [[4] * len(sentence) if i == chosen else sentence for i, sentence in enumerate(SENTENCES)]
         alone = SENTENCES[chosen]
         assert row["input_ids"].tolist() == [1, 1, 1, *itertools.chain(*text), 1, *alone]
         assert row["document_ids"].tolist() == [0] * 9 + [1] * (1 + len(alone))
@@ -133,7 +133,7 @@ def test_the_pairs_of_a_row_are_what_the_sentences_give_apart():
         alone = Collate(pad_id=0)([structured(sentences, global_id=1, global_tokens=8)])
         return model(**alone).last_hidden_state[0, place]
 
-    text = [[4] * len(one) if i == chosen else one for i, one in enumerate(SENTENCES)]
+    text = [[4] * len(sentence) if i == chosen else sentence for i, sentence in enumerate(SENTENCES)]
     for actual, expected in (
         (predicted[0], output(text, chosen)),
         (encoded[0], output([SENTENCES[chosen]], 0)),

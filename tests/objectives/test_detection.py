@@ -12,17 +12,17 @@ def test_worked_by_hand():
     ids = torch.tensor([[1, 9, 3, 9], [9, 2, 0, 0]])
     labels = torch.tensor([[-100, 5, -100, 6], [7, -100, -100, -100]])
     real = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()
-    read, found = replaced(ids, labels, torch.tensor([4, 6, 8]), real)
+    read, targets = replaced(ids, labels, torch.tensor([4, 6, 8]), real)
     assert read.tolist() == [[1, 4, 3, 6], [8, 2, 0, 0]]
-    assert found.tolist() == [[0, 1, 0, 0], [1, 0, -100, -100]]
+    assert targets.tolist() == [[0, 1, 0, 0], [1, 0, -100, -100]]
 
 
 def test_a_token_that_masking_left_or_changed_is_judged_by_the_text():
     """The second token was left as it is, the third became a random 8: what is drawn takes their places."""
     ids, labels = torch.tensor([[1, 5, 8]]), torch.tensor([[-100, 5, 6]])
-    read, found = replaced(ids, labels, torch.tensor([4, 6]))
+    read, targets = replaced(ids, labels, torch.tensor([4, 6]))
     assert read.tolist() == [[1, 4, 6]]
-    assert found.tolist() == [[0, 1, 0]]
+    assert targets.tolist() == [[0, 1, 0]]
 
 
 def test_tokens_are_drawn_with_the_probabilities_of_the_softmax():
@@ -30,8 +30,8 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_softmax():
     shares = torch.tensor([0.5, 0.3, 0.15, 0.05])
     count = 40_000
     drawn = draw(shares.log().expand(count, 4) + 2.5, torch.Generator().manual_seed(0))
-    found = torch.bincount(drawn, minlength=4) / count
-    assert ((found - shares).abs() < 4 * (shares * (1 - shares) / count).sqrt()).all()
+    frequencies = torch.bincount(drawn, minlength=4) / count
+    assert ((frequencies - shares).abs() < 4 * (shares * (1 - shares) / count).sqrt()).all()
     same = (drawn[1:] == drawn[:-1]).float().mean().item()
     assert same == pytest.approx(shares.square().sum().item(), abs=0.01)
 

@@ -1,13 +1,13 @@
-"""Adaptive spans: every head learns how far it looks, and time falls as the spans do.
+"""Adaptive spans: every head learns how far back it attends, and time falls with the spans.
 
     p_ij = m(d) e^(s_ij) / sum_r m(d_ir) e^(s_ir)        m(x) = clip((ramp + z_h - x) / ramp, 0, 1)
 
 with the distance d = |i - j| and the learned span z_h of head h: a bias of log m(d) on the scores. A layer
-looks only as far as ramp + z_h, heads of like reach together. Training adds penalty * mean_h z_h for each
-layer to the loss. Sukhbaatar et al. 2019, sections 2.2 and 3.
+computes only the keys within ramp + z_h, heads of equal width together. Training adds the auxiliary loss
+penalty * mean_h z_h for each layer. Sukhbaatar et al. 2019, sections 2.2 and 3.
 
-Deviations: an encoder, which the paper has not, looks as far on both sides. z is clamped to 0..max_span
-in the forward pass and a square penalty keeps its parameter near, where the paper's code clamps the parameter
+Deviations: an encoder, which the paper lacks, attends as far on both sides. z is clamped to 0..max_span in
+the forward pass and a quadratic loss keeps its parameter near, where the paper's code clamps the parameter
 after each step. Cost: 2 * min(ramp + z_h, max_span) * (D + Dv) a query, twice that in an encoder.
 """
 
@@ -32,10 +32,10 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptiveSpanConfig(MechanismConfig):
-    """Spans in tokens: a span of 0 still sees `ramp` - 1 keys beside the token, with falling weight."""
+    """Spans in tokens: a span of 0 still has `ramp` - 1 keys beside the token, with falling weight."""
 
-    max_span: int = 1024  # the greatest distance that any head may learn to see
-    ramp: int = 32  # over so many tokens a head's sight fades (R in the paper)
+    max_span: int = 1024  # the greatest distance that any head may learn to attend to
+    ramp: int = 32  # over so many tokens m falls from 1 to 0 (R in the paper)
     initial: float = 0.0  # the first spans, as a fraction of max_span
     penalty: float = 2e-6  # on the mean span of each layer's heads (lambda in the paper)
     dropout: float = 0.0  # of attention weights
@@ -54,13 +54,16 @@ class AdaptiveSpanConfig(MechanismConfig):
             raise InputError(f"penalty: expected 0 or more, got {self.penalty}")
 
     def build(self, num_heads: int, head_size: int) -> "AdaptiveSpan":
+        """With a span of its own for every head."""
         return AdaptiveSpan(self, num_heads)
 
     def definition(self) -> "AdaptiveSpanConfig":
+        """All pairs at once, without the layout of the spans."""
         return dataclasses.replace(self, backend="definition")
 
     @classmethod
     def examples(cls) -> tuple["AdaptiveSpanConfig", ...]:
+        """Narrow spans, and spans wider than the text."""
         return cls(max_span=6, ramp=2, initial=0.5), cls(max_span=300, ramp=3)
 
 
@@ -77,6 +80,7 @@ class AdaptiveSpan(Mechanism):
         return self.fraction.detach().clamp(0, 1) * self.config.max_span
 
     def new_state(self, reserve: int) -> KeyValueCache:
+        """A key-value cache."""
         return KeyValueCache(reserve=reserve)
 
     def forward(
@@ -88,9 +92,10 @@ class AdaptiveSpan(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
+        """Softmax attention with the bias log m(d), as wide as the spans; adds the auxiliary loss."""
         k, v, state = appended(state, k, v)
         add_auxiliary_loss("span", self._span_loss())
-        relative = self._sight(self._clamped(), context)
+        relative = self._log_mask(self._clamped(), context)
         others = None if position is None else position.relative(q, k, context)
         y = attend(
             q,
@@ -111,20 +116,20 @@ class AdaptiveSpan(Mechanism):
         return (exact + (exact.clamp(0, 1) - exact).detach()) * self.config.max_span
 
     def _span_loss(self) -> Tensor:
-        """The mean span times its price, and a wall around 0..1 that no fraction wanders far beyond."""
+        """The mean span times its weight, and a quadratic wall that keeps fractions near 0..1."""
         inside = self.fraction.clamp(0, 1)
         price = self.config.penalty * self.config.max_span
         return price * inside.mean() + (self.fraction - inside).square().mean()
 
-    def _sight(self, spans: Tensor, context: Context) -> Relative:
-        """log m for every head and distance."""
+    def _log_mask(self, spans: Tensor, context: Context) -> Relative:
+        """log m(d) for every head and distance d, -inf beyond max_span."""
         least, greatest = context.distances
         distance = torch.arange(least, greatest + 1, device=spans.device).abs()
         seen = fading(spans.unsqueeze(1), distance, self.config.ramp)
         return Relative(first=least, bias=seen.masked_fill(distance > self.config.max_span, -torch.inf))
 
     def _pattern(self) -> Pattern:
-        """As wide as each head's sight; as wide as can be while a graph is traced and nothing can be read."""
+        """As wide as each head's m is above 0; max_span while a graph is traced and nothing can be read."""
         most = self.config.max_span
         if torch.compiler.is_compiling():
             return Spans(((most,),))

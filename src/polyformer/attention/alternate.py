@@ -1,4 +1,4 @@
-"""Layers that take turns: layer l has mechanism l, beginning again where there are fewer than layers.
+"""Mechanisms that alternate over the layers: layer l has mechanism l, and the list repeats.
 
 Local and global layers in turn (GPT-3, GPT-Neo; the memory-compressed attention of Liu et al. 2018), or any
 two mechanisms side by side in one stack. What one of them cannot do, the stack cannot.
@@ -24,13 +24,16 @@ class AlternateConfig(MechanismConfig):
         if not self.mechanisms:
             raise InputError("mechanisms: expected 1 mechanism or more, got none")
         for ability in ABILITIES:
-            unable = [one for one in self.mechanisms if not getattr(one, ability)]
+            unable = [mechanism for mechanism in self.mechanisms if not getattr(mechanism, ability)]
             if unable:
                 object.__setattr__(self, ability, False)
                 object.__setattr__(self, "instead", unable[0].instead)
-        object.__setattr__(self, "eager", next((one.eager for one in self.mechanisms if one.eager), ""))
+        object.__setattr__(
+            self, "eager", next((mechanism.eager for mechanism in self.mechanisms if mechanism.eager), "")
+        )
 
     def at(self, layer: int) -> MechanismConfig:
+        """Mechanism `layer`, counted round."""
         return self.mechanisms[layer % len(self.mechanisms)].at(layer)
 
     def build(self, num_heads: int, head_size: int) -> Mechanism:
@@ -38,12 +41,15 @@ class AlternateConfig(MechanismConfig):
         return self.at(0).build(num_heads, head_size)
 
     def definition(self) -> MechanismConfig:
-        return AlternateConfig(mechanisms=tuple(one.definition() for one in self.mechanisms))
+        """Every mechanism's definition in turn."""
+        return AlternateConfig(mechanisms=tuple(mechanism.definition() for mechanism in self.mechanisms))
 
     def cross(self) -> MechanismConfig:
-        return AlternateConfig(mechanisms=tuple(one.cross() for one in self.mechanisms))
+        """Every mechanism's cross-attention in turn."""
+        return AlternateConfig(mechanisms=tuple(mechanism.cross() for mechanism in self.mechanisms))
 
     @classmethod
     def examples(cls) -> tuple["AlternateConfig", ...]:
-        whole, near = ({"kind": "softmax", "pattern": one} for one in (None, "Window(3)"))
+        """A window and full attention in turn."""
+        whole, near = ({"kind": "softmax", "pattern": pattern} for pattern in (None, "Window(3)"))
         return (cls(mechanisms=(MechanismConfig.from_dict(near), MechanismConfig.from_dict(whole))),)

@@ -1,14 +1,14 @@
-"""Dynamic spans: every token says for itself how far each head looks.
+"""Dynamic spans: every token predicts how far back each head attends.
 
     z_t = max_span * sigmoid(v_h . q_t + b_h)        p_ij = m(d) e^(s_ij) / sum_r m(d_ir) e^(s_ir)
     m(x) = clip((ramp + z_i - x) / ramp, 0, 1)       with the distance d = |i - j|
 
-The layout of each run of queries is as wide as the farthest sight in it. Training adds penalty times the mean
-of z over heads and real tokens to the loss, for each layer. Sukhbaatar et al. 2019, section 2.2.
+The layout of each run of queries is as wide as its widest span. Training adds the auxiliary loss penalty
+times the mean of z over heads and real tokens, for each layer. Sukhbaatar et al. 2019, section 2.2.
 
 Deviations: the paper reads the layer's input x_t; a mechanism sees its projection, the query q_t of the head
 (after any rotation by position), so v_h weighs D numbers of a head's own and not all E. An encoder, which the
-paper has not, looks as far on both sides. Cost: as adaptive spans, and a lookup of z for each score.
+paper lacks, attends as far on both sides. Cost: as adaptive spans, and a lookup of z for each score.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DynamicSpanConfig(MechanismConfig):
-    """Spans in tokens: a span of 0 still sees `ramp` - 1 keys beside the token, with falling weight."""
+    """Spans in tokens: a span of 0 still has `ramp` - 1 keys beside the token, with falling weight."""
 
-    max_span: int = 1024  # the greatest distance that a head may see (S in the paper)
-    ramp: int = 32  # over so many tokens a head's sight fades (R in the paper)
+    max_span: int = 1024  # the greatest distance that a head may attend to (S in the paper)
+    ramp: int = 32  # over so many tokens m falls from 1 to 0 (R in the paper)
     initial: float = -4.0  # the first b, which gives spans of 1.8 % of max_span
     penalty: float = 2e-6  # on the mean span of each layer (lambda in the paper)
     dropout: float = 0.0  # of attention weights
@@ -53,18 +53,21 @@ class DynamicSpanConfig(MechanismConfig):
             raise InputError(f"penalty: expected 0 or more, got {self.penalty}")
 
     def build(self, num_heads: int, head_size: int) -> "DynamicSpan":
+        """With a vector v_h and a bias b_h for every head."""
         return DynamicSpan(self, num_heads, head_size)
 
     def definition(self) -> "DynamicSpanConfig":
+        """All pairs at once, without the layout of the spans."""
         return dataclasses.replace(self, backend="definition")
 
     @classmethod
     def examples(cls) -> tuple["DynamicSpanConfig", ...]:
+        """Narrow spans, and spans wider than the text."""
         return cls(max_span=6, ramp=2, initial=0.0), cls(max_span=300, ramp=3)
 
 
 class DynamicSpan(Mechanism):
-    """Softmax attention with spans [B, H, Tq] that the queries ask for, and a key-value cache for state."""
+    """Softmax attention with spans [B, H, Tq] that the queries predict, and a key-value cache for state."""
 
     def __init__(self, config: DynamicSpanConfig, num_heads: int, head_size: int):
         super().__init__()
@@ -76,10 +79,11 @@ class DynamicSpan(Mechanism):
         """The spans z [B, H, Tq] of queries [B, H, Tq, D], in tokens."""
         exact = torch.promote_types(q.dtype, torch.float32)  # spans of thousands are too much for half
         q, vector, bias = (x.to(exact) for x in (q, self.vector, self.bias))
-        told = torch.einsum("bhtd,hd->bht", q, vector) + bias.unsqueeze(1)
-        return self.config.max_span * torch.sigmoid(told)
+        logits = torch.einsum("bhtd,hd->bht", q, vector) + bias.unsqueeze(1)
+        return self.config.max_span * torch.sigmoid(logits)
 
     def new_state(self, reserve: int) -> KeyValueCache:
+        """A key-value cache."""
         return KeyValueCache(reserve=reserve)
 
     @guarded
@@ -92,6 +96,8 @@ class DynamicSpan(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
+        """Softmax attention with log m(d) added to the scores, as wide as the spans; adds the auxiliary
+        loss."""
         k, v, state = appended(state, k, v)
         spans = self.spans(q)
         add_auxiliary_loss("span", self.config.penalty * _mean(spans, context))
@@ -101,7 +107,7 @@ class DynamicSpan(Mechanism):
             k,
             v,
             pattern=None if self.config.backend == "definition" else self._pattern(spans),
-            score_mod=self._sight(spans, context, other),
+            score_mod=self._add_log_mask(spans, context, other),
             relative=None if position is None else position.relative(q, k, context),
             context=context,
             dropout=self.config.dropout if self.training else 0.0,
@@ -109,8 +115,8 @@ class DynamicSpan(Mechanism):
         )
         return y, state
 
-    def _sight(self, spans: Tensor, context: Context, other: ScoreMod | None) -> ScoreMod:
-        """Adds log m to what `other` makes of the scores."""
+    def _add_log_mask(self, spans: Tensor, context: Context, other: ScoreMod | None) -> ScoreMod:
+        """A score function that adds log m(d), after `other` if there is one."""
         ramp, most = self.config.ramp, self.config.max_span
 
         @broadcasts
@@ -124,7 +130,7 @@ class DynamicSpan(Mechanism):
         return add
 
     def _pattern(self, spans: Tensor) -> Pattern:
-        """As wide as the farthest sight in each run of queries, over the batch; one for each head."""
+        """As wide as the widest span in each run of queries, over the batch; one width for each head."""
         most = self.config.max_span
         if torch.compiler.is_compiling():  # nothing can be read while a graph is traced
             return Spans(((most,),))

@@ -20,7 +20,7 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SoftmaxConfig(MechanismConfig):
-    """`pattern`: who may see whom, beyond what causality, padding and documents forbid; None for all."""
+    """`pattern`: who attends to whom, beyond what causality, padding and documents forbid; None for all."""
 
     pattern: Pattern | None = None
     dropout: float = 0.0  # of attention weights
@@ -43,9 +43,11 @@ class SoftmaxConfig(MechanismConfig):
         )
 
     def build(self, num_heads: int, head_size: int) -> "SoftmaxAttention":
+        """Without parameters: `attend` over the pattern."""
         return SoftmaxAttention(self)
 
     def at(self, layer: int) -> "SoftmaxConfig":
+        """With the pattern of layer `layer`."""
         return (
             self
             if self.pattern is None
@@ -53,6 +55,7 @@ class SoftmaxConfig(MechanismConfig):
         )
 
     def definition(self) -> "SoftmaxConfig":
+        """All pairs at once: softmax(q k^T / sqrt(D)) v with a dense mask."""
         return dataclasses.replace(self, backend="definition")
 
     def cross(self) -> "SoftmaxConfig":
@@ -68,6 +71,7 @@ class SoftmaxAttention(Mechanism):
         self.config = config
 
     def new_state(self, reserve: int) -> KeyValueCache:
+        """A key-value cache."""
         return KeyValueCache(reserve=reserve)
 
     def forward(
@@ -79,6 +83,7 @@ class SoftmaxAttention(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
+        """softmax(q k^T scale) v over the pattern, and over all keys of the cache."""
         k, v, state = appended(state, k, v)
         pattern = self.config.pattern
         context = context.within_distances(None if pattern is None else pattern.distance_range())

@@ -22,6 +22,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.state import State
 from polyformer.dot_product.isolation import guarded
 from polyformer.ops.dropout import dropout
+from polyformer.ops.precision import at_least_float32
 from polyformer.ops.softmax import softmax
 from polyformer.sequence.context import Context
 
@@ -45,6 +46,7 @@ class SVDConfig(MechanismConfig):
             raise InputError(f"rank: counts singular values, expected 1 or more, got {self.rank}")
 
     def build(self, num_heads: int, head_size: int) -> "SVDAttention":
+        """Without parameters."""
         return SVDAttention(self)
 
     def definition(self) -> "SVDConfig":
@@ -57,6 +59,7 @@ class SVDConfig(MechanismConfig):
 
     @classmethod
     def examples(cls) -> tuple["SVDConfig", ...]:
+        """Fewer singular values than tokens."""
         return (cls(rank=3),)
 
 
@@ -77,20 +80,21 @@ class SVDAttention(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
-        exact = torch.promote_types(q.dtype, torch.float32)
-        given, groups = q.dtype, q.shape[1] // k.shape[1]
-        q, k, v = q.to(exact), *(x.to(exact).repeat_interleave(groups, dim=1) for x in (k, v))
+        """U_r S_r W_r^T v, of P with zeros for padding."""
+        dtype, groups = q.dtype, q.shape[1] // k.shape[1]
+        q, k, v = (at_least_float32(x) for x in (q, k, v))
+        k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         scores, allowed = q @ k.mT * q.shape[3] ** -0.5, None
         if context.kv_valid is not None:
             real = context.kv_valid[:, context.offset : context.offset + context.q_len]
             allowed = (real.unsqueeze(2) & context.kv_valid.unsqueeze(1)).unsqueeze(1)  # [B, 1, Tq, Tk]
         weights = cut(softmax(scores, allowed)[0], self.config.rank)
         weights = dropout(weights, self.config.dropout, self.training)
-        return (weights @ v).to(given), state
+        return (weights @ v).to(dtype), state
 
 
 def cut(weights: Tensor, rank: int) -> Tensor:
-    """[..., Tq, Tk] as near as a matrix of `rank` can be."""
+    """The nearest matrix of `rank` to weights [..., Tq, Tk]: U_r U_r^T P = U_r S_r W_r^T."""
     if rank >= min(weights.shape[-2:]):
         return weights
     left = torch.linalg.svd(weights.detach(), full_matrices=False).U[..., :rank]

@@ -1,11 +1,11 @@
-"""ETC's contrastive objective: the global token of a hidden sentence finds that sentence among others.
+"""ETC's contrastive objective: the global token of a masked sentence identifies that sentence among others.
 
     loss = mean_n -log( exp(p_n . e_n / temperature) / sum_m exp(p_n . e_m / temperature) )
 
-p_n is the output at the global token of a sentence whose tokens are all hidden, its context alone left to it;
-e_n is the output at a global token that sees the same sentence unhidden and nothing else. The other e_m, of
-the whole batch, are the negatives. Ainslie et al. 2020, section 3 (Contrastive Predictive Coding after Oord
-et al. 2018, with their noise-contrastive loss); gradients flow into both, as there is no word of another.
+p_n is the output at the global token of a sentence whose tokens are all masked, so that its context is left;
+e_n is the output at a global token that attends to the same sentence unmasked and nothing else. The other
+e_m, of the whole batch, are the negatives. Ainslie et al. 2020, section 3 (Contrastive Predictive Coding
+after Oord et al. 2018, with their noise-contrastive loss); gradients flow into both, as the paper stops none.
 
 A row holds the document and behind it, packed as documents of their own, its hidden sentences alone, so that
 one pass gives p and e:
@@ -75,11 +75,11 @@ def pairs_of(hidden: Tensor, pair_ids: Tensor) -> tuple[Tensor, Tensor]:
     row, token = pair_ids.nonzero(as_tuple=True)
     number = row * (int(pair_ids.max()) + 1) + pair_ids[row, token] if len(row) else row
     order = number.argsort(stable=True)
-    number, found = number[order], hidden[row[order], token[order]]
+    number, outputs = number[order], hidden[row[order], token[order]]
     twice = len(number) % 2 == 0 and torch.equal(number[::2], number[1::2])
     if not twice or bool((number[2::2] == number[1:-1:2]).any()):
         raise InputError("pair_ids: expected every number but 0 twice in its row")
-    return found[::2], found[1::2]
+    return outputs[::2], outputs[1::2]
 
 
 def pair_loss(

@@ -1,12 +1,12 @@
-"""ELECTRA's replaced-token detection: a generator spoils a text, a discriminator finds what it replaced.
+"""ELECTRA's replaced-token detection: a generator replaces tokens of a text, a discriminator detects which.
 
     loss = L_generator + weight * L_discriminator        weight = 50
 
-Of the tokens x, those at the places M (15 %) are hidden. The generator, a small masked language model,
-guesses them: L_generator = -mean_{t in M} log p(x_t). A token y_t drawn from p stands at each of these places
-in what the discriminator reads, and L_discriminator is the binary cross-entropy, over all real tokens, of
-telling y_t from x_t; a token that the generator guessed right counts as original. No gradient flows through
-the drawing, which makes this no adversarial game. Clark et al. 2020, section 2.
+Of the tokens x, those at the places M (15 %) are masked. The generator, a small masked language model,
+predicts them: L_generator = -mean_{t in M} log p(x_t). A token y_t drawn from p stands at each of these
+places in the discriminator's input, and L_discriminator is the binary cross-entropy, over all real tokens, of
+classifying y_t as replaced or original; a token that the generator predicted right counts as original. No
+gradient flows through the drawing, so this is no adversarial game. Clark et al. 2020, section 2.
 """
 
 import torch
@@ -29,11 +29,11 @@ def draw(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
 def replaced(
     input_ids: Tensor, labels: Tensor, drawn: Tensor, real: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What the discriminator reads, and what it should find: ids and labels, both [B, T].
+    """The discriminator's input ids and its labels, both [B, T].
 
     Args:
-        input_ids: [B, T], the text with some tokens hidden; what stands at their places is of no account.
-        labels: [B, T], the hidden tokens, -100 elsewhere.
+        input_ids: [B, T], the text with some tokens masked; the ids at their places are ignored.
+        labels: [B, T], the masked tokens, -100 elsewhere.
         drawn: [N], the generator's tokens for the N labelled places, row by row.
         real: [B, T] bool, False for padding; by default all are real.
 
@@ -44,11 +44,11 @@ def replaced(
     Raises:
         InputError: as many drawn tokens as labels are expected.
     """
-    hidden = labels != IGNORED
-    if drawn.shape != (int(hidden.sum()),):
+    masked = labels != IGNORED
+    if drawn.shape != (int(masked.sum()),):
         raise InputError(
-            f"drawn: expected a token for each of {int(hidden.sum())} labels, got {tuple(drawn.shape)}"
+            f"drawn: expected a token for each of {int(masked.sum())} labels, got {tuple(drawn.shape)}"
         )
-    ids = input_ids.masked_scatter(hidden, drawn.to(input_ids.dtype))
-    found = (hidden & (ids != labels)).long()
-    return ids, found if real is None else found.masked_fill(~real, IGNORED)
+    ids = input_ids.masked_scatter(masked, drawn.to(input_ids.dtype))
+    is_replaced = (masked & (ids != labels)).long()
+    return ids, is_replaced if real is None else is_replaced.masked_fill(~real, IGNORED)

@@ -21,7 +21,7 @@ from polyformer.core.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillationConfig(Config):
-    """Whom a model learns from, and what."""
+    """The teacher, and the weights of the three terms."""
 
     teacher: str  # the folder of its run
     temperature: float = 2.0
@@ -33,11 +33,12 @@ class DistillationConfig(Config):
         check_temperature(self.temperature)
         weights = {name: getattr(self, name) for name in ("soft", "hard", "cosine")}
         if min(weights.values()) < 0 or not sum(weights.values()):
-            told = ", ".join(f"{name} {value:g}" for name, value in weights.items())
-            raise InputError(f"soft, hard, cosine: expected weights from 0 on, one above it, got {told}")
+            listed = ", ".join(f"{name} {value:g}" for name, value in weights.items())
+            raise InputError(f"soft, hard, cosine: expected weights from 0 on, one above it, got {listed}")
 
     @classmethod
     def examples(cls) -> tuple["DistillationConfig", ...]:
+        """A finished run as the teacher."""
         return (cls(teacher="runs/teacher"),)
 
 
@@ -48,9 +49,9 @@ def soft_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Ten
     """
     check_temperature(temperature)
     _check(student, teacher, "logits [items, classes]")
-    wanted = F.log_softmax(teacher.detach().float() / temperature, -1)
-    given = F.log_softmax(student.float() / temperature, -1)
-    total = F.kl_div(given, wanted, reduction="sum", log_target=True)
+    targets = F.log_softmax(teacher.detach().float() / temperature, -1)
+    predictions = F.log_softmax(student.float() / temperature, -1)
+    total = F.kl_div(predictions, targets, reduction="sum", log_target=True)
     return total * (temperature**2 / max(len(student), 1))
 
 
