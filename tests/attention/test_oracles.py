@@ -19,6 +19,7 @@ from polyformer.attention import (
     AdaptiveSpanConfig,
     DynamicSpanConfig,
     LinformerConfig,
+    LSHConfig,
     PerformerConfig,
     RFAConfig,
     RoutingConfig,
@@ -171,6 +172,7 @@ MORE: list[MechanismConfig] = [
     LinformerConfig(max_length=16, k=4, sharing="none", projection="max"),
     RoutingConfig(clusters=3, window=2, local_heads=1, local_window=2),
     SVDConfig(rank=2),
+    LSHConfig(rounds=2, buckets=6, window=3),
 ]
 """Options that the examples of the members leave out."""
 
