@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyformer.generation.config import BeamConfig
 from polyformer.generation.decoder import Decoder, Progress, Start
-from polyformer.generation.generated import Written
+from polyformer.generation.generated import SearchResult
 from polyformer.generation.largest import largest
 from polyformer.generation.processors import process
 from polyformer.generation.search import Rules
@@ -30,7 +30,7 @@ class Finished:
     def add(self, log_probability: float, tokens: Tensor) -> None:
         """One more text [L]."""
         self.best.append((log_probability / self.config.divisor(len(tokens)), tokens))
-        self.best.sort(key=lambda one: -one[0])
+        self.best.sort(key=lambda text: -text[0])
         del self.best[self.config.num_beams :]
 
     def settled(self, log_probability: float, length: int) -> bool:
@@ -75,7 +75,9 @@ class Beams:
         return Beams(scores, _pick(self.tokens, index)), index
 
 
-def beam_search(decoder: Decoder, start: Start, rules: Rules, config: BeamConfig, wanted: int) -> Written:
+def beam_search(
+    decoder: Decoder, start: Start, rules: Rules, config: BeamConfig, wanted: int
+) -> SearchResult:
     """The `wanted` best texts of every input. An input that is settled leaves the batch."""
     inputs, device = len(start.logits), start.logits.device
     many = (1 + max(1, len(rules.stopping.eos))) * config.num_beams
@@ -132,12 +134,12 @@ def _set_aside(
         finished[row].add(score, candidates.tokens[row, rank])
 
 
-def _collected(finished: list[Finished], wanted: int, rules: Rules, beams: Beams) -> Written:
+def _collected(finished: list[Finished], wanted: int, rules: Rules, beams: Beams) -> SearchResult:
     """The best texts of every input, filled up with padding."""
-    best = [one for owner in finished for one in owner.best[:wanted]]
+    best = [text for owner in finished for text in owner.best[:wanted]]
     assert len(best) == wanted * len(finished), "the last step sets num_beams texts aside"
     tokens = beams.tokens.new_full((len(best), rules.max_new_tokens), rules.pad)
     for row, (_, text) in zip(tokens, best):
         row[: len(text)] = text
     lengths = tokens.new_tensor([len(text) for _, text in best])
-    return Written(tokens, lengths, beams.scores.new_tensor([score for score, _ in best]))
+    return SearchResult(tokens, lengths, beams.scores.new_tensor([score for score, _ in best]))

@@ -27,7 +27,7 @@ class ConstraintConfig(Config):
 
     def __post_init__(self) -> None:
         for name, ids in self.ids().items():
-            if any(one < 0 for one in ids):
+            if any(token < 0 for token in ids):
                 raise InputError(f"{name}: expected token ids of 0 or more, got {list(ids)}")
         if self.no_repeat_ngram_size < 0:
             raise InputError(f"no_repeat_ngram_size: expected 0 or more, got {self.no_repeat_ngram_size}")
@@ -47,7 +47,7 @@ class ConstraintConfig(Config):
         return {
             "forced_bos_token_id": () if first is None else (first,),
             "forced_eos_token_id": self.forced_eos_token_id,
-            "bad_words_ids": tuple(one for word in self.bad_words_ids for one in word),
+            "bad_words_ids": tuple(token for word in self.bad_words_ids for token in word),
             "suppress_tokens": self.suppress_tokens,
             "begin_suppress_tokens": self.begin_suppress_tokens,
         }

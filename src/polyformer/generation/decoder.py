@@ -1,4 +1,4 @@
-"""One face for both families that write: read the input, then one token after another."""
+"""What decoders and encoder-decoders have in common for generation: read the input, then token by token."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -30,15 +30,34 @@ class Writer(Protocol):
     decoder: Stack | None
 
     @property
-    def config(self) -> Any: ...
+    def config(self) -> Any:
+        """A `ModelConfig`."""
+
     @property
-    def head(self) -> Any: ...
-    def modules(self) -> Iterator[nn.Module]: ...
-    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def head(self) -> Any:
+        """A `Head`; it must predict the next token."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Of an `nn.Module`: itself and all below it."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Of an `nn.Module`."""
+        ...
+
     @property
-    def encode(self) -> Callable[..., ModelState]: ...
-    def new_state(self, reserve: int) -> ModelState: ...
-    def next_logits(self, output: ModelOutput) -> Tensor: ...
+    def encode(self) -> Callable[..., ModelState]:
+        """An encoder-decoder's source to the state that decoding starts from."""
+        ...
+
+    def new_state(self, reserve: int) -> ModelState:
+        """The state before the first token, with room for `reserve` tokens."""
+        ...
+
+    def next_logits(self, output: ModelOutput) -> Tensor:
+        """The logits [B, V] of the next token."""
+        ...
+
     def __call__(self, *arguments: Any, **named: Any) -> ModelOutput: ...
 
 
@@ -92,7 +111,7 @@ class Decoder:
             history = input_ids
             if attention_mask is not None:
                 history = input_ids.masked_fill(attention_mask == 0, -1)
-            going_on = {name: one[:, -1:] for name, one in inputs.items() if name in GOING_ON}
+            going_on = {name: numbers[:, -1:] for name, numbers in inputs.items() if name in GOING_ON}
             logits, state = self._next(output)
             return Start(logits, Progress(state, tuple(going_on), tuple(going_on.values())), history)
         assert first is not None, "check_inputs asks for it"
@@ -160,8 +179,8 @@ def check_inputs(
     """
     assert model.decoder is not None
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
-        expected, given = tuple(input_ids.shape), tuple(attention_mask.shape)
-        raise InputError(f"attention_mask: expected the shape of input_ids {expected}, got {given}")
+        expected, shape = tuple(input_ids.shape), tuple(attention_mask.shape)
+        raise InputError(f"attention_mask: expected the shape of input_ids {expected}, got {shape}")
     prompt = 0
     if model.encoder is None:
         prompt = input_ids.shape[1] if attention_mask is None else int(attention_mask.sum(1).max())

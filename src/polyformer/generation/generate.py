@@ -12,12 +12,23 @@ from polyformer.core.evaluation_mode import evaluating
 from polyformer.generation.beam import beam_search
 from polyformer.generation.config import GenerationConfig
 from polyformer.generation.decoder import Decoder, Writer, begun, check_inputs, check_shape
-from polyformer.generation.generated import Generated
+from polyformer.generation.generated import Generated, SearchResult
 from polyformer.generation.largest import likeliest
 from polyformer.generation.processors import processors
 from polyformer.generation.search import Choose, Rules, drawn, search
 from polyformer.generation.settings import changed
 from polyformer.generation.stopping import Decode, Stopping
+
+INPUTS = (
+    "position_ids",
+    "document_ids",
+    "token_type_ids",
+    "langs",
+    "segment_ids",
+    "global_attention_mask",
+    "relation_ids",
+)
+"""What may be said of the tokens of a prompt or source."""
 
 
 def generate(
@@ -29,14 +40,7 @@ def generate(
     decode: Decode | None = None,
     *,
     generator: torch.Generator | None = None,
-    position_ids: Tensor | None = None,
-    document_ids: Tensor | None = None,
-    token_type_ids: Tensor | None = None,
-    langs: Tensor | None = None,
-    segment_ids: Tensor | None = None,
-    global_attention_mask: Tensor | None = None,
-    relation_ids: Tensor | None = None,
-    **settings: Any,
+    **inputs_and_settings: Any,
 ) -> Generated:
     """Write what follows `input_ids`, or what an encoder-decoder makes of them.
 
@@ -53,57 +57,48 @@ def generate(
         decode: token ids to text, as a tokenizer has it; needed for `config.stop`.
         generator: what samples are drawn from, in place of a `seed` among the settings; by default torch's
             own for the device, so that `torch.manual_seed` repeats a text.
-        position_ids, document_ids, token_type_ids, langs, segment_ids, global_attention_mask, relation_ids:
-            of the prompt or source, as the model's `forward` takes them. What a decoder alone writes goes on
-            with the last position, document, type, language and segment, is not global, and has no relations.
-        settings: options of `GenerationConfig` by name, over those of `config`: `max_new_tokens=20`,
-            `do_sample=True, temperature=0.8`, `num_beams=4`.
+        inputs_and_settings: position_ids, document_ids, token_type_ids, langs, segment_ids,
+            global_attention_mask and relation_ids of the prompt or source, as the model's `forward` takes
+            them. What a decoder alone writes goes on with the last position, document, type, language and
+            segment, is not global, and has no relations. Every other name is an option of `GenerationConfig`
+            and comes before that of `config`: `max_new_tokens=20`, `num_beams=4`.
 
-    Returns:
-        `Generated`, with `num_return_sequences` texts for every row.
+    Returns `Generated`, with `num_return_sequences` texts for every row.
 
     Raises:
         InputError: padding on the right of a prompt, more tokens than learned positions, a prompt longer than
             `max_length`, stop strings without `decode`, a streamer with beam search, ids outside the
             vocabulary, an unknown setting, a model that does not write, or that does not read what is given.
     """
-    given = {
-        "position_ids": position_ids,
-        "document_ids": document_ids,
-        "token_type_ids": token_type_ids,
-        "langs": langs,
-        "segment_ids": segment_ids,
-        "global_attention_mask": global_attention_mask,
-        "relation_ids": relation_ids,
-    }
-    inputs = {name: one for name, one in given.items() if one is not None}
-    config = changed(config or GenerationConfig(), settings)
-    chosen = _chosen(model, config)
-    input_ids = begun(model, input_ids, chosen.start)
+    inputs = {name: inputs_and_settings.pop(name, None) for name in INPUTS}
+    inputs = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+    config = changed(config or GenerationConfig(), inputs_and_settings)
+    special = _special_ids(model, config)
+    input_ids = begun(model, input_ids, special.start)
     check_shape(model, input_ids)
     width = input_ids.shape[1] if model.encoder is None else 1
     _, room = config.lengths(width)
-    check_inputs(model, input_ids, attention_mask, chosen.start, room)
-    _check_options(model, config, chosen, streamer, decode)
+    check_inputs(model, input_ids, attention_mask, special.start, room)
+    _check_options(model, config, special, streamer, decode)
     choose = chooser(config, generator, input_ids.device)
     with evaluating(model), torch.no_grad():
         decoder = Decoder(model, room)
-        start = decoder.start(input_ids, attention_mask, chosen.start, inputs)
-        rules = Rules(
-            room,
-            chosen.fill,
-            processors(config, chosen.eos, width, input_ids.device),
-            Stopping(chosen.eos, config.stop, decode),
-            streamer,
-        )
+        start = decoder.start(input_ids, attention_mask, special.start, inputs)
+        shaping = processors(config, special.eos, width, input_ids.device)
+        stopping = Stopping(special.eos, config.stop, decode)
+        rules = Rules(room, special.fill, shaping, stopping, streamer)
         if config.method == "beam":
-            written = beam_search(decoder, start, rules, config.beam, config.num_return_sequences)
+            result = beam_search(decoder, start, rules, config.beam, config.num_return_sequences)
         else:
-            written = search(decoder, start, rules, choose, config.num_return_sequences)
-    prompt = input_ids if model.encoder is None else input_ids[:, :0]
-    prompt = prompt.repeat_interleave(config.num_return_sequences, 0)
-    sequences = torch.cat([prompt, written.tokens[:, : int(written.lengths.max())]], 1)
-    return Generated(sequences, written.lengths, written.scores, prompt.shape[1])
+            result = search(decoder, start, rules, choose, config.num_return_sequences)
+    return _with_prompt(input_ids if model.encoder is None else input_ids[:, :0], result)
+
+
+def _with_prompt(prompt: Tensor, result: SearchResult) -> Generated:
+    """The texts of a search behind their prompts [B, T], of which each has as many texts."""
+    prompt = prompt.repeat_interleave(len(result.tokens) // len(prompt), 0)
+    sequences = torch.cat([prompt, result.tokens[:, : int(result.lengths.max())]], 1)
+    return Generated(sequences, result.lengths, result.scores, prompt.shape[1])
 
 
 def chooser(config: GenerationConfig, generator: torch.Generator | None, device: torch.device) -> Choose:
@@ -121,7 +116,7 @@ def chooser(config: GenerationConfig, generator: torch.Generator | None, device:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Chosen:
+class _SpecialIds:
     """The special tokens of one call; `fill` follows texts that have ended."""
 
     start: int | None
@@ -129,18 +124,18 @@ class _Chosen:
     fill: int
 
 
-def _chosen(model: Writer, config: GenerationConfig) -> _Chosen:
+def _special_ids(model: Writer, config: GenerationConfig) -> _SpecialIds:
     """What the generation asks for, or else what the model has."""
     own, asked = model.config.special, config.special
     eos = asked.eos
     if eos is None:
         eos = () if own.eos is None or own.eos >= model.config.vocab_size else (own.eos,)
-    fill = next((one for one in (asked.pad, own.pad, *eos) if one is not None), 0)
-    return _Chosen(own.bos if asked.start is None else asked.start, eos, fill)
+    fill = next((token for token in (asked.pad, own.pad, *eos) if token is not None), 0)
+    return _SpecialIds(own.bos if asked.start is None else asked.start, eos, fill)
 
 
 def _check_options(
-    model: Writer, config: GenerationConfig, chosen: _Chosen, streamer: object, decode: Decode | None
+    model: Writer, config: GenerationConfig, special: _SpecialIds, streamer: object, decode: Decode | None
 ) -> None:
     if config.stop and decode is None:
         raise InputError("decode: stop strings are looked for in text; give the tokenizer's decode")
@@ -149,11 +144,11 @@ def _check_options(
             "streamer: beam search knows its text only at the end; leave the streamer or num_beams out"
         )
     beams, vocabulary = config.beam.num_beams, model.config.vocab_size
-    named = {"special.eos": chosen.eos, **config.constraints.ids()}
-    if chosen.start is not None and (model.encoder is not None or config.special.start is not None):
-        named["special.start"] = (chosen.start,)
+    named = {"special.eos": special.eos, **config.constraints.ids()}
+    if special.start is not None and (model.encoder is not None or config.special.start is not None):
+        named["special.start"] = (special.start,)
     for name, ids in named.items():
-        if any(not 0 <= one < vocabulary for one in ids):
+        if any(not 0 <= token < vocabulary for token in ids):
             raise InputError(f"{name}: expected ids from 0 to {vocabulary - 1}, got {list(ids)}")
-    if beams + max(1, len(chosen.eos)) > vocabulary:
+    if beams + max(1, len(special.eos)) > vocabulary:
         raise InputError(f"num_beams: expected fewer than the {vocabulary} tokens, got {beams}")

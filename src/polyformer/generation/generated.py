@@ -9,7 +9,7 @@ from polyformer.generation.stopping import Decode, cut
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Written:
+class SearchResult:
     """What a search wrote, N texts of at most L tokens: the fields of `Generated` without the prompt."""
 
     tokens: Tensor  # [N, L]

@@ -109,32 +109,32 @@ def from_hub(data: Mapping[str, Any], task: str | None = None) -> GenerationConf
         InputError: a field that would change the result and is not there in ours; an unknown field or task;
             values that do not fit.
     """
-    given = _fields(data, task)
+    fields = _fields(data, task)
     for name, harmless in REFUSED.items():
-        value = given.get(name)
+        value = fields.get(name)
         if value is not None and value not in harmless:
             raise InputError(f"{name}: generation here has no counterpart for {quote(value)}; set it to null")
-    if given.get("cache_implementation") == "quantized":
+    if fields.get("cache_implementation") == "quantized":
         raise InputError("cache_implementation: 'quantized' changes the numbers; set it to null")
-    beams = given.get("num_beams", 1)
+    beams = fields.get("num_beams", 1)
     return GenerationConfig.from_dict(
         {
-            **_lengths(given),
-            "num_return_sequences": given.get("num_return_sequences", 1),
-            "repetition_penalty": given.get("repetition_penalty", 1.0),
-            "constraints": {name: _plural(name, given[name]) for name in CONSTRAINTS if name in given},
-            "stop": _plural("stop_strings", given.get("stop_strings", ())),
+            **_lengths(fields),
+            "num_return_sequences": fields.get("num_return_sequences", 1),
+            "repetition_penalty": fields.get("repetition_penalty", 1.0),
+            "constraints": {name: _plural(name, fields[name]) for name in CONSTRAINTS if name in fields},
+            "stop": _plural("stop_strings", fields.get("stop_strings", ())),
             "special": {
-                our: _plural(their, given[their]) for their, our in SPECIAL.items() if their in given
+                our: _plural(their, fields[their]) for their, our in SPECIAL.items() if their in fields
             },
-            "sampling": _sampling(given) if given.get("do_sample") else {},
+            "sampling": _sampling(fields) if fields.get("do_sample") else {},
             "beam": {}
             if beams == 1
             else {
                 "num_beams": beams,
                 "normalization": "length",
-                "length_penalty": given.get("length_penalty", 1.0),
-                "early_stopping": given.get("early_stopping", False),
+                "length_penalty": fields.get("length_penalty", 1.0),
+                "early_stopping": fields.get("early_stopping", False),
             },
         }
     )
@@ -152,7 +152,7 @@ def to_hub(config: GenerationConfig) -> dict[str, Any]:
         raise InputError("min_new_tokens and min_length: on the hub the first alone counts; leave one out")
     if sampling.seed is not None:
         raise InputError("seed: the hub keeps none; leave it out")
-    found: dict[str, Any] = {
+    data: dict[str, Any] = {
         "max_new_tokens": config.max_new_tokens,
         "max_length": whole.max_length,
         "min_new_tokens": config.min_new_tokens or None,
@@ -166,11 +166,11 @@ def to_hub(config: GenerationConfig) -> dict[str, Any]:
     }
     if sampling.do_sample:
         limits = {name: getattr(sampling, name) for name in NO_LIMIT}
-        found |= {"do_sample": True, "temperature": sampling.temperature}
-        found |= {name: NO_LIMIT[name] if value is None else value for name, value in limits.items()}
+        data |= {"do_sample": True, "temperature": sampling.temperature}
+        data |= {name: NO_LIMIT[name] if value is None else value for name, value in limits.items()}
     if beam.num_beams > 1:
-        found |= _beam_to_hub(beam)
-    return {name: _listed(value) for name, value in found.items() if value is not None}
+        data |= _beam_to_hub(beam)
+    return {name: _listed(value) for name, value in data.items() if value is not None}
 
 
 def _beam_to_hub(beam: BeamConfig) -> dict[str, Any]:
@@ -186,29 +186,29 @@ def _beam_to_hub(beam: BeamConfig) -> dict[str, Any]:
 def _fields(data: Mapping[str, Any], task: str | None) -> dict[str, Any]:
     """The fields of generation that are there and not null."""
     of_model = "model_type" in data or "architectures" in data
-    given = dict(data)
+    fields = dict(data)
     if task is not None:
         tasks = data.get("task_specific_params") or {}
         if task not in tasks:
             raise unknown("task", task, tasks)
-        given |= {name: value for name, value in tasks[task].items() if name != "prefix"}
+        fields |= {name: value for name, value in tasks[task].items() if name != "prefix"}
     known = HONOURED | REFUSED.keys() | PASSED_OVER
-    for name in given:
+    for name in fields:
         if name not in known and not of_model:
             raise unknown("field of generation_config.json", name, known)
-    if of_model and given.get("force_bos_token_to_be_generated"):
-        given.setdefault("forced_bos_token_id", given.get("bos_token_id"))
-    return {name: value for name, value in given.items() if name in known and value is not None}
+    if of_model and fields.get("force_bos_token_to_be_generated"):
+        fields.setdefault("forced_bos_token_id", fields.get("bos_token_id"))
+    return {name: value for name, value in fields.items() if name in known and value is not None}
 
 
-def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
+def _lengths(fields: Mapping[str, Any]) -> dict[str, Any]:
     """New tokens come before whole lengths, and one that is not given is no limit."""
-    most, whole = given.get("max_new_tokens"), given.get("max_length")
+    most, whole = fields.get("max_new_tokens"), fields.get("max_length")
     if most is not None:
         whole = None
     elif whole is None:
         most = 20
-    least_new, least = given.get("min_new_tokens", 0), given.get("min_length", 0)
+    least_new, least = fields.get("min_new_tokens", 0), fields.get("min_length", 0)
     return {
         "max_new_tokens": most,
         "min_new_tokens": least_new,
@@ -216,10 +216,10 @@ def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
-    values = {"top_k": 50, **given}
+def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
+    values = {"top_k": 50, **fields}
     limits = {name: values[name] for name, none in NO_LIMIT.items() if values.get(name, none) != none}
-    return {"do_sample": True, "temperature": given.get("temperature", 1.0), **limits}
+    return {"do_sample": True, "temperature": fields.get("temperature", 1.0), **limits}
 
 
 def _plural(name: str, value: Any) -> Any:
@@ -229,4 +229,4 @@ def _plural(name: str, value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    return [_listed(one) for one in value] if isinstance(value, tuple) else value
+    return [_listed(item) for item in value] if isinstance(value, tuple) else value

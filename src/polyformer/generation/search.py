@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polyformer.generation.constraints import Processor
 from polyformer.generation.decoder import Decoder, Start
-from polyformer.generation.generated import Written
+from polyformer.generation.generated import SearchResult
 from polyformer.generation.processors import process
 from polyformer.generation.stopping import Stopping
 
@@ -32,7 +32,7 @@ class Rules:
     streamer: Callable[[Tensor], None] | None = None
 
 
-def search(decoder: Decoder, start: Start, rules: Rules, choose: Choose, copies: int) -> Written:
+def search(decoder: Decoder, start: Start, rules: Rules, choose: Choose, copies: int) -> SearchResult:
     """`copies` texts for every input, each token by `choose`. A row that has ended leaves the batch."""
     rows = torch.arange(len(start.logits), device=start.logits.device).repeat_interleave(copies)
     logits, state, history = start.logits, start.state, start.history
@@ -40,7 +40,7 @@ def search(decoder: Decoder, start: Start, rules: Rules, choose: Choose, copies:
         logits, state, history = logits[rows], state.reorder(rows), history[rows]
     count, prompt = len(rows), history.shape[1]
     text = torch.cat([history, history.new_zeros(count, rules.max_new_tokens)], 1)
-    written = history.new_full((count, rules.max_new_tokens), rules.pad)
+    output = history.new_full((count, rules.max_new_tokens), rules.pad)
     lengths, scores = (
         history.new_zeros(count),
         logits.new_zeros(count, dtype=torch.promote_types(logits.dtype, torch.float32)),
@@ -50,11 +50,11 @@ def search(decoder: Decoder, start: Start, rules: Rules, choose: Choose, copies:
         now = prompt + step
         token = choose(process(rules.processors, logits, text[:, :now]))
         text[:, now] = token
-        written[alive, step] = token
+        output[alive, step] = token
         lengths[alive] += 1
         scores[alive] += log_probability(logits.to(scores.dtype), token)
         if rules.streamer is not None:
-            rules.streamer(written[:, step])
+            rules.streamer(output[:, step])
         ended = rules.stopping.ended(text[:, prompt : now + 1])
         if step + 1 == rules.max_new_tokens or bool(ended.all()):
             break
@@ -63,7 +63,7 @@ def search(decoder: Decoder, start: Start, rules: Rules, choose: Choose, copies:
             alive = stay if isinstance(alive, slice) else alive[stay]
             text, token, state = text[stay], token[stay], state.reorder(stay)
         logits, state = decoder.step(token, state)
-    return Written(written, lengths, scores)
+    return SearchResult(output, lengths, scores)
 
 
 def log_probability(logits: Tensor, token: Tensor) -> Tensor:

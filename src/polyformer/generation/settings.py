@@ -19,12 +19,12 @@ HUB_NAMES = {
 
 def _places() -> dict[str, tuple[str, ...]]:
     """Every setting and the path to where it stands."""
-    found: dict[str, tuple[str, ...]] = {}
+    places: dict[str, tuple[str, ...]] = {}
     for field in dataclasses.fields(GenerationConfig):
-        found[field.name] = (field.name,)
+        places[field.name] = (field.name,)
         if isinstance(field.default, Config):
-            found |= {one.name: (field.name, one.name) for one in dataclasses.fields(field.default)}
-    return found
+            places |= {inner.name: (field.name, inner.name) for inner in dataclasses.fields(field.default)}
+    return places
 
 
 PLACES = _places()

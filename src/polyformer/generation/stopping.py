@@ -18,16 +18,16 @@ class Stopping:
     strings: tuple[str, ...] = ()
     decode: Decode | None = None
 
-    def ended(self, written: Tensor) -> Tensor:
+    def ended(self, texts: Tensor) -> Tensor:
         """Which of the texts [N, T] ended with their last token: [N] bool."""
-        ended = torch.zeros(len(written), dtype=torch.bool, device=written.device)
-        for one in self.eos:
-            ended = ended | (written[:, -1] == one)
+        ended = torch.zeros(len(texts), dtype=torch.bool, device=texts.device)
+        for token in self.eos:
+            ended = ended | (texts[:, -1] == token)
         if self.strings and self.decode is not None:
             # The whole text, since a token's text depends on its neighbours (bytes of one character, spaces).
-            texts = [self.decode(row) for row in written.tolist()]
-            found = [any(string in text for string in self.strings) for text in texts]
-            ended = ended | torch.tensor(found, device=written.device)
+            decoded = [self.decode(row) for row in texts.tolist()]
+            stopped = [any(string in text for string in self.strings) for text in decoded]
+            ended = ended | torch.tensor(stopped, device=texts.device)
         return ended
 
 

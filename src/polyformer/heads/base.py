@@ -39,7 +39,7 @@ class HeadConfig(Config):
 
     def parts(self) -> dict[str, str]:
         """What of it a head of another kind can go on with, by name, and where that stands here ("" for all
-        of it): `pooler`, the pretrained layer of a text's first token, and `tokens`, what predicts hidden
+        of it): `pooler`, the pretrained layer of a text's first token, and `tokens`, what predicts masked
         tokens."""
         return {}
 

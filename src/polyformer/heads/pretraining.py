@@ -2,7 +2,7 @@
 
     loss = tokens' loss + sentence's loss
 
-BERT's pre-training guesses hidden tokens and whether the second sentence follows the first (Devlin et al.
+BERT's pre-training predicts masked tokens and whether the second sentence follows the first (Devlin et al.
 2019, section 3.1); ALBERT's whether two sentences stand in their order (Lan et al. 2020, section 3.1).
 """
 
@@ -66,5 +66,5 @@ class Pretraining(Head):
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         loss, tokens = self.tokens(inputs, labels)
         other, sentence = self.sentence(inputs, inputs.sentence_labels)
-        given = [one for one in (loss, other) if one is not None]
-        return torch.stack(given).sum() if given else None, lambda: (tokens(), sentence())
+        losses = [term for term in (loss, other) if term is not None]
+        return torch.stack(losses).sum() if losses else None, lambda: (tokens(), sentence())

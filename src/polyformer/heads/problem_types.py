@@ -56,6 +56,6 @@ def _check_shares(labels: Tensor) -> None:
     """Raises where looking is cheap: on the CPU, outside compiled code."""
     if labels.device.type != "cpu" or torch.compiler.is_compiling() or not labels.numel():
         return
-    low, high = (float(one) for one in labels.aminmax())
+    low, high = (float(bound) for bound in labels.aminmax())
     if low < 0 or high > 1:
         raise InputError(f"labels: expected 0 or 1 for each of several labels, got {low:g} to {high:g}")

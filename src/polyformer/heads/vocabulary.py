@@ -1,4 +1,4 @@
-"""Heads that predict tokens: the next one (language model) or a hidden one (masked language model)."""
+"""Heads that predict tokens: the next one (language model) or a masked one (masked language model)."""
 
 import dataclasses
 from typing import ClassVar
@@ -121,7 +121,7 @@ class MaskedConfig(VocabularyConfig):
 
 
 class MaskedHead(VocabularyHead):
-    """Predicts the tokens that were hidden."""
+    """Predicts the masked tokens."""
 
     def __init__(self, shape: HeadShape, config: MaskedConfig):
         super().__init__(shape, bias=True)
@@ -135,7 +135,7 @@ class MaskedHead(VocabularyHead):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnhancedMaskedConfig(MaskedConfig):
-    """DeBERTa's enhanced mask decoder: absolute positions enter where hidden tokens are predicted, no sooner.
+    """DeBERTa's enhanced mask decoder: absolute positions enter where masked tokens are predicted, no sooner.
 
         z = h + P[pos];   `passes` times: z = last_layer(queries z, keys and values of h);   logits of z
 
@@ -166,7 +166,7 @@ class EnhancedMaskedConfig(MaskedConfig):
 
 
 class EnhancedMaskedHead(MaskedHead):
-    """Predicts the tokens that were hidden, knowing where they stand."""
+    """Predicts the masked tokens from their positions too."""
 
     def __init__(self, shape: HeadShape, config: EnhancedMaskedConfig):
         super().__init__(shape, config)

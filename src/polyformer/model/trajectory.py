@@ -35,7 +35,7 @@ from polyformer.stack import AttentionConfig, Stack, StackConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictionConfig(Config):
-    """What a step is made of, and so what is predicted of it."""
+    """The sizes of states and actions, which are both read and predicted."""
 
     state_size: int = 17
     action_size: int = 4
@@ -179,10 +179,10 @@ class TrajectoryTransformer(PretrainedMixin):
         with recorded() if output_attentions else contextlib.nullcontext([]) as records:
             hidden, _ = self.decoder(x, pos, context, collect=collect)
         _, state, action = hidden.view(rows, steps, 3, -1).unbind(2)
-        found = self.head.action(state)
+        predicted = self.head.action(state)
         return TrajectoryOutput(
-            None if labels is None else squared_error(found, labels, valid),
-            found,
+            None if labels is None else squared_error(predicted, labels, valid),
+            predicted,
             self.head.states(action),
             self.head.returns(action),
             hidden,
@@ -200,14 +200,14 @@ class TrajectoryTransformer(PretrainedMixin):
             "actions": (actions, self.config.head.action_size),
             "returns_to_go": (returns, 1),
         }
-        for name, (one, size) in sizes.items():
-            if one.shape != (*timesteps.shape, size):
+        for name, (tensor, size) in sizes.items():
+            if tensor.shape != (*timesteps.shape, size):
                 raise InputError(
                     f"{name}: expected [batch, steps, {size}] {(*timesteps.shape, size)}, "
-                    f"got {tuple(one.shape)}"
+                    f"got {tuple(tensor.shape)}"
                 )
         if timesteps.device.type == "cpu" and not torch.compiler.is_compiling() and timesteps.numel():
-            low, high = (int(one) for one in timesteps.aminmax())
+            low, high = (int(bound) for bound in timesteps.aminmax())
             if low < 0 or high >= self.config.max_timesteps:
                 raise InputError(
                     f"timesteps: expected 0 to {self.config.max_timesteps - 1} (max_timesteps), "
@@ -215,9 +215,9 @@ class TrajectoryTransformer(PretrainedMixin):
                 )
 
 
-def squared_error(found: Tensor, labels: Tensor, valid: Tensor | None) -> Tensor:
+def squared_error(predicted: Tensor, labels: Tensor, valid: Tensor | None) -> Tensor:
     """The mean over all numbers [B, T, A] of real steps."""
-    if labels.shape != found.shape:
-        raise InputError(f"labels: expected actions {tuple(found.shape)}, got {tuple(labels.shape)}")
-    errors = (found - labels).square().mean(-1)
+    if labels.shape != predicted.shape:
+        raise InputError(f"labels: expected actions {tuple(predicted.shape)}, got {tuple(labels.shape)}")
+    errors = (predicted - labels).square().mean(-1)
     return errors.mean() if valid is None else errors.masked_fill(~valid, 0).sum() / valid.sum().clamp_min(1)
