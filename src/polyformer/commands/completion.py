@@ -7,13 +7,14 @@ the words are fixed when it is printed.
 import argparse
 import dataclasses
 import importlib
+import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from polyformer.commands import COMMANDS
-from polyformer.commands.options import argument, choices, flag, metavar, place
+from polyformer.commands.options import BARE, argument, choices, flag, metavar, place
 
 EXAMPLES = """examples:
   polyformer completion bash > ~/.local/share/bash-completion/completions/polyformer
@@ -57,6 +58,7 @@ def command_line() -> argparse.ArgumentParser:
     result.add_argument("--version", action="store_true", help="print the version")
     subparsers = result.add_subparsers()
     words = value_words()
+    settings = recipe_settings(words)
     for name in COMMANDS:
         command = importlib.import_module(f"polyformer.commands.{name}")
         parser = subparsers.add_parser(name, help=(command.__doc__ or "").splitlines()[0])
@@ -65,9 +67,12 @@ def command_line() -> argparse.ArgumentParser:
         for field in dataclasses.fields(command.Options):
             if "help" in field.metadata:
                 _add(parser, field, hints[field.name], words)
-        if "changes" in hints and name in ("train", "distill"):
-            for setting, values in recipe_settings(words).items():
-                parser.add_argument(setting, choices=values or None, help="setting of the recipe")
+        for field in dataclasses.fields(command.Options):
+            pattern = field.metadata.get("settings", BARE)
+            if pattern != BARE:  # settings of a recipe, or of its model alone
+                for setting, values in settings.items():
+                    if re.fullmatch(pattern, setting):
+                        parser.add_argument(setting, choices=values or None, help="setting of the recipe")
     return result
 
 

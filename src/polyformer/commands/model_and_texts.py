@@ -30,8 +30,8 @@ class ModelAndTexts:
     columns: tuple[str, ...]
 
 
-def load(name: str, path: str | None, device: str) -> ModelAndTexts:
-    """A run, a checkpoint, or a preset with random weights (which is printed), with the texts in `path`.
+def load(name: str, path: str | None, device: str, overrides: dict[str, Any] | None = None) -> ModelAndTexts:
+    """A run, a checkpoint, or a preset with `overrides` and random weights, with the texts in `path`.
 
     By default the texts are the run's training data, else the default text.
     """
@@ -56,7 +56,7 @@ def load(name: str, path: str | None, device: str) -> ModelAndTexts:
         model = from_pretrained(folder).to(choose_device(device))
         tokenizer = load_tokenizer(folder)
     else:
-        model, tokenizer = random_preset(name)
+        model, tokenizer = random_preset(name, overrides or {})
         model = model.to(choose_device(device))
         print(f"{name}: a preset with random weights; its tokens are bytes")
     if path is not None:
@@ -64,15 +64,15 @@ def load(name: str, path: str | None, device: str) -> ModelAndTexts:
     return ModelAndTexts(model, tokenizer, data, columns)
 
 
-def random_preset(name: str) -> "tuple[Transformer, Tokenizer]":
-    """The preset `name` with random weights of seed 0, and a tokenizer of bytes."""
+def random_preset(name: str, overrides: dict[str, Any]) -> "tuple[Transformer, Tokenizer]":
+    """The preset `name` with `overrides`, random weights of seed 0, and a tokenizer of bytes."""
     import torch
 
     from polyformer.architecture import ModelConfig
     from polyformer.data import TokenizerConfig, build_tokenizer
     from polyformer.presets import create_model, model_config
 
-    config = model_config(name)
+    config = model_config(name, overrides)
     if not isinstance(config, ModelConfig):
         raise InputError(f"{name}: a model of trajectories, which reads no text")
     vocabulary = config.vocab_size
@@ -81,7 +81,7 @@ def random_preset(name: str) -> "tuple[Transformer, Tokenizer]":
         raise InputError(f"{name}: expected a vocabulary of {len(tokenizer)}, for bytes, got {vocabulary}")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return create_model(name), tokenizer
+        return create_model(name, **overrides), tokenizer
 
 
 def model_inputs(source: ModelAndTexts, length: int, number: int) -> "list[dict[str, Tensor]]":

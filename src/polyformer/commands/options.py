@@ -6,13 +6,14 @@ import dataclasses
 import importlib
 import re
 import typing
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.parsing import parse_yaml
 
-DOTTED, BARE = r"--[\w-]+(\.[\w-]+)+", r"--[\w.-]+"
+DOTTED, BARE, MODEL = r"--[\w-]+(\.[\w-]+)+", r"--[\w.-]+", r"--model(\.[\w-]+)+"
 """Names of settings: those of a recipe have a dot, those of a bench need none."""
 
 METAVARS = {int: "N", float: "X"}
@@ -43,6 +44,19 @@ def recipe_settings(example: str) -> Any:
     """A field that collects --SECTION.NAME VALUE as a dict."""
     title = "settings of the recipe", f"--SECTION.NAME VALUE  sets any value of the recipe, such as {example}"
     return dataclasses.field(default_factory=dict, metadata={"settings": DOTTED, "group": title})
+
+
+def model_settings() -> Any:
+    """A field that collects --model.NAME VALUE as a dict, for a command that builds a preset."""
+    title = "settings of a preset", "--model.NAME VALUE  sets any option, such as --model.attention linformer"
+    return dataclasses.field(default_factory=dict, metadata={"settings": MODEL, "group": title})
+
+
+def preset_overrides(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` of `model_settings` as overrides of the preset `name`; `InputError` for a directory."""
+    if settings and Path(name).is_dir():
+        raise InputError(f"--{next(iter(settings))}: sets options of a preset; {name} is a saved model")
+    return {option.removeprefix("model."): value for option, value in settings.items()}
 
 
 def experiment_settings(words: str) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyformer.commands.options import argument, option
+from polyformer.commands.options import argument, model_settings, option, preset_overrides
 from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   polyformer show gpt2
+  polyformer show gpt2 --model.attention "Window(128)" --model.position rope
   polyformer show runs/default-1
   polyformer show pattern "Window(8) | Global(2)" --length 64
   polyformer show pattern "PerHead([Window(8), Full])" --causal --out heads.svg
@@ -46,6 +47,7 @@ class Options:
         "of a pattern: the layer, from 0, for patterns that differ by layer (default: 0)"
     )
     out: str | None = option("draw into this file, .png or .svg (default: print as text)", metavar="FILE")
+    changes: dict[str, Any] = model_settings()
 
 
 def run(options: Options) -> None:
@@ -53,22 +55,24 @@ def run(options: Options) -> None:
     if options.subject in ("pattern", "position"):
         from polyformer.commands.show_pictures import show_pattern, show_position
 
+        for name in options.changes:
+            raise InputError(f"--{name}: belongs to a preset, not to `show {options.subject}`")
         show = show_pattern if options.subject == "pattern" else show_position
         return show(options.name, **set_options(options))
     if options.name is not None:
         raise InputError(f"unexpected {quote(options.name)}: after a model nothing else is expected")
     for name in set_options(options):
         raise InputError(f"--{name}: belongs to `show pattern` and `show position`, not to a model")
-    show_model(options.subject)
+    show_model(options.subject, preset_overrides(options.subject, options.changes))
 
 
 def set_options(options: Options) -> dict[str, Any]:
-    """The options that differ from their defaults, without `subject` and `name`."""
-    values = {field.name: getattr(options, field.name) for field in fields(options)[2:]}
+    """The options that differ from their defaults, without `subject`, `name` and `changes`."""
+    values = {field.name: getattr(options, field.name) for field in fields(options)[2:-1]}
     return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
-def show_model(name: str) -> None:
+def show_model(name: str, overrides: dict[str, Any]) -> None:
     """Print parameters, memory, costs and modules of a preset or of the model in a directory."""
     import torch
 
@@ -76,7 +80,7 @@ def show_model(name: str) -> None:
     from polyformer.model import build_model
     from polyformer.visual.tree import parameters, tree
 
-    config = config_of(name)
+    config = config_of(name, overrides)
     with torch.device("meta"):
         model = build_model(config)
     weights = 4 * parameters(model)
@@ -88,14 +92,14 @@ def show_model(name: str) -> None:
     print(tree(model))
 
 
-def config_of(name: str) -> "AnyConfig":
-    """The configuration of a preset, or of the model in a directory."""
+def config_of(name: str, overrides: dict[str, Any]) -> "AnyConfig":
+    """The configuration of a preset with `overrides`, or of the model in a directory."""
     from polyformer.model import read_config
     from polyformer.model.saving import CONFIG
     from polyformer.presets import model_config
 
     if not Path(name).is_dir():
-        return model_config(name)
+        return model_config(name, overrides)
     if not (Path(name) / CONFIG).is_file():
         raise InputError(f"{name}: not a model directory (it has no {CONFIG})")
     return read_config(Path(name))

@@ -8,10 +8,10 @@ rows of one length without padding. Of an encoder-decoder both stacks are shown,
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polyformer.commands.model_and_texts import load, model_inputs
-from polyformer.commands.options import Device, argument, device, option
+from polyformer.commands.options import Device, argument, device, model_settings, option, preset_overrides
 from polyformer.core.errors import InputError, quote, unknown
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Options:
         metavar="FILE",
     )
     device: Device = device()
+    changes: dict[str, Any] = model_settings()
 
 
 def run(options: Options) -> None:
@@ -58,7 +59,8 @@ def run(options: Options) -> None:
         if value is not None and value < least:
             raise InputError(f"--{name}: expected {least} or more, got {value}")
     path = output_file(options)
-    source = load(options.model, options.data, options.device)
+    overrides = preset_overrides(options.model, options.changes)
+    source = load(options.model, options.data, options.device, overrides)
     check(source.model)
     length = options.length or default_length(source.model)
     results = spectra(source.model, model_inputs(source, length, options.texts))
