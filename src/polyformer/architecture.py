@@ -1,4 +1,4 @@
-"""What a model is made of: its configuration, and what is built from nothing else."""
+"""The configuration of a model."""
 
 import dataclasses
 from typing import Any

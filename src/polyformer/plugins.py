@@ -24,7 +24,7 @@ NAMED: dict[str, None] = {}
 
 
 class Saved(Config):
-    """A configuration that is saved with the names of the modules that its foreign parts come from."""
+    """A configuration that is saved with the names of the modules that a user's own parts come from."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; `imports` where there are parts that are not of this library."""

@@ -139,17 +139,21 @@ class Config:
         return typing.cast(Self, changed)
 
     def to_json(self) -> str:
+        """`to_dict` as indented JSON."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def to_yaml(self) -> str:
+        """`to_dict` as YAML."""
         return dump_yaml(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Self:
+        """The reverse of `to_json`; raises `InputError` as `from_dict` does."""
         return cls.from_dict(parse_json(text, cls.__name__))
 
     @classmethod
     def from_yaml(cls, text: str) -> Self:
+        """The reverse of `to_yaml`; raises `InputError` as `from_dict` does."""
         return cls.from_dict(parse_yaml(text, cls.__name__))
 
 

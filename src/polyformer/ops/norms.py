@@ -20,6 +20,7 @@ class NormConfig(Config):
             raise InputError(f"eps: expected a positive number, got {self.eps}")
 
     def build(self, width: int) -> nn.Module:
+        """The module for vectors [..., width]."""
         raise NotImplementedError
 
 
@@ -34,9 +35,11 @@ class LayerNormConfig(NormConfig):
 
     @classmethod
     def examples(cls) -> tuple["LayerNormConfig", ...]:
+        """With and without a bias."""
         return cls(), cls(bias=False)
 
     def build(self, width: int) -> nn.Module:
+        """torch's layer norm."""
         return nn.LayerNorm(width, eps=self.eps, bias=self.bias)
 
 
@@ -48,4 +51,5 @@ class RMSNormConfig(NormConfig):
     paper: ClassVar[str] = "Zhang and Sennrich 2019, equation 4"
 
     def build(self, width: int) -> nn.Module:
+        """torch's RMS norm."""
         return nn.RMSNorm(width, eps=self.eps)
