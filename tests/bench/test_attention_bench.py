@@ -12,8 +12,8 @@ import torch
 
 from polyformer.bench import attention, contenders, memory
 from polyformer.bench.attention import AttentionBench, run, slope
+from polyformer.bench.benchmark_case import AbsentError, BenchmarkCase
 from polyformer.bench.contenders import call
-from polyformer.bench.contest import AbsentError, Contest
 from polyformer.bench.memory import peak_mib
 from polyformer.cli import main
 from polyformer.core.errors import InputError
@@ -56,20 +56,20 @@ def test_results_are_written_and_drawn(tmp_path: Path) -> None:
 
 def test_slopes_and_ratios_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(small(tmp_path))
-    told = capsys.readouterr().out
-    assert "attention, forward: batch 1, 2 heads of 8, float32, cpu" in told
-    assert "Window(4): log-log slope of time " in told
-    assert "Window(4) against sdpa: " in told
-    assert "x at 16, " in told
+    printed = capsys.readouterr().out
+    assert "attention, forward: batch 1, 2 heads of 8, float32, cpu" in printed
+    assert "Window(4): log-log slope of time " in printed
+    assert "Window(4) against sdpa: " in printed
+    assert "x at 16, " in printed
 
 
 def test_what_a_scheme_costs_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(small(tmp_path, members=("Window(4)", "Window(4) + alibi"), against=(), causal=True))
-    found = {(line.name, line.length): line.median_ms for line in lines}
-    ratio = found["Window(4) + alibi", 16] / found["Window(4)", 16]
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"Window(4) + alibi costs, of Window(4): {ratio:.2f}x at 16, " in told
-    assert told.startswith("causal attention, forward: ")
+    results = {(line.name, line.length): line.median_ms for line in lines}
+    ratio = results["Window(4) + alibi", 16] / results["Window(4)", 16]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"Window(4) + alibi costs, of Window(4): {ratio:.2f}x at 16, " in printed
+    assert printed.startswith("causal attention, forward: ")
 
 
 def test_the_share_of_pairs_is_told(tmp_path: Path) -> None:
@@ -139,13 +139,13 @@ def test_a_peer_that_fails_is_a_note_but_ours_is_not(tmp_path: Path, monkeypatch
 
 
 def test_flex_has_no_backward_on_a_cpu() -> None:
-    contest = Contest("Window(4)", "flex", 16, 1, 2, 8, backward=True, device="cpu", dtype="float32")
+    case = BenchmarkCase("Window(4)", "flex", 16, 1, 2, 8, backward=True, device="cpu", dtype="float32")
     with pytest.raises(AbsentError, match="FlexAttention has no backward on a CPU"):
-        call(contest)
+        call(case)
 
 
 def test_peak_memory_is_what_a_call_needs_beside_its_inputs() -> None:
-    unfused = Contest("Full()", "unfused", 1024, 1, 8, 8, backward=False, device="cpu", dtype="float32")
+    unfused = BenchmarkCase("Full()", "unfused", 1024, 1, 8, 8, backward=False, device="cpu", dtype="float32")
     peak = peak_mib(call, unfused, dataclasses.replace(unfused, length=16), "cpu")
     assert 2 * 32 - 8 < peak < 4 * 32, "scores and weights of 8 heads at length 1024 are 32 MiB each"
 
@@ -157,7 +157,9 @@ def test_what_does_not_fit_is_a_note(
         """A pool whose processes the system ends, as it does when memory runs out."""
 
         def submit(self, function: Any, *arguments: Any) -> Any:  # type: ignore[override]
-            ours = any(isinstance(one, Contest) and one.peer is None for one in arguments)
+            ours = any(
+                isinstance(argument, BenchmarkCase) and argument.peer is None for argument in arguments
+            )
             return super().submit(float) if ours else super().submit(os._exit, 1)
 
     monkeypatch.setattr(memory, "ProcessPoolExecutor", Dying)

@@ -20,10 +20,12 @@ SMALL = {
 
 def test_every_attention_is_measured_twice(tmp_path: Path, capsys):
     config = ConversionClaim(**SMALL, out=str(tmp_path))  # type: ignore[arg-type]
-    found = run(config)
-    assert list(found) == ["dense", *config.attentions]
-    assert found["Window(64)"][0] == pytest.approx(found["dense"][0], rel=1e-5)  # the window covers the text
-    assert found["Window(64)"][1] == pytest.approx(found["dense"][1], rel=1e-3)
+    results = run(config)
+    assert list(results) == ["dense", *config.attentions]
+    assert results["Window(64)"][0] == pytest.approx(
+        results["dense"][0], rel=1e-5
+    )  # the window covers the text
+    assert results["Window(64)"][1] == pytest.approx(results["dense"][1], rel=1e-3)
     said = capsys.readouterr().out
     assert "linformer(k=8, max_length=32)" in said
     assert "4 tensors newly initialized" not in said.splitlines()[0]

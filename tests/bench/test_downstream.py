@@ -41,7 +41,7 @@ def write(folder, train: int = 60, test: int = 20, reviews: bool = False) -> str
 
 
 @pytest.mark.parametrize(
-    ("sst2", "imdb", "found"),
+    ("sst2", "imdb", "words"),
     [
         (
             (0.50, 0.78, 0.80, 0.79),
@@ -60,11 +60,11 @@ def write(folder, train: int = 60, test: int = 20, reviews: bool = False) -> str
         ),
     ],
 )
-def test_verdict_needs_every_set_near_and_a_dense_model_that_learnt(sst2, imdb, found):
+def test_verdict_needs_every_set_near_and_a_dense_model_that_learnt(sst2, imdb, words):
     names = (SCALE[0], ALONE, "dense", "Linformer")
     sets = {"sst2": sst2, "imdb": imdb}
-    outcomes: Found = {one: dict(zip(names, map(Outcome, values))) for one, values in sets.items()}
-    assert found in verdict(outcomes, points=2.0)
+    outcomes: Found = {name: dict(zip(names, map(Outcome, values))) for name, values in sets.items()}
+    assert words in verdict(outcomes, points=2.0)
 
 
 def test_texts_are_spread_over_the_file_and_cut_alike_for_all(tmp_path):
@@ -89,7 +89,7 @@ def test_run_trains_every_member_on_both_sets_and_goes_on_with_them(tmp_path, ca
     assert main(words) == 0
     with (tmp_path / "out" / "downstream.csv").open() as file:
         rows = {(row["set"], row["member"]): row for row in csv.DictReader(file)}
-    assert set(rows) == {(one, member) for one in ("sst2", "imdb") for member in (*SCALE, *MEMBERS)}
+    assert set(rows) == {(name, member) for name in ("sst2", "imdb") for member in (*SCALE, *MEMBERS)}
     assert all(float(row["seconds"]) > 0 for (_, member), row in rows.items() if member not in SCALE[:2])
     parameters = {member: int(rows["sst2", member]["parameters"]) for member in MEMBERS}
     assert parameters["Linformer"] == parameters["dense"] + 2 * 4 * 16, "E and F of k by n numbers"
@@ -104,9 +104,9 @@ def test_runs_differ_in_their_attention_alone(tmp_path):
     texts = prepare("sst2", write(tmp_path / "sst2"), 64, 60, 20, vocabulary=60, out=tmp_path / "out")
     config = DownstreamClaim(sst2="sst2")
     recipes = {member: recipe(config, "sst2", member, texts) for member in (*MEMBERS, ALONE)}
-    taken = {member: one["model"].pop("encoder")["attention"] for member, one in recipes.items()}
-    assert len({str(one) for one in taken.values()}) == 6
-    assert all(one == recipes["dense"] for one in recipes.values())
+    taken = {member: recipe["model"].pop("encoder")["attention"] for member, recipe in recipes.items()}
+    assert len({str(recipe) for recipe in taken.values()}) == 6
+    assert all(recipe == recipes["dense"] for recipe in recipes.values())
 
 
 def test_default_text_is_refused_by_name(tmp_path, capsys):

@@ -33,13 +33,13 @@ def test_compute_worked_by_hand():
 
 def test_runs_differ_in_task_and_steps_alone():
     config = ElectraClaim(sst2="s", steps=300)
-    one, two = recipe(config, "mlm"), recipe(config, "electra")
+    mlm, electra = recipe(config, "mlm"), recipe(config, "electra")
     ratio = costs(config)["electra"] / costs(config)["mlm"]
-    assert two["training"]["steps"] == 300
-    assert one["training"]["steps"] == round(300 * ratio) > 300
+    assert electra["training"]["steps"] == 300
+    assert mlm["training"]["steps"] == round(300 * ratio) > 300
     for name in ("model", "data", "tokenizer", "optimizer", "seed"):
-        assert one[name] == two[name]
-    tasks = [{**each["task"], "kind": ""} for each in (one, two)]
+        assert mlm[name] == electra[name]
+    tasks = [{**each["task"], "kind": ""} for each in (mlm, electra)]
     assert tasks[1].pop("generator_size") == 0.25
     assert tasks[0] == tasks[1]
 
@@ -55,8 +55,8 @@ def test_runs_differ_in_task_and_steps_alone():
 )
 def test_verdict(untrained: float, mlm: float, electra: float, words: str):
     values = {"untrained": untrained, "mlm": mlm, "electra": electra}
-    found = {name: Probe(one, 1, one) for name, one in values.items()}
-    assert f"at equal compute: {words}" in verdict(found, tests=2000)
+    results = {name: Probe(accuracy, 1, accuracy) for name, accuracy in values.items()}
+    assert f"at equal compute: {words}" in verdict(results, tests=2000)
 
 
 def small() -> tuple[MaskedModelling, Transformer]:
@@ -69,12 +69,12 @@ def small() -> tuple[MaskedModelling, Transformer]:
 def test_features_are_means_over_a_texts_own_tokens():
     task, model = small()
     texts = ["a short one", "and a text that is cut, for it is longer than a row", "x"]
-    found = features(task, model, texts)
-    assert found.shape == (2, 3, 16)
+    results = features(task, model, texts)
+    assert results.shape == (2, 3, 16)
     ids = [task.cls, *task.tokenizer.encode(texts[1])[:30], task.sep]
     states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
     for layer, state in enumerate(states):
-        np.testing.assert_allclose(found[layer, 1], state[0].mean(0).detach().numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(results[layer, 1], state[0].mean(0).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 def labelled(count: int, start: int) -> list[tuple[str, str]]:
@@ -89,10 +89,12 @@ def labelled(count: int, start: int) -> list[tuple[str, str]]:
 
 def test_a_probe_reads_what_the_mean_tells_and_chance_where_labels_are_random():
     task, model = small()
-    told = Texts(labelled(120, 0), labelled(60, 1), Path(), Path())
-    assert probe(task, model, told).accuracy > 0.8
+    printed = Texts(labelled(120, 0), labelled(60, 1), Path(), Path())
+    assert probe(task, model, printed).accuracy > 0.8
     chance = random.Random(2)
-    train, test = ([(text, str(chance.randrange(2))) for text, _ in part] for part in (told.train, told.test))
+    train, test = (
+        [(text, str(chance.randrange(2))) for text, _ in part] for part in (printed.train, printed.test)
+    )
     assert probe(task, model, Texts(train, test, Path(), Path())).accuracy < 0.75
 
 
@@ -110,9 +112,9 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with (tmp_path / "out" / "electra.csv").open() as file:
         rows = {row["encoder"]: row for row in csv.DictReader(file)}
     assert set(rows) == {"untrained", "mlm", "electra"}
-    told = capsys.readouterr().out
-    assert "ELECTRA over masked modelling at equal compute: " in told
-    assert "times one of masked modelling" in told
+    printed = capsys.readouterr().out
+    assert "ELECTRA over masked modelling at equal compute: " in printed
+    assert "times one of masked modelling" in printed
 
 
 def test_sentences_must_be_named(capsys: pytest.CaptureFixture[str]):

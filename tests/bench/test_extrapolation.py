@@ -17,14 +17,16 @@ from polyformer.presets import model_config
 PAPER = {"sinusoidal": (24.0, 400.0), "rope": (24.0, 90.0), "t5": (23.5, 25.0), "alibi": (24.0, 20.3)}
 
 
-def found(**changes: tuple[float, float]) -> dict[tuple[str, int], float | None]:
+def results(**changes: tuple[float, float]) -> dict[tuple[str, int], float | None]:
     """Perplexities at 128 and 2048 tokens, as the paper's but for `changes`."""
     ends = {**PAPER, **changes}
     return {(scheme, n): value for scheme, pair in ends.items() for n, value in zip((128, 2048), pair)}
 
 
 def test_the_papers_own_ordering_is_a_reproduction():
-    assert ": reproduced (perplexity from 128 to 2048 tokens: alibi x0.85, t5 x1.06" in verdict(found(), 128)
+    assert ": reproduced (perplexity from 128 to 2048 tokens: alibi x0.85, t5 x1.06" in verdict(
+        results(), 128
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,13 +39,13 @@ def test_the_papers_own_ordering_is_a_reproduction():
     ],
 )
 def test_every_difference_is_named(changes: dict[str, tuple[float, float]], difference: str):
-    assert difference in verdict(found(**changes), 128)
+    assert difference in verdict(results(**changes), 128)
 
 
 def test_without_the_four_schemes_there_is_no_verdict():
-    some = {key: value for key, value in found().items() if key[0] != "rope"}
+    some = {key: value for key, value in results().items() if key[0] != "rope"}
     assert verdict(some, 128).startswith("no verdict: it needs alibi, t5, rope, sinusoidal, at 128 tokens")
-    assert verdict({key: value for key, value in found().items() if key[1] == 128}, 128).startswith("no")
+    assert verdict({key: value for key, value in results().items() if key[1] == 128}, 128).startswith("no")
 
 
 def test_what_learned_positions_cannot_read_is_said():

@@ -15,9 +15,9 @@ SMALL = {"layers": 1, "batch": 2, "batches": 1, "length": 12, "repeats": 1}
 
 def test_full_rows(capsys):
     pytest.importorskip("transformers")
-    found = run(FamiliesBench(**SMALL, backward=True))  # type: ignore[arg-type]
-    assert list(found) == ["bert-base forward", "bert-base training step"]
-    assert min(found.values()) > 0
+    results = run(FamiliesBench(**SMALL, backward=True))  # type: ignore[arg-type]
+    assert list(results) == ["bert-base forward", "bert-base training step"]
+    assert min(results.values()) > 0
     said = capsys.readouterr().out
     assert "100% of the tokens are real" in said
     assert float(said.partition("differ by ")[2].split()[0]) < 1e-4
@@ -29,10 +29,10 @@ def test_real_texts_are_padded_to_the_longest(tmp_path: Path):
     tokenizer = build_tokenizer(TokenizerConfig(algorithm="wordpiece", vocab_size=60), ["good bad film"] * 9)
     tokenizer.save(tmp_path)
     config = FamiliesBench(batch=2, batches=2, length=64, data=str(tmp_path), tokenizer=str(tmp_path))
-    found = texts(config, 60)
+    results = texts(config, 60)
     expected = [[len(tokenizer.encode(row.split("\t")[2])) for row in rows[i : i + 2]] for i in (0, 2)]
-    assert [one["attention_mask"].sum(1).tolist() for one in found] == expected
-    assert [one["input_ids"].shape[1] for one in found] == [max(lengths) for lengths in expected]
+    assert [batch["attention_mask"].sum(1).tolist() for batch in results] == expected
+    assert [batch["input_ids"].shape[1] for batch in results] == [max(lengths) for lengths in expected]
 
 
 def test_the_head_can_be_chosen():

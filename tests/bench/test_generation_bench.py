@@ -17,12 +17,12 @@ WAYS = [(1, 1), (2, 1), (1, 3)]
 def test_both_libraries_write_the_same_tokens(capsys):
     pytest.importorskip("transformers")
     results = run(SMALL)
-    assert [(one.library, one.batch, one.beams) for one in results] == [
+    assert [(line.library, line.batch, line.beams) for line in results] == [
         (library, *way) for way in WAYS for library in ("transformers", "polyformer")
     ]
-    for one in results:
-        assert one.tokens_per_second == pytest.approx(one.batch * 2 / one.seconds)
-        assert one.rate > 0
+    for line in results:
+        assert line.tokens_per_second == pytest.approx(line.batch * 2 / line.seconds)
+        assert line.rate > 0
     assert capsys.readouterr().out.count("with the same tokens") == 3
 
 
@@ -31,12 +31,12 @@ def test_both_libraries_have_models_of_one_size(name, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setitem(MODELS, name, (MODELS[name][0], {**MODELS[name][1], "vocab_size": 1000}))
     both = contenders(name, dataclasses.replace(SMALL, models=(name,))).values()
-    assert len({sum(one.numel() for one in model.parameters()) for model in both}) == 1
+    assert len({sum(parameter.numel() for parameter in model.parameters()) for model in both}) == 1
 
 
 def test_without_the_peer_ours_is_measured_alone(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert [one.library for one in run(SMALL)] == ["polyformer"] * 3
+    assert [line.library for line in run(SMALL)] == ["polyformer"] * 3
     assert "transformers is not installed: no comparison" in capsys.readouterr().out
 
 

@@ -10,15 +10,17 @@ from polyformer.patterns import Full, Local1D, Local2D
 
 
 @pytest.mark.parametrize(
-    ("bits", "found"),
+    ("bits", "words"),
     [
         ((2.0, 2.02, 1.9), ": reproduced (bits a pixel against dense: local 1D +0.020, local 2D -0.100)"),
         ((2.0, 2.0, 2.05), ": not reproduced"),
     ],
 )
-def test_verdict_needs_both_local_ones_near_dense(bits: tuple[float, ...], found: str):
-    outcomes = {name: Outcome(1, 1, one, 1) for name, one in zip(("dense", "local 1D", "local 2D"), bits)}
-    assert found in verdict(outcomes)
+def test_verdict_needs_both_local_ones_near_dense(bits: tuple[float, ...], words: str):
+    outcomes = {
+        name: Outcome(1, 1, test_bits, 1) for name, test_bits in zip(("dense", "local 1D", "local 2D"), bits)
+    }
+    assert words in verdict(outcomes)
 
 
 def test_keys_are_counted_as_a_decoder_sees_them():

@@ -24,9 +24,11 @@ def test_the_measured_errors_are_those_of_their_formulas():
     exact = torch.softmax(problem.scores, -1) @ problem.values
     assert problem.errors(exact) == (0.0, 0.0)
     assert problem.errors(torch.zeros_like(exact))[0] == pytest.approx(1.0)
-    found = {(one.what, one.norm, one.k): one.value for one in theory.measure(theory_config(), 48, 48)}
-    assert found["SVD", "output", 48] < 1e-12
-    assert found["low-rank", "output", 48] > found["low-rank", "factors", 48] > 0.05
+    results = {
+        (error.what, error.norm, error.k): error.value for error in theory.measure(theory_config(), 48, 48)
+    }
+    assert results["SVD", "output", 48] < 1e-12
+    assert results["low-rank", "output", 48] > results["low-rank", "factors", 48] > 0.05
 
 
 def test_random_projections_err_as_the_lemma_says():
@@ -38,12 +40,12 @@ def test_random_projections_err_as_the_lemma_says():
 
 
 def test_theory_runs(tmp_path, capsys):
-    found = theory.run(theory_config(out=str(tmp_path)))
-    told = capsys.readouterr().out
-    assert "theorem 1, relative to |P| |w|, as in the lemma: " in told
-    assert "theorem 2, projected, fitted: " in told
+    results = theory.run(theory_config(out=str(tmp_path)))
+    printed = capsys.readouterr().out
+    assert "theorem 1, relative to |P| |w|, as in the lemma: " in printed
+    assert "theorem 2, projected, fitted: " in printed
     with (tmp_path / "linformer_theory.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(found) == 2 * 2 * 4 + 4
+        assert len(list(csv.DictReader(file))) == len(results) == 2 * 2 * 4 + 4
     for name in ("k.png", "n.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
@@ -68,8 +70,8 @@ def test_what_is_measured_is_what_it_says(level: str):
     """Unfused and fused attention are the same function, and Linformer another."""
     outputs = {}
     for who in ("unfused", "sdpa", "linformer"):
-        made = speed.Shot(level, who, 24, 8, 2, 2, 4, "cpu")
-        y = speed.call(made)()
+        shot = speed.Shot(level, who, 24, 8, 2, 2, 4, "cpu")
+        y = speed.call(shot)()
         outputs[who] = y[0]  # type: ignore[index]
     torch.testing.assert_close(outputs["unfused"], outputs["sdpa"], rtol=1e-5, atol=1e-5)
     assert (outputs["linformer"] - outputs["sdpa"]).abs().max() > 1e-3
@@ -77,21 +79,21 @@ def test_what_is_measured_is_what_it_says(level: str):
 
 def test_dense_attention_stops_where_it_would_not_fit():
     config = speed.SpeedClaim(ks=(128, 512), fused_up_to=1024, unfused_limit=200)
-    assert [one.name for one in speed.shots(config, "layer", 512)] == ["unfused", "sdpa", "k=128"]
-    assert [one.name for one in speed.shots(config, "layer", 2048)] == ["k=128", "k=512"]
+    assert [shot.name for shot in speed.shots(config, "layer", 512)] == ["unfused", "sdpa", "k=128"]
+    assert [shot.name for shot in speed.shots(config, "layer", 2048)] == ["k=128", "k=512"]
     assert speed.shots(config, "layer", 512)[0].rows == 8
 
 
 def test_speed_runs(tmp_path, capsys):
-    found = speed.run(
+    results = speed.run(
         speed.SpeedClaim(
             lengths=(16, 32), ks=(4,), tokens=32, heads=2, width=4, repeats=1, memory=False, out=str(tmp_path)
         )
     )
-    assert len(found) == 2 * 2 * 3
-    told = capsys.readouterr().out
-    assert "attention, time of unfused attention over Linformer's (| the paper's):" in told
-    assert "no verdict, nothing that the paper measured was measured" in told
+    assert len(results) == 2 * 2 * 3
+    printed = capsys.readouterr().out
+    assert "attention, time of unfused attention over Linformer's (| the paper's):" in printed
+    assert "no verdict, nothing that the paper measured was measured" in printed
     assert (tmp_path / "layer.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -113,14 +115,14 @@ def quality_config(**changes) -> quality.QualityClaim:
 
 def test_quality_verdicts_compare_what_the_figure_compares():
     config = quality_config()
-    found = {one: 10.0 for part in quality.trials(config).values() for one in part}
-    assert all(": reproduced" in line for line in quality.verdicts(config, found))
-    found[quality.Trial(16, 8)] = 11.0  # also the longest of part (c)
-    told = list(quality.verdicts(config, found))
-    assert "4 of 16" not in told[0]
-    assert "8 of 16 come near dense: not reproduced (k=4 x1.000, k=8 x1.100)" in told[0]
-    assert "one matrix for all layers is as good as none shared: reproduced" in told[1]
-    assert "k=8 serves longer inputs as well: not reproduced" in told[2]
+    results = {trial: 10.0 for part in quality.trials(config).values() for trial in part}
+    assert all(": reproduced" in line for line in quality.verdicts(config, results))
+    results[quality.Trial(16, 8)] = 11.0  # also the longest of part (c)
+    printed = list(quality.verdicts(config, results))
+    assert "4 of 16" not in printed[0]
+    assert "8 of 16 come near dense: not reproduced (k=4 x1.000, k=8 x1.100)" in printed[0]
+    assert "one matrix for all layers is as good as none shared: reproduced" in printed[1]
+    assert "k=8 serves longer inputs as well: not reproduced" in printed[2]
 
 
 def test_the_trials_differ_in_attention_and_length_alone():
@@ -136,12 +138,12 @@ def test_the_trials_differ_in_attention_and_length_alone():
 
 def test_quality_runs(tmp_path, capsys):
     config = quality_config(sharing=("head",), ks=(8,), lengths=(16,), out=str(tmp_path))
-    found = quality.run(config)
-    assert [one.name for one in found] == ["n16-dense", "n16-k8-head"]
-    assert len({curve[-1] for curve in found.values()}) == 2
+    results = quality.run(config)
+    assert [trial.name for trial in results] == ["n16-dense", "n16-k8-head"]
+    assert len({curve[-1] for curve in results.values()}) == 2
     assert "8 of 16 come near dense: " in capsys.readouterr().out
     assert (tmp_path / "sharing.png").read_bytes().startswith(b"\x89PNG")
-    assert quality.run(config) == found, "a second call reads what is there"
+    assert quality.run(config) == results, "a second call reads what is there"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_schemes_act_and_are_trained(scheme: str):
     y = alone(q, k, v)
     assert not torch.allclose(y, plain)
     y.square().sum().backward()
-    assert all(one.grad is not None for one in alone.parameters())
+    assert all(parameter.grad is not None for parameter in alone.parameters())
 
 
 @pytest.mark.parametrize("causal", [False, True])

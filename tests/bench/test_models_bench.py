@@ -37,10 +37,12 @@ def test_both_models_compute_the_same(kind: str):
 
 def test_what_is_measured(capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("transformers")
-    found = run(dataclasses.replace(SMALL, dtype="float32"))
+    results = run(dataclasses.replace(SMALL, dtype="float32"))
     passes, models = ("forward", "forward + backward"), ("transformers", "polyformer")
-    assert list(found) == [f"{kind} {name} {model}" for kind in PAIRS for name in passes for model in models]
-    assert min(found.values()) > 0
+    assert list(results) == [
+        f"{kind} {name} {model}" for kind in PAIRS for name in passes for model in models
+    ]
+    assert min(results.values()) > 0
     text = capsys.readouterr().out
     assert text.count("100.0% of the tokens agree to 1e-3") == 2
     assert text.count("times as fast") == 4

@@ -7,16 +7,16 @@ from torch import Tensor
 
 from polyformer.attention.linformer.linformer import Linformer
 from polyformer.bench import peers
+from polyformer.bench.benchmark_case import AbsentError, Attention, BenchmarkCase
 from polyformer.bench.contenders import PEERS, _ours
-from polyformer.bench.contest import AbsentError, Attention, Contest
 from polyformer.bench.linformer_peer import PublicLinformer
 from polyformer.bench.member import Alone
 from polyformer.dot_product.attend import attend
 from polyformer.patterns import BlockWindow, Global, GlobalEnd, Links, PerHead
 
 
-def contest(text: str, peer: str | None = None, length: int = 48, **changes: bool) -> Contest:
-    return Contest(
+def case(text: str, peer: str | None = None, length: int = 48, **changes: bool) -> BenchmarkCase:
+    return BenchmarkCase(
         text, peer, length, 2, 2, 8, **{"backward": True, **changes}, device="cpu", dtype="float64"
     )
 
@@ -43,29 +43,31 @@ def assert_alike(peer: Attention, ours: Attention, length: int = 48, tolerance: 
 def test_dense_peers(name: str, causal: bool):
     if name == "x-transformers":
         pytest.importorskip("x_transformers")
-    given = contest("Full()", name, causal=causal)
+    bench_case = case("Full()", name, causal=causal)
     tolerance = 1e-6 if name == "x-transformers" else 1e-10  # its softmax is in float32
-    assert_alike(PEERS[name](given), _ours(given), tolerance=tolerance)
+    assert_alike(PEERS[name](bench_case), _ours(bench_case), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_x_transformers_with_alibi(causal: bool):
     pytest.importorskip("x_transformers")
-    given = contest("Full() + alibi", "x-transformers", causal=causal)
-    assert_alike(PEERS["x-transformers"](given), _ours(given), tolerance=1e-6)
+    bench_case = case("Full() + alibi", "x-transformers", causal=causal)
+    assert_alike(PEERS["x-transformers"](bench_case), _ours(bench_case), tolerance=1e-6)
 
 
 @pytest.mark.parametrize("text", ["Window(6)", "Window(12) | Global(3)", "Global(1) | Window(6, 6)"])
 def test_longformer(text: str):
     pytest.importorskip("transformers")
-    given = contest(text, "longformer")
-    assert_alike(PEERS["longformer"](given), _ours(given), tolerance=1e-5)  # its softmax is in float32
+    bench_case = case(text, "longformer")
+    assert_alike(
+        PEERS["longformer"](bench_case), _ours(bench_case), tolerance=1e-5
+    )  # its softmax is in float32
 
 
 def test_linformer_with_the_same_projections():
     pytest.importorskip("linformer")
-    given = contest("linformer(max_length=64, k=8)", "linformer")
-    theirs, ours = PEERS["linformer"](given), _ours(given)
+    bench_case = case("linformer(max_length=64, k=8)", "linformer")
+    theirs, ours = PEERS["linformer"](bench_case), _ours(bench_case)
     assert isinstance(theirs, PublicLinformer)
     assert isinstance(ours, Alone)
     assert isinstance(ours.mechanism, Linformer)
@@ -80,8 +82,8 @@ def test_linformer_with_the_same_projections():
 @pytest.mark.parametrize("causal", [False, True])
 def test_local_attention_is_a_window_of_blocks(causal: bool):
     pytest.importorskip("local_attention")
-    given = contest("BlockWindow(8)", "local-attention", causal=causal)
-    assert_alike(PEERS["local-attention"](given), _ours(given))
+    bench_case = case("BlockWindow(8)", "local-attention", causal=causal)
+    assert_alike(PEERS["local-attention"](bench_case), _ours(bench_case))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -89,11 +91,11 @@ def test_performer_pytorch_is_ours_but_for_what_it_adds(causal: bool, monkeypatc
     """It adds 1e-4 to features and 1e-6 to sums; the first is set to nothing here."""
     module = pytest.importorskip("performer_pytorch.performer_pytorch")
     monkeypatch.setitem(module.softmax_kernel.__kwdefaults__, "eps", 0.0)
-    given, made = contest("performer(features=32)", "performer-pytorch", causal=causal), []
+    bench_case, outputs = case("performer(features=32)", "performer-pytorch", causal=causal), []
     for make in (PEERS["performer-pytorch"], _ours):
         torch.manual_seed(0)
-        made.append(results(make(given)))
-    for theirs, own in zip(*made):
+        outputs.append(results(make(bench_case)))
+    for theirs, own in zip(*outputs):
         assert (theirs - own).norm() < (1e-2 if causal else 1e-9) * own.norm()
 
 
@@ -102,7 +104,7 @@ BIGBIRD = "BlockWindow(4) | Global(4) | GlobalEnd(4) | Random(2, 4)"
 
 def test_bigbird_with_the_blocks_that_it_draws(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("transformers")
-    bird = PEERS["bigbird"](contest(BIGBIRD, "bigbird"))
+    bird = PEERS["bigbird"](case(BIGBIRD, "bigbird"))
     assert isinstance(bird, peers.BigBird)
     drawn = []
     draw = bird.core._bigbird_block_rand_mask_with_head
@@ -115,8 +117,8 @@ def test_bigbird_with_the_blocks_that_it_draws(monkeypatch: pytest.MonkeyPatch):
     assert np.stack(drawn[0]).shape == (2, 10, 2)
     links = [Links(4, ((), *map(tuple, table.tolist()), ())) for table in drawn[0]]
     pattern = PerHead(tuple(links)) | BlockWindow(4) | Global(4) | GlobalEnd(4)
-    for one, own in zip(theirs, results(lambda q, k, v: attend(q, k, v, pattern=pattern))):
-        torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
+    for output, own in zip(theirs, results(lambda q, k, v: attend(q, k, v, pattern=pattern))):
+        torch.testing.assert_close(output, own, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -144,11 +146,11 @@ def test_bigbird_with_the_blocks_that_it_draws(monkeypatch: pytest.MonkeyPatch):
 )
 def test_what_a_peer_has_not_is_said(peer: str, text: str, why: str):
     with pytest.raises(AbsentError, match=why):
-        PEERS[peer](contest(text, peer))
+        PEERS[peer](case(text, peer))
 
 
 @pytest.mark.parametrize("peer", ["longformer", "bigbird"])
 def test_encoders_have_no_causal_form(peer: str):
     text = "Window(6)" if peer == "longformer" else BIGBIRD
     with pytest.raises(AbsentError, match="it has"):
-        PEERS[peer](contest(text, peer, causal=True))
+        PEERS[peer](case(text, peer, causal=True))

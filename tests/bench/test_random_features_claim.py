@@ -30,8 +30,8 @@ def test_verdict_needs_orthogonal_and_positive_features_to_err_less():
 
 
 def test_run_writes_its_curves(tmp_path, capsys):
-    found = run(RandomFeaturesClaim(length=24, width=4, draws=2, features=(4, 8), out=str(tmp_path / "rf")))
-    assert found.keys() == CURVES.keys()
+    results = run(RandomFeaturesClaim(length=24, width=4, draws=2, features=(4, 8), out=str(tmp_path / "rf")))
+    assert results.keys() == CURVES.keys()
     with (tmp_path / "rf" / "random_features.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 2 * len(CURVES)
     assert (tmp_path / "rf" / "random_features.png").read_bytes().startswith(b"\x89PNG")

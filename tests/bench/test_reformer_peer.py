@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from polyformer.bench.benchmark_case import AbsentError, BenchmarkCase
 from polyformer.bench.contenders import PEERS
-from polyformer.bench.contest import AbsentError, Contest
 
 
-def contest(text: str, length: int = 48, causal: bool = True) -> Contest:
-    return Contest(text, "reformer-pytorch", length, 2, 2, 8, True, "cpu", "float64", causal)
+def case(text: str, length: int = 48, causal: bool = True) -> BenchmarkCase:
+    return BenchmarkCase(text, "reformer-pytorch", length, 2, 2, 8, True, "cpu", "float64", causal)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -17,7 +17,7 @@ def test_with_two_chunks_it_is_full_attention(causal: bool):
     pytest.importorskip("reformer_pytorch")
     torch.manual_seed(0)
     q, v = torch.randn(2, 2, 2, 48, 8, dtype=torch.float64)
-    y = PEERS["reformer-pytorch"](contest("lsh(rounds=1, window=24)", causal=causal))(q, q, v)
+    y = PEERS["reformer-pytorch"](case("lsh(rounds=1, window=24)", causal=causal))(q, q, v)
     scores = q @ F.normalize(q, dim=-1).mT / 8**0.5
     scores = scores.masked_fill(torch.eye(48, dtype=torch.bool), -5e4)
     if causal:
@@ -30,4 +30,4 @@ def test_with_two_chunks_it_is_full_attention(causal: bool):
 )
 def test_what_it_has_not_it_refuses(text: str, why: str):
     with pytest.raises(AbsentError, match=why):
-        PEERS["reformer-pytorch"](contest(text))
+        PEERS["reformer-pytorch"](case(text))

@@ -10,12 +10,12 @@ from polyformer.core.errors import InputError
 
 
 @pytest.mark.parametrize(
-    ("deep", "found"),
+    ("deep", "words"),
     [((1.1, 2.2), ": reproduced (24 layers over 4: pre 5.00 kept"), ((1.1, 3.0), ": not reproduced")],
 )
-def test_verdict_needs_both_numbers_flat(deep: tuple[float, float], found: str):
+def test_verdict_needs_both_numbers_flat(deep: tuple[float, float], words: str):
     memory = {("pre", 4): (1.0, 2.0), ("pre", 24): (5.0, 9.0), ("reversible", 4): (1.0, 2.0)}
-    assert found in verdict({**memory, ("reversible", 24): deep})
+    assert words in verdict({**memory, ("reversible", 24): deep})
 
 
 def test_a_forward_pass_keeps_two_tensors_for_any_depth():
@@ -29,9 +29,9 @@ def test_a_forward_pass_keeps_two_tensors_for_any_depth():
 
 def test_run_writes_a_table_and_a_picture(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(reversible_memory, "_peak", lambda size: 1.0)
-    found = run(ReversibleMemoryClaim(layers=(1, 2), width=8, heads=2, length=16, out=str(tmp_path)))
+    results = run(ReversibleMemoryClaim(layers=(1, 2), width=8, heads=2, length=16, out=str(tmp_path)))
     with (tmp_path / "reversible_memory.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(found) == 4
+        assert len(list(csv.DictReader(file))) == len(results) == 4
     assert (tmp_path / "reversible_memory.png").read_bytes().startswith(b"\x89PNG")
     assert "reversible memory is flat in depth: " in capsys.readouterr().out
 

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.bench.benchmark_case import AbsentError, Attention, BenchmarkCase
 from polyformer.bench.contenders import PEERS, _ours
-from polyformer.bench.contest import AbsentError, Attention, Contest
 
 
-def contest(text: str, causal: bool = False) -> Contest:
-    return Contest(text, "routing-transformer", 48, 2, 2, 8, True, "cpu", "float64", causal)
+def case(text: str, causal: bool = False) -> BenchmarkCase:
+    return BenchmarkCase(text, "routing-transformer", 48, 2, 2, 8, True, "cpu", "float64", causal)
 
 
 def results(attention: Attention) -> list[Tensor]:
@@ -26,12 +26,12 @@ def results(attention: Attention) -> list[Tensor]:
 
 def test_with_one_cluster_it_is_ours():
     pytest.importorskip("routing_transformer")
-    given = contest("routing(local_heads=0, clusters=1, window=48)")
-    for theirs, own in zip(results(PEERS["routing-transformer"](given)), results(_ours(given))):
+    bench_case = case("routing(local_heads=0, clusters=1, window=48)")
+    for theirs, own in zip(results(PEERS["routing-transformer"](bench_case)), results(_ours(bench_case))):
         assert (theirs - own).norm() < 1e-4 * own.norm()  # it divides by 1 + 1e-5
 
 
 @pytest.mark.parametrize("text", ["Window(4)", "routing", "routing(local_heads=1)"])
 def test_what_it_has_not_is_said(text: str):
     with pytest.raises(AbsentError, match="it has routing"):
-        PEERS["routing-transformer"](contest(text))
+        PEERS["routing-transformer"](case(text))

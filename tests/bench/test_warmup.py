@@ -19,15 +19,15 @@ def losses(
 
 
 @pytest.mark.parametrize(
-    ("final", "found"),
+    ("final", "words"),
     [
         (losses(5.0, 3.0, 3.01, 3.0), ": reproduced (without warm-up the loss ends +2.000"),
         (losses(3.1, 3.0, 3.01, 3.0), ": not reproduced"),
         (losses(5.0, 3.0, 4.0, 3.0), ": not reproduced"),
     ],
 )
-def test_verdict_needs_post_norm_apart_and_pre_norm_alike(final: dict[tuple[str, bool], float], found: str):
-    assert found in verdict(final)
+def test_verdict_needs_post_norm_apart_and_pre_norm_alike(final: dict[tuple[str, bool], float], words: str):
+    assert words in verdict(final)
 
 
 def test_run_trains_four_models_and_draws_their_curves(tmp_path, capsys):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from polyformer.bench.benchmark_case import DENSE, AbsentError, BenchmarkCase
 from polyformer.bench.contenders import PEERS, call
-from polyformer.bench.contest import DENSE, AbsentError, Contest
 from polyformer.bench.member import Member, density
 from polyformer.bench.memory import peak_mib
 from polyformer.bench.plot import line_plot
@@ -101,18 +101,18 @@ def run(config: AttentionBench) -> list[Measured]:
 def _at(config: AttentionBench, length: int, tell: Callable[[str], object]) -> list[Measured]:
     """All contenders at one length: memory before time, so that what does not fit ends its own process."""
     calls, peaks, shares = {}, {}, {}
-    for contest in _contests(config, length):
-        warm = dataclasses.replace(contest, length=min(length, WARM.get(contest.peer, 256)))
+    for case in _contests(config, length):
+        warm = dataclasses.replace(case, length=min(length, WARM.get(case.peer, 256)))
         try:
-            candidate = call(contest)
-            peaks[contest.label] = peak_mib(call, contest, warm, config.device) if config.memory else None
+            candidate = call(case)
+            peaks[case.label] = peak_mib(call, case, warm, config.device) if config.memory else None
             candidate()
         except (AbsentError, RuntimeError, MemoryError) as error:  # a peer that fails is no failure of ours
-            if contest.peer is None:
+            if case.peer is None:
                 raise
-            tell(f"{contest.label} at {length}: left out, {_first_line(error)}")
+            tell(f"{case.label} at {length}: left out, {_first_line(error)}")
             continue
-        calls[contest.label], shares[contest.label] = candidate, _share(contest)
+        calls[case.label], shares[case.label] = candidate, _share(case)
     lines = []
     for name, seconds in in_turn(calls, config.repeats).items():
         line = Measured(name, length, median(seconds) * 1e3, min(seconds) * 1e3, peaks[name], shares[name])
@@ -121,7 +121,7 @@ def _at(config: AttentionBench, length: int, tell: Callable[[str], object]) -> l
     return lines
 
 
-def _contests(config: AttentionBench, length: int) -> Iterator[Contest]:
+def _contests(config: AttentionBench, length: int) -> Iterator[BenchmarkCase]:
     """Who runs at a length: each member and then its peers; a dense peer once."""
     shape = (
         config.batch,
@@ -136,14 +136,14 @@ def _contests(config: AttentionBench, length: int) -> Iterator[Contest]:
     for index, member in enumerate(config.members):
         peers = [name for name in config.against if name not in DENSE] + (dense if index == 0 else [])
         for peer in (None, *peers):
-            yield Contest(member, peer, length, *shape)
+            yield BenchmarkCase(member, peer, length, *shape)
 
 
-def _share(contest: Contest) -> float | None:
-    pattern = contest.member.pattern
-    if contest.peer is not None or pattern is None:
+def _share(case: BenchmarkCase) -> float | None:
+    pattern = case.member.pattern
+    if case.peer is not None or pattern is None:
         return None
-    return density(pattern, contest.length, contest.heads, contest.causal)
+    return density(pattern, case.length, case.heads, case.causal)
 
 
 def _check_device(name: str) -> None:
@@ -201,16 +201,18 @@ def slope(points: list[tuple[int, float]]) -> float | None:
 
 def _ratios(config: AttentionBench, lines: list[Measured]) -> Iterator[str]:
     """How much faster a member is than each peer, and what its scheme costs: medians of the same rounds."""
-    found = {(line.name, line.length): line.median_ms for line in lines}
+    results = {(line.name, line.length): line.median_ms for line in lines}
     for member in config.members:
         for peer in config.against:
             name = peer if peer in DENSE else f"{peer} {member}"
-            pairs = [(n, found[name, n] / found[member, n]) for n in config.lengths if (name, n) in found]
+            pairs = [
+                (n, results[name, n] / results[member, n]) for n in config.lengths if (name, n) in results
+            ]
             if pairs:
                 yield f"{member} against {peer}: " + ", ".join(f"{ratio:.2f}x at {n}" for n, ratio in pairs)
         alone = member.partition("+")[0].strip()
         if alone != member and alone in config.members:
-            costs = ", ".join(f"{found[member, n] / found[alone, n]:.2f}x at {n}" for n in config.lengths)
+            costs = ", ".join(f"{results[member, n] / results[alone, n]:.2f}x at {n}" for n in config.lengths)
             yield f"{member} costs, of {alone}: {costs}"
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from polyformer.bench import peers
-from polyformer.bench.contest import AbsentError, Attention, Contest
+from polyformer.bench.benchmark_case import AbsentError, Attention, BenchmarkCase
 from polyformer.bench.linformer_peer import linformer
 from polyformer.bench.member import Alone
 from polyformer.bench.reformer_peer import reformer_pytorch
@@ -18,21 +18,21 @@ from polyformer.patterns import Causal
 from polyformer.sequence.context import Context
 
 
-def call(contest: Contest) -> Callable[[], object]:
+def call(case: BenchmarkCase) -> Callable[[], object]:
     """The call to measure, its inputs made and everything it needs prepared.
 
     The inputs lie in memory as a model's projections leave them, [B, T, H, D].
 
     Raises `AbsentError` where it cannot be made.
     """
-    dtype, device = getattr(torch, contest.dtype), torch.device(contest.device)
+    dtype, device = getattr(torch, case.dtype), torch.device(case.device)
     generator = torch.Generator(device).manual_seed(0)
-    shape = contest.batch, contest.length, contest.heads, contest.width
+    shape = case.batch, case.length, case.heads, case.width
     q, k, v, grad = (
         torch.randn(shape, dtype=dtype, device=device, generator=generator).transpose(1, 2) for _ in range(4)
     )
-    inputs = [x.requires_grad_(contest.backward) for x in (q, k, v)]
-    attention = _ours(contest) if contest.peer is None else PEERS[contest.peer](contest)
+    inputs = [x.requires_grad_(case.backward) for x in (q, k, v)]
+    attention = _ours(case) if case.peer is None else PEERS[case.peer](case)
 
     def forward() -> None:
         with torch.no_grad():
@@ -43,47 +43,47 @@ def call(contest: Contest) -> Callable[[], object]:
             x.grad = None
         attention(*inputs).backward(grad)
 
-    return both if contest.backward else forward
+    return both if case.backward else forward
 
 
-def _ours(contest: Contest) -> Attention:
-    alone = Alone(contest.member, contest.length, contest.heads, contest.width, contest.causal)
-    return alone.to(contest.device, getattr(torch, contest.dtype)).train(contest.backward)
+def _ours(case: BenchmarkCase) -> Attention:
+    alone = Alone(case.member, case.length, case.heads, case.width, case.causal)
+    return alone.to(case.device, getattr(torch, case.dtype)).train(case.backward)
 
 
-def _sdpa(contest: Contest) -> Attention:
+def _sdpa(case: BenchmarkCase) -> Attention:
     """torch's fused kernel over every key."""
-    return functools.partial(F.scaled_dot_product_attention, is_causal=contest.causal)
+    return functools.partial(F.scaled_dot_product_attention, is_causal=case.causal)
 
 
-def _unfused(contest: Contest) -> Attention:
+def _unfused(case: BenchmarkCase) -> Attention:
     """The equation over every key, one operation after the other."""
-    scale, shape = contest.width**-0.5, (contest.length, contest.length)
-    if not contest.causal:
+    scale, shape = case.width**-0.5, (case.length, case.length)
+    if not case.causal:
         return lambda q, k, v: torch.softmax(q @ k.mT * scale, -1) @ v
-    future = torch.ones(shape, dtype=torch.bool, device=contest.device).triu(1)
+    future = torch.ones(shape, dtype=torch.bool, device=case.device).triu(1)
     return lambda q, k, v: torch.softmax((q @ k.mT * scale).masked_fill(future, -math.inf), -1) @ v
 
 
-def _flex(contest: Contest) -> Attention:
+def _flex(case: BenchmarkCase) -> Attention:
     """FlexAttention as its documentation says: compiled, with a BlockMask from the mask itself."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    device, pattern = torch.device(contest.device), contest.member.pattern
-    if pattern is None or contest.member.position is not None:
-        raise contest.no_counterpart()
-    if contest.backward and device.type == "cpu":
+    device, pattern = torch.device(case.device), case.member.pattern
+    if pattern is None or case.member.position is not None:
+        raise case.no_counterpart()
+    if case.backward and device.type == "cpu":
         raise AbsentError("FlexAttention has no backward on a CPU")
-    context = Context(contest.length, contest.length)
-    seen = (pattern & Causal() if contest.causal else pattern).mask_mod(context)
+    context = Context(case.length, case.length)
+    seen = (pattern & Causal() if case.causal else pattern).mask_mod(context)
     # Compiled, as the mask of a long input would not fit otherwise.
     make: Any = torch.compile(create_block_mask)
-    mask = make(seen, None, None, contest.length, contest.length, device=contest.device)
+    mask = make(seen, None, None, case.length, case.length, device=case.device)
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     return lambda q, k, v: compiled(q, k, v, block_mask=mask)
 
 
-PEERS: dict[str, Callable[[Contest], Attention]] = {
+PEERS: dict[str, Callable[[BenchmarkCase], Attention]] = {
     "sdpa": _sdpa,
     "unfused": _unfused,
     "local-attention": peers.local_attention,

@@ -59,18 +59,18 @@ def run(config: FamiliesBench) -> dict[str, float]:
     """Ratios, theirs over ours, by "preset pass"; prints the medians and how far the outputs differ."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for preset in config.presets:
         try:
             ours, theirs = pair(preset, config)
         except ImportError:
             print("transformers is not installed: no comparison (pip install 'polyformer[peers]')")
-            return found
+            return results
         batches = texts(config, ours.config.vocab_size)
-        for one in batches:
+        for batch in batches:
             if ours.encoder is not None and ours.decoder is not None:
-                one["decoder_input_ids"] = one["input_ids"][:, : max(1, config.length // 4)]
-        real = torch.cat([one["attention_mask"].flatten() for one in batches]).float().mean().item()
+                batch["decoder_input_ids"] = batch["input_ids"][:, : max(1, config.length // 4)]
+        real = torch.cat([batch["attention_mask"].flatten() for batch in batches]).float().mean().item()
         print(
             f"{preset}: {real:.0%} of the tokens are real, "
             f"outputs differ by {difference(ours, theirs, batches[0]):.1e} at most"
@@ -78,13 +78,13 @@ def run(config: FamiliesBench) -> dict[str, float]:
         passes = {"forward": forward} | ({"training step": step} if config.backward else {})
         for name, call in passes.items():
             models = {"transformers": theirs, "polyformer": ours}
-            seconds = in_turn({key: call(one, batches) for key, one in models.items()}, config.repeats)
-            medians = {key: median(one) for key, one in seconds.items()}
+            seconds = in_turn({key: call(model, batches) for key, model in models.items()}, config.repeats)
+            medians = {key: median(times) for key, times in seconds.items()}
             ratio = medians["transformers"] / medians["polyformer"]
-            found[f"{preset} {name}"] = ratio
-            shown = ", ".join(f"{key} {one * 1e3:.0f} ms" for key, one in medians.items())
+            results[f"{preset} {name}"] = ratio
+            shown = ", ".join(f"{key} {time * 1e3:.0f} ms" for key, time in medians.items())
             print(f"{preset} {name}: {shown}: {ratio:.2f} times as fast", flush=True)
-    return found
+    return results
 
 
 def pair(preset: str, config: FamiliesBench) -> tuple[Any, nn.Module]:
@@ -107,21 +107,21 @@ def texts(config: FamiliesBench, vocabulary: int) -> list[Batch]:
     torch.manual_seed(1)
     if config.data is None or config.tokenizer is None:
         ids = torch.randint(5, min(vocabulary, 1000), (config.batches, config.batch, config.length))
-        return [{"input_ids": one, "attention_mask": torch.ones_like(one)} for one in ids]
+        return [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in ids]
     tokenizer = load_tokenizer(config.tokenizer)
     paths = with_data({"path": "train.tsv"}, config.data)
     rows: Any = read(DataConfig(format="tsv", header=("label", "rating", "text")), ("text",), paths["path"])
-    found = []
+    batches = []
     for number in range(config.batches):
         chosen = [rows[number * config.batch + i]["text"] for i in range(config.batch)]
-        encoded = [one[: config.length] for one in tokenizer.encode_batch(chosen)]
+        encoded = [text_ids[: config.length] for text_ids in tokenizer.encode_batch(chosen)]
         longest = max(map(len, encoded))
-        mask = torch.stack([(torch.arange(longest) < len(one)).long() for one in encoded])
+        mask = torch.stack([(torch.arange(longest) < len(text_ids)).long() for text_ids in encoded])
         ids = torch.zeros_like(mask)
-        for row, one in zip(ids, encoded):
-            row[: len(one)] = torch.tensor(one).clamp_max(vocabulary - 1)
-        found.append({"input_ids": ids, "attention_mask": mask})
-    return found
+        for row, text_ids in zip(ids, encoded):
+            row[: len(text_ids)] = torch.tensor(text_ids).clamp_max(vocabulary - 1)
+        batches.append({"input_ids": ids, "attention_mask": mask})
+    return batches
 
 
 def forward(model: nn.Module, batches: list[Batch]) -> Callable[[], None]:
@@ -130,8 +130,8 @@ def forward(model: nn.Module, batches: list[Batch]) -> Callable[[], None]:
     def call() -> None:
         model.eval()
         with torch.no_grad():
-            for one in batches:
-                predicted(model(**one))
+            for batch in batches:
+                predicted(model(**batch))
 
     return call
 
@@ -141,9 +141,9 @@ def step(model: nn.Module, batches: list[Batch]) -> Callable[[], None]:
 
     def call() -> None:
         model.train()
-        for one in batches:
+        for batch in batches:
             model.zero_grad(set_to_none=True)
-            predicted(model(**one)).square().mean().backward()
+            predicted(model(**batch)).square().mean().backward()
 
     return call
 
@@ -151,16 +151,16 @@ def step(model: nn.Module, batches: list[Batch]) -> Callable[[], None]:
 def predicted(output: Any) -> Tensor:
     """What a model predicts, or its last hidden states."""
     for name in ("logits", "prediction_logits", "start_logits", "last_hidden_state"):
-        found = getattr(output, name, None)
-        if found is not None:
-            return found
+        prediction = getattr(output, name, None)
+        if prediction is not None:
+            return prediction
     raise AssertionError("no predictions")
 
 
 @torch.no_grad()
 def difference(ours: nn.Module, theirs: nn.Module, batch: Batch) -> float:
     """The greatest difference at real tokens."""
-    mine, other = (predicted(one.eval()(**batch)) for one in (ours, theirs))
+    mine, other = (predicted(model.eval()(**batch)) for model in (ours, theirs))
     if mine.shape[:2] == batch["attention_mask"].shape:
         real = batch["attention_mask"].bool()
         mine, other = mine[real], other[real]

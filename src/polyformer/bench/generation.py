@@ -94,15 +94,16 @@ def run(config: GenerationBench) -> list[Measured]:
     """The median time of every model, library and way to write; prints them with their ratios."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    found = []
+    measured = []
     for name in config.models:
         libraries = {
-            key: one.to(config.device, getattr(torch, config.dtype)).eval()
-            for key, one in contenders(name, config).items()
+            key: model.to(config.device, getattr(torch, config.dtype)).eval()
+            for key, model in contenders(name, config).items()
         }
-        for batch, beams in (*((one, 1) for one in config.batches), *((1, one) for one in config.beams)):
-            found += _measure(name, libraries, batch, beams, config)
-    return found
+        sizes = [(batch, 1) for batch in config.batches] + [(1, beams) for beams in config.beams]
+        for batch, beams in sizes:
+            measured += _measure(name, libraries, batch, beams, config)
+    return measured
 
 
 def contenders(name: str, config: GenerationBench) -> dict[str, nn.Module]:
@@ -135,7 +136,9 @@ def _measure(
     results = []
     for key, seconds in in_turn(runs, config.repeats).items():
         middle = median(seconds)
-        weights = sum(one.numel() * one.element_size() for one in libraries[key].parameters())
+        weights = sum(
+            parameter.numel() * parameter.element_size() for parameter in libraries[key].parameters()
+        )
         tokens = config.new_tokens / middle
         results.append(Measured(key, name, batch, beams, middle, batch * tokens, weights * tokens))
         print(results[-1])

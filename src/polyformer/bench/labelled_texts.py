@@ -37,6 +37,7 @@ class Texts:
 
     @property
     def labels(self) -> list[str]:
+        """The classes of the training texts, sorted."""
         return sorted({label for _, label in self.train})
 
 
@@ -69,7 +70,7 @@ def prepare(name: str, source: str, words: int, texts: int, tests: int, vocabula
 def greater_class(texts: Texts) -> float:
     """The share of test texts that have the commonest label of the training texts."""
     label = collections.Counter(label for _, label in texts.train).most_common(1)[0][0]
-    return sum(one == label for _, one in texts.test) / len(texts.test)
+    return sum(truth == label for _, truth in texts.test) / len(texts.test)
 
 
 def bag_of_words(texts: Texts) -> float:

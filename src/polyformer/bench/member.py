@@ -67,6 +67,7 @@ class Alone(nn.Module):
         self.site = Site(0, to_heads, to_heads)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """One call as a model's layer makes it, its layout computed anew."""
         context = dataclasses.replace(self.context, memo={})  # layouts are made anew, as for a new batch
         if self.position is None:
             return self.mechanism(q, k, v, context, None, None)[0]
@@ -78,12 +79,12 @@ def density(pattern: Pattern, length: int, heads: int, causal: bool) -> float:
     """The share of all pairs of a query and a key that the pattern allows, over all heads."""
     context = Context(length, length, causal=causal)
     own = [pattern.head_pattern(head) for head in range(heads)]
-    pairs = {one: _pairs(one, context) for one in dict.fromkeys(own)}
-    return sum(pairs[one] for one in own) / (heads * length**2)
+    pairs = {pattern: _pairs(pattern, context) for pattern in dict.fromkeys(own)}
+    return sum(pairs[pattern] for pattern in own) / (heads * length**2)
 
 
 def _pairs(pattern: Pattern, context: Context) -> int:
-    found, zero = 0, torch.zeros((), dtype=torch.long)
+    attended, zero = 0, torch.zeros((), dtype=torch.long)
     for row in pattern.layout(context, 128):
         q_idx = torch.arange(row.start, row.stop).view(-1, 1)
         for start, stop in row.keys.some:
@@ -91,8 +92,8 @@ def _pairs(pattern: Pattern, context: Context) -> int:
             seen = pattern.mask(context, zero, zero, q_idx, kv_idx)
             if context.causal:
                 seen = seen & (kv_idx <= q_idx)
-            found += int(seen.sum())
-    return found
+            attended += int(seen.sum())
+    return attended
 
 
 def _acts_on_scores(position: Position) -> bool:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from polyformer.bench.contest import AbsentError
+from polyformer.bench.benchmark_case import AbsentError
 from polyformer.core.errors import InputError
 from polyformer.plugins import NAMED, import_all
 
@@ -19,21 +19,21 @@ MIB = 1 << 20
 Given = TypeVar("Given")
 
 
-def peak_mib(make: Callable[[Given], Callable[[], object]], given: Given, warm: Given, device: str) -> float:
-    """MiB that the call `make(given)()` needs beside its inputs.
+def peak_mib(make: Callable[[Given], Callable[[], object]], inputs: Given, warm: Given, device: str) -> float:
+    """MiB that the call `make(inputs)()` needs beside its inputs.
 
-    `make` is a function of a module and `given` plain data: on a CPU a process of its own does the work, so
+    `make` is a function of a module and `inputs` plain data: on a CPU a process of its own does the work, so
     that nothing measured before is counted. It first runs the smaller `warm`, for what libraries load; where
     there is no such call, their loading counts too.
 
     Raises `MemoryError` where it needs more than there is.
     """
     if torch.device(device).type == "cuda":
-        return _on_cuda(make(given))
+        return _on_cuda(make(inputs))
     own = import_all, (tuple(NAMED),)
     with ProcessPoolExecutor(1, get_context("spawn"), *own) as pool:
         try:
-            return pool.submit(_in_process, make, given, warm, torch.get_num_threads()).result()
+            return pool.submit(_in_process, make, inputs, warm, torch.get_num_threads()).result()
         except BrokenProcessPool:  # the system has ended it
             raise MemoryError("it needs more memory than there is") from None
 
@@ -49,12 +49,12 @@ def _on_cuda(call: Callable[[], object]) -> float:
 
 
 def _in_process(
-    make: Callable[[Given], Callable[[], object]], given: Given, warm: Given, threads: int
+    make: Callable[[Given], Callable[[], object]], inputs: Given, warm: Given, threads: int
 ) -> float:
     torch.set_num_threads(threads)
     with contextlib.suppress(AbsentError, InputError):
         make(warm)()
-    call = make(given)
+    call = make(inputs)
     before = _reset_high_water()
     call()
     return (_high_water() - before) / MIB

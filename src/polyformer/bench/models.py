@@ -62,24 +62,26 @@ def run(config: ModelsBench) -> dict[str, float]:
         f"{config.dtype}, {config.device}, {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}"
     )
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for kind in config.models:
         try:
             ours, theirs, inputs = PAIRS[kind](config)
         except ImportError:
             print("transformers is not installed: no comparison (pip install 'polyformer[peers]')")
-            return found
+            return results
         models = {"transformers": theirs, "polyformer": ours}
         print(f"{kind}: {agreement(ours, theirs, inputs):.1%} of the tokens agree to 1e-3")
         for name, call in (("forward", forward), ("forward + backward", both)):
-            seconds = in_turn({model: call(one, inputs) for model, one in models.items()}, config.repeats)
-            medians = {model: median(one) for model, one in seconds.items()}
+            seconds = in_turn(
+                {library: call(model, inputs) for library, model in models.items()}, config.repeats
+            )
+            medians = {model: median(times) for model, times in seconds.items()}
             for model, middle in medians.items():
-                found[f"{kind} {name} {model}"] = middle
+                results[f"{kind} {name} {model}"] = middle
                 print(f"{kind:10} {name:18} {model:12} {middle * 1e3:9.1f} ms")
             ratio = medians["transformers"] / medians["polyformer"]
             print(f"{kind}: {name} of polyformer is {ratio:.2f} times as fast")
-    return found
+    return results
 
 
 def forward(model: nn.Module, inputs: dict[str, Tensor]) -> Callable[[], None]:
@@ -160,7 +162,7 @@ def bigbird(config: ModelsBench) -> tuple[nn.Module, nn.Module, dict[str, Tensor
     layers = []
     for table in drawn(placed, ids):
         rows = [((), *map(tuple, head.tolist()), ()) for head in table]
-        layers.append(PerHead(tuple(fixed | Links(config.block, tuple(one)) for one in rows)))
+        layers.append(PerHead(tuple(fixed | Links(config.block, tuple(row)) for row in rows)))
     return _ours(config, theirs, PerLayer(tuple(layers))), placed, {"input_ids": ids}
 
 

@@ -1,7 +1,7 @@
 """What a frozen encoder knows of its texts: logistic regression on the mean of a layer's outputs over a text.
 
-Layer and penalty are those that are best on every tenth training text, for every encoder alike; the test
-texts choose nothing.
+Layer and regularization are those that are best on every tenth training text, for every encoder alike; the
+test texts choose nothing.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from polyformer.core.errors import InputError
 from polyformer.model import Transformer
 from polyformer.tasks import TextTask
 
-PENALTIES = (0.01, 0.1, 1.0)
+INVERSE_WEIGHTS = (0.01, 0.1, 1.0)
 """C of the logistic regression, of which the best on the texts set aside is taken."""
 
 ASIDE = 10
-"""Every so many-th training text chooses layer and penalty."""
+"""Every so many-th training text chooses layer and regularization."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,18 +41,18 @@ def probe(task: TextTask, model: Transformer, texts: Texts) -> Probe:
     tried = []
     for layer in range(len(train)):
         x = train[layer]
-        for penalty in PENALTIES:
-            chosen = _regression(x[~aside], labels[~aside], penalty).score(x[aside], labels[aside])
-            tried.append((chosen, layer, penalty))
+        for inverse_weight in INVERSE_WEIGHTS:
+            chosen = _regression(x[~aside], labels[~aside], inverse_weight).score(x[aside], labels[aside])
+            tried.append((chosen, layer, inverse_weight))
     accuracy = {}
     for layers in (range(len(train)), range(len(train) - 1, len(train))):
-        _, layer, penalty = max(one for one in tried if one[1] in layers)
-        accuracy[layer] = _regression(train[layer], labels, penalty).score(test[layer], wanted)
+        _, layer, inverse_weight = max(trial for trial in tried if trial[1] in layers)
+        accuracy[layer] = _regression(train[layer], labels, inverse_weight).score(test[layer], wanted)
     best = max(tried)[1]
     return Probe(float(accuracy[best]), best, float(accuracy[len(train) - 1]))
 
 
-def _regression(x: np.ndarray, labels: np.ndarray, penalty: float) -> Any:
+def _regression(x: np.ndarray, labels: np.ndarray, inverse_weight: float) -> Any:
     try:
         linear = importlib.import_module("sklearn.linear_model")
         scaling = importlib.import_module("sklearn.preprocessing")
@@ -62,7 +62,7 @@ def _regression(x: np.ndarray, labels: np.ndarray, penalty: float) -> Any:
             "the probe is scikit-learn's, which is not installed; pip install 'polyformer[image]'"
         ) from error
     return pipeline.make_pipeline(
-        scaling.StandardScaler(), linear.LogisticRegression(C=penalty, max_iter=1000)
+        scaling.StandardScaler(), linear.LogisticRegression(C=inverse_weight, max_iter=1000)
     ).fit(x, labels)
 
 
@@ -74,11 +74,11 @@ def features(task: TextTask, model: Transformer, texts: Sequence[str]) -> np.nda
     assert sep is not None
     limit = model.config.max_position_embeddings
     rows = [[cls, *ids[: limit - 2], sep] for ids in task.tokenizer.encode_batch(list(texts))]
-    found: list[np.ndarray] = [np.empty(0)] * len(rows)
+    features: list[np.ndarray] = [np.empty(0)] * len(rows)
     for chosen, batch in task.batched(model, rows):
         states = model(**batch, output_hidden_states=True).hidden_states
         mask = batch["attention_mask"].unsqueeze(-1)
-        means = torch.stack([(one * mask).sum(1) / mask.sum(1) for one in states], 1).cpu().numpy()
+        means = torch.stack([(state * mask).sum(1) / mask.sum(1) for state in states], 1).cpu().numpy()
         for row, mean in zip(chosen, means):
-            found[row] = mean
-    return np.stack(found, 1)
+            features[row] = mean
+    return np.stack(features, 1)

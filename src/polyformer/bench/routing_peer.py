@@ -4,37 +4,37 @@ import torch
 from torch import Tensor
 
 from polyformer.attention import RoutingConfig
-from polyformer.bench.contest import AbsentError, Attention, Contest
+from polyformer.bench.benchmark_case import AbsentError, Attention, BenchmarkCase
 
 
-def routing_transformer(contest: Contest) -> Attention:
+def routing_transformer(case: BenchmarkCase) -> Attention:
     """`routing(local_heads=0)`: its clusters take so many tokens of the whole sequence, from the future too.
 
     Its queries see the tokens that their cluster took, so that its window is ours, both sides of it.
     """
-    config = contest.member.mechanism
+    config = case.member.mechanism
     if not isinstance(config, RoutingConfig) or config.local_heads != 0:
-        raise contest.no_counterpart("it has routing(local_heads=0)")
+        raise case.no_counterpart("it has routing(local_heads=0)")
     try:
         from routing_transformer.routing_transformer import KmeansAttention
     except ImportError:
         raise AbsentError("not installed (pip install routing-transformer)") from None
-    window = config.window if contest.causal else 2 * config.window
+    window = config.window if case.causal else 2 * config.window
     attention = KmeansAttention(
         config.clusters,
         window,
-        contest.heads,
-        contest.width,
-        causal=contest.causal,
+        case.heads,
+        case.width,
+        causal=case.causal,
         ema_decay=config.decay,
         shared_qk=config.share_queries,
     )
-    attention = attention.to(contest.device, getattr(torch, contest.dtype)).train(contest.backward)
+    attention = attention.to(case.device, getattr(torch, case.dtype)).train(case.backward)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v)[0]
 
     # Its first call starts its centroids, by ten rounds of k-means.
-    shape = contest.batch, contest.heads, contest.length, contest.width
-    attend(*torch.randn(3, *shape, dtype=getattr(torch, contest.dtype), device=contest.device))
+    shape = case.batch, case.heads, case.length, case.width
+    attend(*torch.randn(3, *shape, dtype=getattr(torch, case.dtype), device=case.device))
     return attend

@@ -56,7 +56,7 @@ def run(config: ConversionClaim) -> dict[str, tuple[float, float]]:
     assert isinstance(dense.task, TextTask)
     before = dense.scores["validation"]["perplexity"]
     rows = dense.task.held_out(dense.splits.validation or [])
-    found: dict[str, tuple[float, float]] = {}
+    results: dict[str, tuple[float, float]] = {}
     for number, text in enumerate(("dense", *config.attentions)):
         folder = out / f"start-{number}"
         model, report = convert(dense.model, None if text == "dense" else read_attention(text))
@@ -64,19 +64,19 @@ def run(config: ConversionClaim) -> dict[str, tuple[float, float]]:
         model.save_pretrained(folder)
         dense.task.tokenizer.save(folder)
         on = taken_up(Recipe.from_dict(recipe(config, str(folder.absolute()))), out / f"on-{number}")
-        found[text] = lost, on.scores["validation"]["perplexity"]
+        results[text] = lost, on.scores["validation"]["perplexity"]
         new = len(report.newly_initialized)
         print(
             f"{text}: {before:.1f} dense, {lost:.1f} converted ({new} tensors newly initialized), "
-            f"{found[text][1]:.1f} after {config.more} steps",
+            f"{results[text][1]:.1f} after {config.more} steps",
             flush=True,
         )
-    control = found["dense"][1]
+    control = results["dense"][1]
     for text in config.attentions:
-        ratio = found[text][1] / control
+        ratio = results[text][1] / control
         verdict = "recovered" if ratio <= NEAR else "not recovered"
         print(f"{text}: {verdict}, x{ratio:.3f} of the dense model trained on as long")
-    return found
+    return results
 
 
 def recipe(config: ConversionClaim, start: str | None = None) -> dict[str, Any]:

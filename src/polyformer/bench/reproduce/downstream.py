@@ -96,8 +96,8 @@ Found = dict[str, dict[str, Outcome]]
 
 def run(config: DownstreamClaim) -> Found:
     """Train all, write OUT/downstream.csv, print each row as it comes, the table and the verdict."""
-    folder, found, tests = Path(config.out), {}, {}
-    for name in [one for one in SETS if getattr(config, one) is not None]:
+    folder, results, tests = Path(config.out), {}, {}
+    for name in [name for name in SETS if getattr(config, name) is not None]:
         texts = prepare(
             name,
             getattr(config, name),
@@ -108,19 +108,23 @@ def run(config: DownstreamClaim) -> Found:
             folder / "data" / name,
         )
         tests[name] = len(texts.test)
-        found[name] = {
+        results[name] = {
             SCALE[0]: Outcome(greater_class(texts)),
             SCALE[1]: Outcome(bag_of_words(texts)),
         }
         for member in (*mechanisms(length(config, name), config), ALONE):
-            found[name][member] = one = _outcome(config, name, member, texts)
-            print(f"{SETS[name].title}, {member}: {one.accuracy:.1%}, {one.seconds:.3f} s a step", flush=True)
-            atomic_write(folder / "downstream.csv", values(found).encode())
-    print(table(found, tests), PAPER, verdict(found, config.points), sep="\n")
-    return found
+            results[name][member] = outcome = _outcome(config, name, member, texts)
+            print(
+                f"{SETS[name].title}, {member}: {outcome.accuracy:.1%}, {outcome.seconds:.3f} s a step",
+                flush=True,
+            )
+            atomic_write(folder / "downstream.csv", values(results).encode())
+    print(table(results, tests), PAPER, verdict(results, config.points), sep="\n")
+    return results
 
 
 def length(config: DownstreamClaim, name: str) -> int:
+    """The tokens that a text of the data set `name` is cut to."""
     return getattr(config, f"{name}_length")
 
 
@@ -178,38 +182,38 @@ def recipe(config: DownstreamClaim, name: str, member: str, texts: Texts) -> dic
     }
 
 
-def verdict(found: Found, points: float) -> str:
+def verdict(results: Found, points: float) -> str:
     """What the accuracies say of the claim."""
-    above = _over(found, "Linformer", "dense")
+    above = _over(results, "Linformer", "dense")
     words = "reproduced" if min(above.values()) >= -points else "not reproduced"
-    if min(_over(found, "dense", SCALE[0]).values()) <= points:  # what has learnt nothing is easily matched
+    if min(_over(results, "dense", SCALE[0]).values()) <= points:  # what has learnt nothing is easily matched
         words = "not shown, for dense is no better than the greater class"
-    told, worth = (
-        ", ".join(f"{SETS[name].title} {one:+.1f}" for name, one in gains.items())
-        for gains in (above, _over(found, "dense", ALONE))
+    figures, worth = (
+        ", ".join(f"{SETS[name].title} {gain:+.1f}" for name, gain in gains.items())
+        for gains in (above, _over(results, "dense", ALONE))
     )
-    return f"Linformer within {points:g} points of dense: {words} ({told}; dense over {ALONE}: {worth})"
+    return f"Linformer within {points:g} points of dense: {words} ({figures}; dense over {ALONE}: {worth})"
 
 
-def _over(found: Found, one: str, other: str) -> dict[str, float]:
+def _over(results: Found, member: str, baseline: str) -> dict[str, float]:
     """Points of accuracy that a row lies above another, by set."""
-    return {name: 100 * (rows[one].accuracy - rows[other].accuracy) for name, rows in found.items()}
+    return {name: 100 * (rows[member].accuracy - rows[baseline].accuracy) for name, rows in results.items()}
 
 
-def table(found: Found, tests: dict[str, int]) -> str:
+def table(results: Found, tests: dict[str, int]) -> str:
     """The outcomes as aligned text."""
     lines = []
-    for name, rows in found.items():
+    for name, rows in results.items():
         lines.append(f"{SETS[name].title:<16}{'test':>9}{'+-':>6}{'ms a step':>12}{'parameters':>13}")
-        for member, one in rows.items():
-            error = (one.accuracy * (1 - one.accuracy) / tests[name]) ** 0.5
-            line = f"{member:<16}{one.accuracy:>9.1%}{100 * error:>6.1f}"
-            trained = f"{one.seconds * 1e3:>12.0f}{one.parameters:>13,}" if one.parameters else ""
+        for member, outcome in rows.items():
+            error = (outcome.accuracy * (1 - outcome.accuracy) / tests[name]) ** 0.5
+            line = f"{member:<16}{outcome.accuracy:>9.1%}{100 * error:>6.1f}"
+            trained = f"{outcome.seconds * 1e3:>12.0f}{outcome.parameters:>13,}" if outcome.parameters else ""
             lines.append(line + trained)
     return "\n".join([*lines, "(+-: the standard error that the number of test texts leaves, in points)"])
 
 
-def values(found: Found) -> str:
+def values(results: Found) -> str:
     """The outcomes as CSV."""
     text = io.StringIO()
     names = [field.name for field in dataclasses.fields(Outcome)]
@@ -217,8 +221,8 @@ def values(found: Found) -> str:
     writer.writerow(["set", "member", *names])
     writer.writerows(
         (name, *row)
-        for name, rows in found.items()
-        for row in ((member, *dataclasses.astuple(one)) for member, one in rows.items())
+        for name, rows in results.items()
+        for row in ((member, *dataclasses.astuple(outcome)) for member, outcome in rows.items())
     )
     return text.getvalue()
 
@@ -228,7 +232,7 @@ def _outcome(config: DownstreamClaim, name: str, member: str, texts: Texts) -> O
     wanted = Recipe.from_dict(recipe(config, name, member, texts))
     folder = Path(config.out) / f"{name}-{member.replace(' ', '-').lower()}"
     fitted = taken_up(wanted, folder)
-    parameters = sum(one.numel() for one in fitted.model.parameters())
+    parameters = sum(parameter.numel() for parameter in fitted.model.parameters())
     return Outcome(fitted.scores["test"]["accuracy"], _seconds(folder), parameters)
 
 

@@ -72,7 +72,7 @@ class ElectraClaim(Config):
 def run(config: ElectraClaim) -> dict[str, Probe]:
     """Train both, probe, write OUT/electra.csv, print the table and the verdict."""
     assert config.sst2 is not None
-    folder, found = Path(config.out), {}
+    folder, results = Path(config.out), {}
     texts = prepare(
         "sst2", config.sst2, config.length - 2, config.texts, config.tests, config.vocabulary, folder / "data"
     )
@@ -80,23 +80,24 @@ def run(config: ElectraClaim) -> dict[str, Probe]:
     for kind in KINDS:
         fitted[kind] = taken_up(Recipe.from_dict(recipe(config, kind)), folder / kind)
         print(
-            f"{kind}: {fitted[kind].result.step} steps, {told(fitted[kind].scores['validation'])}", flush=True
+            f"{kind}: {fitted[kind].result.step} steps, {figures_of(fitted[kind].scores['validation'])}",
+            flush=True,
         )
     torch.manual_seed(config.seed)
     encoders = {"untrained": Transformer(fitted["mlm"].model.config).eval()}
-    encoders |= {kind: one.model for kind, one in fitted.items()}
+    encoders |= {kind: run.model for kind, run in fitted.items()}
     for name, encoder in encoders.items():
         task = fitted["mlm"].task
         assert isinstance(task, TextTask)
-        found[name] = probe(task, encoder, texts)
+        results[name] = probe(task, encoder, texts)
     counted, measured = costs(config)["electra"] / costs(config)["mlm"], step_ratio(fitted)
-    atomic_write(folder / "electra.csv", values(found).encode())
-    print(table(found, bag_of_words(texts), len(texts.test)))
+    atomic_write(folder / "electra.csv", values(results).encode())
+    print(table(results, bag_of_words(texts), len(texts.test)))
     print(
         f"an ELECTRA step is counted {counted:.2f} and measured {measured:.2f} times one of masked modelling"
     )
-    print(verdict(found, len(texts.test)))
-    return found
+    print(verdict(results, len(texts.test)))
+    return results
 
 
 def recipe(config: ElectraClaim, kind: str) -> dict[str, Any]:
@@ -126,6 +127,7 @@ def recipe(config: ElectraClaim, kind: str) -> dict[str, Any]:
 
 
 def encoder_options(config: ElectraClaim) -> dict[str, Any]:
+    """The options of both encoders."""
     return {
         "preset": "encoder-small",
         "num_hidden_layers": config.layers,
@@ -140,7 +142,7 @@ def costs(config: ElectraClaim, share: float = 0.15) -> dict[str, float]:
     """Floating-point operations of training with one token, `share` of the tokens hidden."""
     options = {name: value for name, value in encoder_options(config).items() if name != "preset"}
     model = model_config("encoder-small", {**options, "vocab_size": config.vocabulary})
-    masked, detecting = (dataclasses.replace(model, head=one) for one in (MaskedConfig(), DetectConfig()))
+    masked, detecting = (dataclasses.replace(model, head=head) for head in (MaskedConfig(), DetectConfig()))
     generator = generator_config(model, config.generator_size)
     drawing = 2 * share * _decoder(generator)  # once more than in training, without a gradient
     return {
@@ -157,13 +159,13 @@ def _body(config: ModelConfig, length: int) -> float:
         model = Transformer(config)
     assert config.encoder is not None
     linear = [
-        one
+        module
         for part in (model.encoder, model.encoder_embedding)
         if part is not None
-        for one in part.modules()
-        if isinstance(one, nn.Linear)
+        for module in part.modules()
+        if isinstance(module, nn.Linear)
     ]
-    matrices = sum(one.weight.numel() for one in linear)
+    matrices = sum(module.weight.numel() for module in linear)
     attention = 2 * length * config.hidden_size * config.encoder.num_hidden_layers
     return 2 * (matrices + attention)
 
@@ -176,8 +178,8 @@ def _decoder(config: ModelConfig) -> int:
 
 def step_ratio(fitted: dict[str, Fitted], repeats: int = 5) -> float:
     """A step of ELECTRA over one of masked modelling, forward and backward, measured in turn."""
-    steps = {kind: _step(one) for kind, one in fitted.items()}
-    seconds = {kind: median(one) for kind, one in in_turn(steps, repeats).items()}
+    steps = {kind: _step(run) for kind, run in fitted.items()}
+    seconds = {kind: median(times) for kind, times in in_turn(steps, repeats).items()}
     return seconds["electra"] / seconds["mlm"]
 
 
@@ -194,12 +196,12 @@ def _step(fitted: Fitted) -> Callable[[], None]:
     return call
 
 
-def verdict(found: dict[str, Probe], tests: int) -> str:
+def verdict(results: dict[str, Probe], tests: int) -> str:
     """What the accuracies say of the claim; a difference of two standard errors counts."""
-    gain = found["electra"].accuracy - found["mlm"].accuracy
-    error = (2 * found["mlm"].accuracy * (1 - found["mlm"].accuracy) / tests) ** 0.5
+    gain = results["electra"].accuracy - results["mlm"].accuracy
+    error = (2 * results["mlm"].accuracy * (1 - results["mlm"].accuracy) / tests) ** 0.5
     words = "reproduced" if gain > 2 * error else "not reproduced"
-    if max(found["electra"].accuracy, found["mlm"].accuracy) <= found["untrained"].accuracy + error:
+    if max(results["electra"].accuracy, results["mlm"].accuracy) <= results["untrained"].accuracy + error:
         words = "not shown, for neither learnt more than an untrained encoder has"
     return (
         f"ELECTRA over masked modelling at equal compute: {words} ({100 * gain:+.1f} points, standard error "
@@ -207,23 +209,27 @@ def verdict(found: dict[str, Probe], tests: int) -> str:
     )
 
 
-def told(scores: dict[str, float]) -> str:
+def figures_of(scores: dict[str, float]) -> str:
+    """Scores in a line."""
     return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in scores.items())
 
 
-def table(found: dict[str, Probe], words: float, tests: int) -> str:
+def table(results: dict[str, Probe], words: float, tests: int) -> str:
     """The outcomes as aligned text."""
     error = 100 * (0.25 / tests) ** 0.5
     lines = [f"{'SST-2, linear probe':<22}{'test':>8}{'layer':>7}{'last layer':>12}"]
-    lines += [f"{name:<22}{one.accuracy:>8.1%}{one.layer:>7}{one.last:>12.1%}" for name, one in found.items()]
+    lines += [
+        f"{name:<22}{probed.accuracy:>8.1%}{probed.layer:>7}{probed.last:>12.1%}"
+        for name, probed in results.items()
+    ]
     lines += [f"{'bag of words':<22}{words:>8.1%}", f"(the standard error is at most {error:.1f} points)"]
     return "\n".join(lines)
 
 
-def values(found: dict[str, Probe]) -> str:
+def values(results: dict[str, Probe]) -> str:
     """The outcomes as CSV."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["encoder", *(field.name for field in dataclasses.fields(Probe))])
-    writer.writerows((name, *dataclasses.astuple(one)) for name, one in found.items())
+    writer.writerows((name, *dataclasses.astuple(probed)) for name, probed in results.items())
     return text.getvalue()

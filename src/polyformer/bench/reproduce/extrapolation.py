@@ -76,24 +76,24 @@ class ExtrapolationClaim(Config):
 
 def run(config: ExtrapolationClaim) -> Found:
     """Train and measure every scheme; write OUT/extrapolation.csv and .png, print a table and the verdict."""
-    found: dict[tuple[str, int], float | None] = {}
+    results: dict[tuple[str, int], float | None] = {}
     for scheme in config.schemes:
         fitted = taken_up(Recipe.from_dict(recipe(config, scheme)), Path(config.out) / scheme)
         ids = held_out(fitted, config.held_out)
         for length in config.lengths:
-            found[scheme, length] = perplexity(fitted.model, ids, length)
-            print(f"{scheme} at {length}: perplexity {_cell(found[scheme, length])}", flush=True)
+            results[scheme, length] = perplexity(fitted.model, ids, length)
+            print(f"{scheme} at {length}: perplexity {_cell(results[scheme, length])}", flush=True)
     folder = Path(config.out)
-    atomic_write(folder / "extrapolation.csv", _csv(found).encode())
-    print("\n".join(table(found)))
-    print(verdict(found, config.length))
+    atomic_write(folder / "extrapolation.csv", _csv(results).encode())
+    print("\n".join(table(results)))
+    print(verdict(results, config.length))
     curves = {
-        scheme: [(n, value) for n in config.lengths if (value := found[scheme, n]) is not None]
+        scheme: [(n, value) for n in config.lengths if (value := results[scheme, n]) is not None]
         for scheme in config.schemes
     }
     line_plot(folder / "extrapolation.png", curves, "tokens in a segment", "perplexity", log=True)
     print(f"curves: {folder / 'extrapolation.png'}")
-    return found
+    return results
 
 
 def recipe(config: ExtrapolationClaim, scheme: str) -> dict[str, Any]:
@@ -160,25 +160,25 @@ def _segments(ids: Tensor, length: int, batch_tokens: int = 4096) -> Iterator[Te
         yield rest.unsqueeze(0)
 
 
-def table(found: Found) -> list[str]:
+def table(results: Found) -> list[str]:
     """Lines of text: a row for each scheme, a column for each length."""
-    schemes, lengths = dict.fromkeys(scheme for scheme, _ in found), dict.fromkeys(n for _, n in found)
+    schemes, lengths = dict.fromkeys(scheme for scheme, _ in results), dict.fromkeys(n for _, n in results)
     rows = ["perplexity".ljust(16) + "".join(f"{n:>10}" for n in lengths)]
     for scheme in schemes:
-        rows.append(scheme.ljust(16) + "".join(f"{_cell(found[scheme, n]):>10}" for n in lengths))
-    if None in found.values():
+        rows.append(scheme.ljust(16) + "".join(f"{_cell(results[scheme, n]):>10}" for n in lengths))
+    if None in results.values():
         rows.append("-: longer than the learned positions, which end with the training length")
     return rows
 
 
-def verdict(found: Found, trained: int) -> str:
+def verdict(results: Found, trained: int) -> str:
     """What the figures say of the claim, and where they differ from the paper's."""
-    last = max(length for _, length in found)
-    absent = [scheme for scheme in ORDER if (scheme, trained) not in found]
+    last = max(length for _, length in results)
+    absent = [scheme for scheme in ORDER if (scheme, trained) not in results]
     if absent or last <= trained:
         return f"no verdict: it needs {', '.join(ORDER)}, at {trained} tokens and beyond"
-    ratio = {scheme: (found[scheme, last] or 0.0) / (found[scheme, trained] or 1.0) for scheme in ORDER}
-    order = sorted(ORDER, key=lambda scheme: found[scheme, last] or 0.0)
+    ratio = {scheme: (results[scheme, last] or 0.0) / (results[scheme, trained] or 1.0) for scheme in ORDER}
+    order = sorted(ORDER, key=lambda scheme: results[scheme, last] or 0.0)
     differs = []
     if ratio["alibi"] > HOLDS:
         differs.append("ALiBi does not hold")
@@ -195,9 +195,9 @@ def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _csv(found: Found) -> str:
+def _csv(results: Found) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["scheme", "length", "perplexity"])
-    writer.writerows((scheme, length, value) for (scheme, length), value in found.items())
+    writer.writerows((scheme, length, value) for (scheme, length), value in results.items())
     return text.getvalue()

@@ -74,20 +74,20 @@ def run(config: ImageLocalityClaim) -> dict[str, Outcome]:
         "local 1D": Local1D(config.block, config.memory),
         "local 2D": Local2D(shape, config.query, config.around),
     }
-    folder, found, pictures = Path(config.out), {}, {}
+    folder, results, pictures = Path(config.out), {}, {}
     for name, pattern in patterns.items():
         out = folder / name.replace(" ", "-").lower()
         fitted = fit(Recipe.from_dict(recipe(config, shape, pattern)), out)
         tokens = config.images * (shape[0] * shape[1] + 1)
         speed = statistics.median(row.get("tokens_per_s") or 0 for row in read_metrics(out))
         validation, test = (fitted.scores[split]["bits_per_dim"] for split in ("validation", "test"))
-        found[name] = Outcome(seen(pattern, shape[0] * shape[1]), validation, test, tokens / speed)
+        results[name] = Outcome(seen(pattern, shape[0] * shape[1]), validation, test, tokens / speed)
         pictures |= completed(fitted, name, config.seed)
-    atomic_write(folder / "image_locality.csv", values(found).encode())
-    print(table(found), verdict(found), sep="\n")
+    atomic_write(folder / "image_locality.csv", values(results).encode())
+    print(table(results), verdict(results), sep="\n")
     write_pictures(folder / "images.png", pictures, config.levels)
     print(f"test images, their upper halves, and these completed: {folder / 'images.png'}")
-    return found
+    return results
 
 
 def recipe(config: ImageLocalityClaim, shape: tuple[int, int], pattern: Pattern) -> dict[str, Any]:
@@ -130,33 +130,36 @@ def completed(fitted: Fitted, name: str, seed: int) -> dict[str, Tensor]:
     """Test images, their upper halves, and these completed by the model `name`."""
     assert isinstance(fitted.task, ImageModelling)
     assert fitted.splits.test is not None
-    real, half, made = fitted.task.complete(fitted.model, fitted.splits.test, IMAGES, seed)
-    return {"real": real, "half": half, name: made}
+    real, half, completed = fitted.task.complete(fitted.model, fitted.splits.test, IMAGES, seed)
+    return {"real": real, "half": half, name: completed}
 
 
-def verdict(found: dict[str, Outcome]) -> str:
+def verdict(results: dict[str, Outcome]) -> str:
     """What the three say of the claim."""
-    above = {name: one.test - found["dense"].test for name, one in found.items() if name != "dense"}
+    above = {
+        name: outcome.test - results["dense"].test for name, outcome in results.items() if name != "dense"
+    }
     words = "reproduced" if max(above.values()) < ALIKE else "not reproduced"
     differences = ", ".join(f"{name} {bits:+.3f}" for name, bits in above.items())
     return f"a pixel is predicted from those around it: {words} (bits a pixel against dense: {differences})"
 
 
-def table(found: dict[str, Outcome]) -> str:
+def table(results: dict[str, Outcome]) -> str:
     """The outcomes as aligned text."""
     lines = [f"{'attention':<10}{'keys':>8}{'validation':>12}{'test':>8}{'ms a step':>11}"]
     lines += [
-        f"{name:<10}{one.keys:>8.1f}{one.validation:>12.3f}{one.test:>8.3f}{one.seconds * 1e3:>11.0f}"
-        for name, one in found.items()
+        f"{name:<10}{outcome.keys:>8.1f}{outcome.validation:>12.3f}{outcome.test:>8.3f}"
+        f"{outcome.seconds * 1e3:>11.0f}"
+        for name, outcome in results.items()
     ]
     return "\n".join([*lines, "(bits per dimension)"])
 
 
-def values(found: dict[str, Outcome]) -> str:
+def values(results: dict[str, Outcome]) -> str:
     """The outcomes as CSV."""
     text = io.StringIO()
     names = [field.name for field in dataclasses.fields(Outcome)]
     writer = csv.writer(text)
     writer.writerow(["attention", *names])
-    writer.writerows((name, *dataclasses.astuple(one)) for name, one in found.items())
+    writer.writerows((name, *dataclasses.astuple(outcome)) for name, outcome in results.items())
     return text.getvalue()

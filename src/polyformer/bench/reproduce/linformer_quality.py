@@ -78,6 +78,7 @@ class Trial:
 
     @property
     def name(self) -> str:
+        """The folder of its run."""
         return f"n{self.length}-" + ("dense" if self.k is None else f"k{self.k}-{self.sharing}")
 
 
@@ -90,25 +91,27 @@ def trials(config: QualityClaim) -> dict[str, list[Trial]]:
     dense, n = Trial(config.length), config.length
     return {
         "k": [dense, *(Trial(n, k) for k in config.ks)],
-        "sharing": [Trial(n, config.k, one) for one in config.sharing],
-        "length": [one for m in config.lengths for one in (Trial(m), Trial(m, config.k))],
+        "sharing": [Trial(n, config.k, sharing) for sharing in config.sharing],
+        "length": [trial for m in config.lengths for trial in (Trial(m), Trial(m, config.k))],
     }
 
 
 def run(config: QualityClaim) -> dict[Trial, Curve]:
     """Train all, write OUT/linformer_quality.csv and a picture of each part, print the table and verdicts."""
-    folder, found = Path(config.out), {}
+    folder, results = Path(config.out), {}
     parts = trials(config)
-    for trial in dict.fromkeys(one for part in parts.values() for one in part):
-        found[trial] = _curve(Recipe.from_dict(recipe(config, trial)), folder / trial.name)
-        print(f"{trial.name}: perplexity {found[trial][-1][1]:.2f}", flush=True)
-        atomic_write(folder / "linformer_quality.csv", _csv(found).encode())
-    print("\n".join(verdicts(config, {one: curve[-1][1] for one, curve in found.items()})))
+    for trial in dict.fromkeys(trial for part in parts.values() for trial in part):
+        results[trial] = _curve(Recipe.from_dict(recipe(config, trial)), folder / trial.name)
+        print(f"{trial.name}: perplexity {results[trial][-1][1]:.2f}", flush=True)
+        atomic_write(folder / "linformer_quality.csv", _csv(results).encode())
+    print("\n".join(verdicts(config, {trial: curve[-1][1] for trial, curve in results.items()})))
     for part, own in parts.items():
         path = folder / f"{part}.png"
-        line_plot(path, {one.name: found[one] for one in own}, "steps", "validation perplexity", log=True)
+        line_plot(
+            path, {trial.name: results[trial] for trial in own}, "steps", "validation perplexity", log=True
+        )
         print(f"{FIGURES[part]}: {path}")
-    return found
+    return results
 
 
 def recipe(config: QualityClaim, trial: Trial) -> dict[str, Any]:
@@ -145,27 +148,27 @@ def recipe(config: QualityClaim, trial: Trial) -> dict[str, Any]:
     }
 
 
-def verdicts(config: QualityClaim, found: dict[Trial, float]) -> Iterator[str]:
+def verdicts(config: QualityClaim, results: dict[Trial, float]) -> Iterator[str]:
     """What the perplexities at the end say of each claim."""
     n, last = config.length, max(config.ks)
-    dense = found[Trial(n)]
-    ratios = [found[Trial(n, k)] / dense for k in sorted(config.ks)]
-    told = ", ".join(f"k={k} x{one:.3f}" for k, one in zip(sorted(config.ks), ratios))
+    dense = results[Trial(n)]
+    ratios = [results[Trial(n, k)] / dense for k in sorted(config.ks)]
+    figures = ", ".join(f"k={k} x{ratio:.3f}" for k, ratio in zip(sorted(config.ks), ratios))
     rising = all(b <= a * 1.01 for a, b in itertools.pairwise(ratios))
-    yield _told(
-        f"more rows are better, and {last} of {n} come near dense", rising and ratios[-1] <= NEAR, told
+    yield _verdict(
+        f"more rows are better, and {last} of {n} come near dense", rising and ratios[-1] <= NEAR, figures
     )
     if {"none", "layer"} <= set(config.sharing):
-        ratio = found[Trial(n, config.k, "layer")] / found[Trial(n, config.k, "none")]
-        yield _told("one matrix for all layers is as good as none shared", ratio <= NEAR, f"x{ratio:.3f}")
-    grown = [found[Trial(m, config.k)] / found[Trial(m)] for m in sorted(config.lengths)]
-    told = ", ".join(f"n={m} x{one:.3f}" for m, one in zip(sorted(config.lengths), grown))
-    yield _told(
-        f"k={config.k} serves longer inputs as well", grown[-1] <= grown[0] * NEAR, f"{told} of dense"
+        ratio = results[Trial(n, config.k, "layer")] / results[Trial(n, config.k, "none")]
+        yield _verdict("one matrix for all layers is as good as none shared", ratio <= NEAR, f"x{ratio:.3f}")
+    grown = [results[Trial(m, config.k)] / results[Trial(m)] for m in sorted(config.lengths)]
+    figures = ", ".join(f"n={m} x{ratio:.3f}" for m, ratio in zip(sorted(config.lengths), grown))
+    yield _verdict(
+        f"k={config.k} serves longer inputs as well", grown[-1] <= grown[0] * NEAR, f"{figures} of dense"
     )
 
 
-def _told(claim: str, holds: bool, figures: str) -> str:
+def _verdict(claim: str, holds: bool, figures: str) -> str:
     return f"{claim}: {'reproduced' if holds else 'not reproduced'} ({figures})"
 
 
@@ -177,12 +180,12 @@ def _curve(recipe: Recipe, folder: Path) -> Curve:
     return [(step, value) for step, value in points if step < last[0]] + [last]
 
 
-def _csv(found: dict[Trial, Curve]) -> str:
+def _csv(results: dict[Trial, Curve]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["length", "k", "sharing", "step", "perplexity"])
-    for one, curve in found.items():
+    for trial, curve in results.items():
         writer.writerows(
-            (one.length, one.k or "dense", one.sharing if one.k else "", *point) for point in curve
+            (trial.length, trial.k or "dense", trial.sharing if trial.k else "", *point) for point in curve
         )
     return text.getvalue()

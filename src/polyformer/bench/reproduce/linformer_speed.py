@@ -113,6 +113,7 @@ class Shot:
 
     @property
     def name(self) -> str:
+        """What tables call it."""
         return f"k={self.k}" if self.who == "linformer" else self.who
 
 
@@ -133,6 +134,7 @@ class Unfused(nn.Module):
     """softmax(q k^T / sqrt(D)) v, one operation after the other, as a mechanism."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, None]:
+        """The equation's products and its softmax, each a call of its own."""
         return torch.softmax(q @ k.mT * q.shape[3] ** -0.5, -1) @ v, None
 
 
@@ -202,14 +204,14 @@ def run(config: SpeedClaim) -> list[Measured]:
         f"forward, {config.heads} heads of {config.width}, float32, {config.device}, "
         f"{torch.get_num_threads()} threads, torch {torch.__version__}"
     )
-    found: list[Measured] = []
+    results: list[Measured] = []
     folder = Path(config.out)
     for level in config.levels:
         for length in config.lengths:
-            found += _at(config, shots(config, level, length))
-            atomic_write(folder / "linformer_speed.csv", _csv(found).encode())
+            results += _at(config, shots(config, level, length))
+            atomic_write(folder / "linformer_speed.csv", _csv(results).encode())
     for level in config.levels:
-        own = [one for one in found if one.level == level]
+        own = [line for line in results if line.level == level]
         for text in (
             *_table(own, "time", "unfused"),
             *_table(own, "time", "sdpa"),
@@ -220,10 +222,10 @@ def run(config: SpeedClaim) -> list[Measured]:
         print("\n".join(_slopes(own)))
         _draw(folder / f"{level}.png", own)
     for level in config.levels:
-        print(verdict([one for one in found if one.level == level]))
+        print(verdict([line for line in results if line.level == level]))
     print(COMPLEXITY)
     print(f"curves: {', '.join(str(folder / f'{level}.png') for level in config.levels)}")
-    return found
+    return results
 
 
 def _at(config: SpeedClaim, own: list[Shot]) -> Iterator[Measured]:
@@ -242,7 +244,8 @@ def _at(config: SpeedClaim, own: list[Shot]) -> Iterator[Measured]:
 def ratios(own: list[Measured], what: str, against: str) -> dict[tuple[int, int], float]:
     """How many times less time or memory than `against`, by (n, k)."""
     values = {
-        (one.who, one.length, one.k): one.milliseconds if what == "time" else one.peak_mib for one in own
+        (line.who, line.length, line.k): line.milliseconds if what == "time" else line.peak_mib
+        for line in own
     }
     return {
         (n, k): dense / value
@@ -253,14 +256,14 @@ def ratios(own: list[Measured], what: str, against: str) -> dict[tuple[int, int]
 
 def _table(own: list[Measured], what: str, against: str) -> Iterator[str]:
     """Ours and, behind a stroke, the paper's."""
-    found = ratios(own, what, against)
-    if not found:
+    results = ratios(own, what, against)
+    if not results:
         return
-    ks = sorted({k for _, k in found})
+    ks = sorted({k for _, k in results})
     yield f"{own[0].level}, {what} of {against} attention over Linformer's (| the paper's):"
     yield f"{'n':>7}" + "".join(f"{f'k={k}':>16}" for k in ks)
-    for n in sorted({n for n, _ in found}):
-        cells = [f"{found[n, k]:.1f} | {_paper(what, n, k)}" if (n, k) in found else "" for k in ks]
+    for n in sorted({n for n, _ in results}):
+        cells = [f"{results[n, k]:.1f} | {_paper(what, n, k)}" if (n, k) in results else "" for k in ks]
         yield f"{n:>7}" + "".join(f"{cell:>16}" for cell in cells)
 
 
@@ -277,8 +280,8 @@ def published(what: str, n: int, k: int) -> float | None:
 
 def _slopes(own: list[Measured]) -> Iterator[str]:
     """Growth of the time for one row with n: 1 is linear, 2 quadratic."""
-    for name in dict.fromkeys((one.who, one.k) for one in own):
-        points = [(one.length, one.milliseconds / one.rows) for one in own if (one.who, one.k) == name]
+    for name in dict.fromkeys((line.who, line.k) for line in own):
+        points = [(line.length, line.milliseconds / line.rows) for line in own if (line.who, line.k) == name]
         value = slope(points)
         if value is not None:
             yield f"{own[0].level}, {_name(*name)}: log-log slope of time {value:.2f}"
@@ -286,9 +289,9 @@ def _slopes(own: list[Measured]) -> Iterator[str]:
 
 def verdict(own: list[Measured]) -> str:
     """Whether one level is at least as many times faster than with unfused attention as in the paper."""
-    found = ratios(own, "time", "unfused")
+    results = ratios(own, "time", "unfused")
     compared = {
-        at: (value, wanted) for at, value in found.items() if (wanted := published("time", *at)) is not None
+        at: (value, wanted) for at, value in results.items() if (wanted := published("time", *at)) is not None
     }
     short = [
         f"n={n}, k={k}: {value:.1f}x of {wanted:g}x"
@@ -303,11 +306,11 @@ def verdict(own: list[Measured]) -> str:
 
 def _draw(path: Path, own: list[Measured]) -> None:
     """Figure 2: the time for as many tokens as the longest input has, so that linear growth is flat."""
-    most = max(one.length for one in own)
+    most = max(line.length for line in own)
     curves: dict[str, list[tuple[float, float]]] = {}
-    for one in own:
-        milliseconds = one.milliseconds * most / (one.rows * one.length)
-        curves.setdefault(_name(one.who, one.k), []).append((one.length, milliseconds))
+    for line in own:
+        milliseconds = line.milliseconds * most / (line.rows * line.length)
+        curves.setdefault(_name(line.who, line.k), []).append((line.length, milliseconds))
     line_plot(path, curves, "n", f"milliseconds for {most} tokens", log=True)
 
 
@@ -315,12 +318,12 @@ def _name(who: str, k: int) -> str:
     return f"Linformer k={k}" if who == "linformer" else who
 
 
-def _csv(found: list[Measured]) -> str:
+def _csv(results: list[Measured]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     names = [field.name for field in dataclasses.fields(Measured)]
     writer.writerow([*names, "paper_time", "paper_memory"])
-    for one in found:
-        paper = ("" if (value := published(what, one.length, one.k)) is None else value for what in PAPER)
-        writer.writerow([*dataclasses.astuple(one), *paper])
+    for line in results:
+        paper = ("" if (value := published(what, line.length, line.k)) is None else value for what in PAPER)
+        writer.writerow([*dataclasses.astuple(line), *paper])
     return text.getvalue()

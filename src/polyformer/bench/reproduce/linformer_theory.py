@@ -80,6 +80,7 @@ class Problem:
 
     @classmethod
     def draw(cls, config: TheoryClaim, length: int) -> "Problem":
+        """Normal queries, keys and values, the same for a seed."""
         generator = torch.Generator().manual_seed(config.seed)
         q, k, v = (
             torch.randn(length, config.width, dtype=torch.float64, generator=generator) for _ in range(3)
@@ -88,6 +89,7 @@ class Problem:
 
     @property
     def weights(self) -> Tensor:
+        """softmax(scores)."""
         return torch.softmax(self.scores, -1)
 
     def errors(self, approximation: Tensor) -> tuple[float, float]:
@@ -105,28 +107,30 @@ def random_matrix(k: int, length: int, generator: torch.Generator) -> Tensor:
 
 def run(config: TheoryClaim) -> list[Error]:
     """Measure, write OUT/linformer_theory.csv, k.png and n.png, print a table and the verdicts."""
-    found = [one for k in config.ks if k <= config.length for one in measure(config, config.length, k)]
+    results = [error for k in config.ks if k <= config.length for error in measure(config, config.length, k)]
     for length in config.lengths:
         if length != config.length and config.k <= length:
-            found += [one for one in measure(config, length, config.k) if one.what in ("low-rank", "SVD")]
+            results += [
+                error for error in measure(config, length, config.k) if error.what in ("low-rank", "SVD")
+            ]
     folder = Path(config.out)
-    atomic_write(folder / "linformer_theory.csv", _csv(found).encode())
-    print("\n".join([*table(config, found), *verdicts(config, found)]))
+    atomic_write(folder / "linformer_theory.csv", _csv(results).encode())
+    print("\n".join([*table(config, results), *verdicts(config, results)]))
     by_k = {
-        f"{what}, of {norm}": [(one.k, one.value) for one in own if one.length == config.length]
-        for (what, norm), own in _grouped(found).items()
+        f"{what}, of {norm}": [(error.k, error.value) for error in own if error.length == config.length]
+        for (what, norm), own in _grouped(results).items()
     }
     by_k["sqrt(5 log n / k)"] = [(k, bound(config.length, k)) for k in config.ks if k <= config.length]
     line_plot(folder / "k.png", by_k, f"k, at n = {config.length}", "relative error", log=True)
     by_n = {
-        f"{what}, of {norm}": sorted((one.length, one.value) for one in own if one.k == config.k)
-        for (what, norm), own in _grouped(found).items()
+        f"{what}, of {norm}": sorted((error.length, error.value) for error in own if error.k == config.k)
+        for (what, norm), own in _grouped(results).items()
         if what in ("low-rank", "SVD")
     }
     by_n["sqrt(5 log n / k)"] = [(n, bound(n, config.k)) for n in sorted(config.lengths) if config.k <= n]
     line_plot(folder / "n.png", by_n, f"n, at k = {config.k}", "relative error", log=True)
     print(f"curves: {folder / 'k.png'}, {folder / 'n.png'}")
-    return found
+    return results
 
 
 def measure(config: TheoryClaim, length: int, k: int) -> Iterator[Error]:
@@ -143,14 +147,16 @@ def measure(config: TheoryClaim, length: int, k: int) -> Iterator[Error]:
     ]
     u, s, vh = torch.linalg.svd(weights)
     svd = problem.errors(u[:, :k] * s[:k] @ (vh[:k] @ values))
-    found = {
-        "low-rank": tuple(_quantile(torch.tensor(one)) for one in zip(*low_rank)),
+    results = {
+        "low-rank": tuple(_quantile(torch.tensor(errors_of_draw)) for errors_of_draw in zip(*low_rank)),
         "SVD": svd,
-        "projected as in the proof": tuple(_quantile(torch.tensor(one)) for one in zip(*proof)),
+        "projected as in the proof": tuple(
+            _quantile(torch.tensor(errors_of_draw)) for errors_of_draw in zip(*proof)
+        ),
     }
     if config.fit_steps and length == config.length:
-        found["projected, fitted"] = problem.errors(fitted(problem, k, config.fit_steps, generator))
-    for what, pair in found.items():
+        results["projected, fitted"] = problem.errors(fitted(problem, k, config.fit_steps, generator))
+    for what, pair in results.items():
         for norm, value in zip(("output", "factors"), pair):
             yield Error(what, norm, length, k, value)
 
@@ -178,38 +184,38 @@ def bound(length: int, k: int) -> float:
     return math.sqrt(5 * math.log(length) / k)
 
 
-def verdicts(config: TheoryClaim, found: list[Error]) -> Iterator[str]:
+def verdicts(config: TheoryClaim, results: list[Error]) -> Iterator[str]:
     """What the figures say of the theorems, in the norm of the lemma and in that of the paper."""
     for norm, words in (("factors", "|P| |w|, as in the lemma"), ("output", "|P w|, as written")):
-        own = [one for one in found if one.what == "low-rank" and one.norm == norm]
-        worst = max(own, key=lambda one: one.value / bound(one.length, one.k))
+        own = [error for error in results if error.what == "low-rank" and error.norm == norm]
+        worst = max(own, key=lambda error: error.value / bound(error.length, error.k))
         ratio = worst.value / bound(worst.length, worst.k)
         held = "reproduced" if ratio <= 1 else "not reproduced"
         at = f"error {worst.value:.3f} where the bound is {bound(worst.length, worst.k):.3f}"
         yield f"theorem 1, relative to {words}: {held} (worst at n={worst.length}, k={worst.k}: {at})"
     for what in ("projected as in the proof", "projected, fitted"):
-        own = [one for one in found if one.what == what and one.norm == "output"]
+        own = [error for error in results if error.what == what and error.norm == "output"]
         if own:
-            last = max(own, key=lambda one: one.k)
+            last = max(own, key=lambda error: error.k)
             held = "reproduced" if last.value <= bound(last.length, last.k) else "not reproduced"
             yield f"theorem 2, {what}: {held} (error {last.value:.3f} of |P w| at k={last.k})"
 
 
-def table(config: TheoryClaim, found: list[Error]) -> list[str]:
+def table(config: TheoryClaim, results: list[Error]) -> list[str]:
     """Lines of text: errors at the length where k varies."""
     ks = [k for k in config.ks if k <= config.length]
     lines = [f"error at n={config.length}".ljust(40) + "".join(f"{f'k={k}':>9}" for k in ks)]
-    for (what, norm), own in _grouped(found).items():
-        values = {one.k: one.value for one in own if one.length == config.length}
+    for (what, norm), own in _grouped(results).items():
+        values = {error.k: error.value for error in own if error.length == config.length}
         cells = "".join(f"{values[k]:>9.4f}" for k in ks)
         lines.append(f"{what}, of {'|P w|' if norm == 'output' else '|P| |w|'}".ljust(40) + cells)
     return [*lines, "sqrt(5 log n / k)".ljust(40) + "".join(f"{bound(config.length, k):>9.4f}" for k in ks)]
 
 
-def _grouped(found: list[Error]) -> dict[tuple[str, str], list[Error]]:
+def _grouped(results: list[Error]) -> dict[tuple[str, str], list[Error]]:
     groups: dict[tuple[str, str], list[Error]] = {}
-    for one in found:
-        groups.setdefault((one.what, one.norm), []).append(one)
+    for error in results:
+        groups.setdefault((error.what, error.norm), []).append(error)
     return groups
 
 
@@ -217,9 +223,9 @@ def _quantile(values: Tensor) -> float:
     return float(torch.quantile(values, QUANTILE))
 
 
-def _csv(found: list[Error]) -> str:
+def _csv(results: list[Error]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow([field.name for field in dataclasses.fields(Error)])
-    writer.writerows(dataclasses.astuple(one) for one in found)
+    writer.writerows(dataclasses.astuple(error) for error in results)
     return text.getvalue()

@@ -88,8 +88,8 @@ def _error(config: RandomFeaturesClaim, name: str, orthogonal: bool, count: int,
     else:
         q, k = (x * config.size * config.width**-0.25 for x in (q, k))
     kernel = Kernel(MAPS[name], directions(count, config.width, orthogonal, generator), FLOOR)
-    found, _ = linear_attention(q, k, v, kernel, Context(config.length, config.length))
-    return float((found - _exact(q, k, v)).square().mean())
+    estimate, _ = linear_attention(q, k, v, kernel, Context(config.length, config.length))
+    return float((estimate - _exact(q, k, v)).square().mean())
 
 
 def _exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -119,9 +119,9 @@ def verdict(curves: Curves) -> str:
         parts.append((ratio > 1, f"orthogonal {name} features err {ratio:.2f} times less"))
     ratio = math.exp(mean["orthogonal trigonometric"] - mean["orthogonal positive"])
     parts.append((ratio > 1, f"positive features err {ratio:.2f} times less than trigonometric ones"))
-    found = "reproduced" if all(holds for holds, _ in parts) else "not reproduced"
+    verdict = "reproduced" if all(holds for holds, _ in parts) else "not reproduced"
     words = "; ".join(part for _, part in parts)
-    return f"orthogonal positive features err least: {found} ({words}; slopes {slopes(curves)})"
+    return f"orthogonal positive features err least: {verdict} ({words}; slopes {slopes(curves)})"
 
 
 def values(curves: Curves) -> str:

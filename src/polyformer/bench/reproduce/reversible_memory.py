@@ -70,40 +70,40 @@ class Size:
 
 def run(config: ReversibleMemoryClaim) -> Found:
     """Measure every stack; write OUT/reversible_memory.csv and .png, print a table and the verdict."""
-    found: dict[tuple[str, int], tuple[float, float]] = {}
+    results: dict[tuple[str, int], tuple[float, float]] = {}
     for block in BLOCKS:
         for layers in config.layers:
             size = Size(config, block, layers)
-            found[block, layers] = kept_mib(size), _peak(size)
-            kept, peak = found[block, layers]
+            results[block, layers] = kept_mib(size), _peak(size)
+            kept, peak = results[block, layers]
             print(f"{block}, {layers} layers: {kept:.1f} MiB kept, {peak:.1f} MiB at the peak", flush=True)
     folder = Path(config.out)
-    _write(folder / "reversible_memory.csv", found)
+    _write(folder / "reversible_memory.csv", results)
     lines = {
-        f"{block}, {what}": [(n, found[block, n][index]) for n in config.layers]
+        f"{block}, {what}": [(n, results[block, n][index]) for n in config.layers]
         for block in BLOCKS
         for index, what in enumerate(("kept", "peak"))
     }
     line_plot(folder / "reversible_memory.png", lines, "layers", "MiB")
-    print(verdict(found))
+    print(verdict(results))
     print(f"curves: {folder / 'reversible_memory.png'}")
-    return found
+    return results
 
 
-def verdict(found: Found) -> str:
+def verdict(results: Found) -> str:
     """What the memory of the shallowest and the deepest stacks says of the claim."""
-    depths = sorted({layers for _, layers in found})
+    depths = sorted({layers for _, layers in results})
     least, most = depths[0], depths[-1]
-    ratios = {one: [found[one, most][i] / found[one, least][i] for i in (0, 1)] for one in BLOCKS}
+    ratios = {block: [results[block, most][i] / results[block, least][i] for i in (0, 1)] for block in BLOCKS}
     holds = max(ratios["reversible"]) <= FLAT < min(ratios["pre"])
-    told = "; ".join(f"{name} {kept:.2f} kept, {peak:.2f} peak" for name, (kept, peak) in ratios.items())
+    figures = "; ".join(f"{name} {kept:.2f} kept, {peak:.2f} peak" for name, (kept, peak) in ratios.items())
     return (
         f"reversible memory is flat in depth: {'reproduced' if holds else 'not reproduced'} "
-        f"({most} layers over {least}: {told})"
+        f"({most} layers over {least}: {figures})"
     )
 
 
-def made(size: Size) -> tuple[Stack, Callable[[], Tensor]]:
+def built(size: Size) -> tuple[Stack, Callable[[], Tensor]]:
     """A stack in training and its forward pass, whose output is one number."""
     claim = size.claim
     torch.manual_seed(0)
@@ -123,12 +123,12 @@ def made(size: Size) -> tuple[Stack, Callable[[], Tensor]]:
 
 def kept_mib(size: Size) -> float:
     """MiB of the tensors, parameters aside, that the forward pass keeps."""
-    stack, forward = made(size)
-    parameters = {one.untyped_storage().data_ptr() for one in stack.parameters()}
+    stack, forward = built(size)
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in stack.parameters()}
     held: weakref.WeakSet[Saved] = weakref.WeakSet()  # a graph that is dropped drops what it saved
 
-    def keep(one: Tensor) -> Saved:
-        saved = Saved(one.detach())  # with its graph it would hold what holds it
+    def keep(tensor: Tensor) -> Saved:
+        saved = Saved(tensor.detach())  # with its graph it would hold what holds it
         held.add(saved)
         return saved
 
@@ -149,13 +149,13 @@ class Saved:
 
 def _peak(size: Size) -> float:
     small = dataclasses.replace(size, claim=dataclasses.replace(size.claim, length=16))
-    gradients = sum(one.nbytes for one in made(small)[0].parameters()) / MIB
+    gradients = sum(parameter.nbytes for parameter in built(small)[0].parameters()) / MIB
     with unittest.mock.patch.dict(os.environ, RETURNED):
         return peak_mib(_step, size, small, size.claim.device) - gradients
 
 
 def _step(size: Size) -> Callable[[], object]:
-    stack, forward = made(size)
+    stack, forward = built(size)
     return functools.partial(_train, stack, forward)
 
 
@@ -164,10 +164,10 @@ def _train(stack: Stack, forward: Callable[[], Tensor]) -> None:
     forward().backward()
 
 
-def _write(path: Path, found: Found) -> None:
+def _write(path: Path, results: Found) -> None:
     """A row for each stack."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["block", "layers", "kept_mib", "peak_mib"])
-    writer.writerows((*key, *values) for key, values in found.items())
+    writer.writerows((*key, *values) for key, values in results.items())
     atomic_write(path, text.getvalue().encode())

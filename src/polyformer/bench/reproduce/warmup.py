@@ -88,9 +88,9 @@ def recipe(config: WarmupClaim, block: str, warm: bool) -> dict[str, Any]:
 def verdict(final: dict[tuple[str, bool], float]) -> str:
     """What the four validation losses say of the claim."""
     post, pre = (final[block, False] - final[block, True] for block in ("post", "pre"))
-    found = "reproduced" if post > APART and abs(pre) < ALIKE else "not reproduced"
+    verdict = "reproduced" if post > APART and abs(pre) < ALIKE else "not reproduced"
     return (
-        f"post-norm needs warm-up, pre-norm does not: {found} (without warm-up the loss ends {post:+.3f} "
+        f"post-norm needs warm-up, pre-norm does not: {verdict} (without warm-up the loss ends {post:+.3f} "
         f"nats a token for post-norm, {pre:+.3f} for pre-norm)"
     )
 

@@ -19,7 +19,7 @@ class AbsentError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Contest:
+class BenchmarkCase:
     """`peer` is a name of `contenders.PEERS`, or None for ours; `text` says the member, see `Member`."""
 
     text: str
