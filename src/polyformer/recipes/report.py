@@ -29,7 +29,7 @@ def baselines(task: LanguageModelling, splits: Splits) -> list[Row]:
     return [*rows, (f"{order}-gram (Kneser-Ney)", text_metrics(*model.nats(documents), counts))]
 
 
-def sample(task: LanguageModelling, model: Transformer, seed: int, max_new_tokens: int = 100) -> str:
+def sample(task: LanguageModelling, model: Transformer, seed: int, max_new_tokens: int = 160) -> str:
     """The task's prompt and a continuation drawn from the model; the same for the same seed."""
     prompt = task.config.prompt
     room = model.config.max_position_embeddings - len(task.start(prompt))
