@@ -72,7 +72,7 @@ def test_several_files_are_one(copy: Path):
     after = polyformer.from_pretrained(sharded(copy)).state_dict()
     assert len(list(copy.glob("model-*.safetensors"))) > 2
     assert before.keys() == after.keys()
-    assert all(torch.equal(after[name], one) for name, one in before.items())
+    assert all(torch.equal(after[name], item) for name, item in before.items())
 
 
 def test_unknown_model_type(copy: Path):
@@ -232,14 +232,14 @@ def test_a_file_of_tensors_where_it_is_allowed(copy: Path, zipped: bool):
     tensors = load_file(copy / "model.safetensors")
     renamed = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     old = {}
-    for name, one in tensors.items():
+    for name, tensor in tensors.items():
         for new, before in renamed.items():
             name = name.replace(new, before)
-        old[name] = one
+        old[name] = tensor
     (copy / "model.safetensors").unlink()
     torch.save(old, copy / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
-    found = polyformer.from_pretrained(copy, allow_pickle=True).state_dict()
-    assert all(torch.equal(found[name], one) for name, one in expected.items())
+    actual = polyformer.from_pretrained(copy, allow_pickle=True).state_dict()
+    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
 
 
 def test_another_head_starts_fresh_and_says_so(copy: Path):

@@ -37,10 +37,10 @@ def dense(preset: str) -> Transformer:
 
 def batch(model: Transformer, length: int = 24) -> dict[str, torch.Tensor]:
     torch.manual_seed(1)
-    found = {"input_ids": torch.randint(60, (2, length))}
+    actual = {"input_ids": torch.randint(60, (2, length))}
     if model.encoder is not None and model.decoder is not None:
-        found["decoder_input_ids"] = torch.randint(60, (2, 7))
-    return found
+        actual["decoder_input_ids"] = torch.randint(60, (2, 7))
+    return actual
 
 
 @pytest.mark.parametrize("preset", ["bert-base", "gpt2", "transformer-base"])
@@ -78,8 +78,8 @@ def test_global_projections_begin_as_the_ordinary_ones():
     inputs = batch(old)
     marks = torch.zeros_like(inputs["input_ids"])
     marks[:, :2] = 1
-    found = new(**inputs, global_attention_mask=marks).logits
-    torch.testing.assert_close(found, old(**inputs).logits, rtol=1e-10, atol=1e-10)
+    actual = new(**inputs, global_attention_mask=marks).logits
+    torch.testing.assert_close(actual, old(**inputs).logits, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def folder_of(model: Any, folder: Path, pooling: object, kinds: tuple[str, ...] 
 
 def old_form(mode: str) -> dict[str, Any]:
     modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "lasttoken")
-    named = {f"pooling_mode_{one}": one == mode for one in modes}
+    named = {f"pooling_mode_{item}": item == mode for item in modes}
     return {"word_embedding_dimension": 12, **named, "include_prompt": True}
 
 
@@ -91,8 +91,8 @@ def test_embeddings_are_theirs(theirs: Any, tmp_path: Path, pooling: object, how
     expected = pooled(theirs(IDS, attention_mask=MASK).last_hidden_state, how)
     expected = F.normalize(expected, dim=-1) if normalized else expected
     for head in ("embed", {"kind": "embed"}):
-        found = polyformer.from_pretrained(folder, head)(IDS, MASK).logits
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        actual = polyformer.from_pretrained(folder, head)(IDS, MASK).logits
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_a_head_of_ones_own_is_taken_as_it_is(theirs: Any, tmp_path: Path):

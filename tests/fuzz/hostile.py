@@ -153,4 +153,4 @@ def changed_bytes(draw: st.DrawFn, content: bytes, head: int) -> bytes:
 def changed_json(text: str) -> st.SearchStrategy[bytes]:
     """The text of a JSON file, changed as text or as data."""
     changed = changed_text(text) | changed_data(json.loads(text)).map(json.dumps)
-    return changed.map(lambda one: one.encode("utf-8", "surrogatepass"))
+    return changed.map(lambda text: text.encode("utf-8", "surrogatepass"))

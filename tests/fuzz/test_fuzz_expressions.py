@@ -20,7 +20,7 @@ from polyformer.sequence.context import Context
 from polyformer.visual.pattern import pictures
 from registered import registered
 
-PATTERNS = [one.to_text() for cls in registered(Pattern.registry) for one in cls.examples()]
+PATTERNS = [item.to_text() for cls in registered(Pattern.registry) for item in cls.examples()]
 PARTS = {
     "mechanism": MechanismConfig,
     "position": PositionConfig,
@@ -72,7 +72,7 @@ def draw_pattern(text: str) -> None:
 @given(
     st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3)
     .map(" | ".join)
-    .flatmap(lambda one: changed_text(one, 1))
+    .flatmap(lambda text: changed_text(text, 1))
 )
 def test_patterns(text: str):
     survives(lambda: draw_pattern(text))
@@ -94,6 +94,6 @@ def test_expressions_of_parts(text: str):
 
 
 @cases(200)
-@given(st.sampled_from(CONFIGS).flatmap(lambda one: st.tuples(st.just(one[0]), changed_data(one[1]))))
+@given(st.sampled_from(CONFIGS).flatmap(lambda case: st.tuples(st.just(case[0]), changed_data(case[1]))))
 def test_configurations_of_parts(changed: tuple[str, Any]):
     survives(lambda: build(model_with(*changed)))

@@ -91,9 +91,9 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (root / "gpt2").mkdir()
     bpe = Tokenizer.train(TokenizerConfig(algorithm="bpe", vocab_size=300), TEXTS)
     bpe.backend.model.save(str(root / "gpt2"))
-    told = {"do_lower_case": True, "unk_token": "[UNK]", "additional_special_tokens": ["<x>"]}
-    told |= {"added_tokens_decoder": {"5": {"content": "fox"}}, "tokenizer_class": "BertTokenizer"}
-    write(root / "bert", tokenizer_config=told, special_tokens_map={"mask_token": {"content": "[MASK]"}})
+    settings = {"do_lower_case": True, "unk_token": "[UNK]", "additional_special_tokens": ["<x>"]}
+    settings |= {"added_tokens_decoder": {"5": {"content": "fox"}}, "tokenizer_class": "BertTokenizer"}
+    write(root / "bert", tokenizer_config=settings, special_tokens_map={"mask_token": {"content": "[MASK]"}})
     write(root / "gpt2", tokenizer_config={"tokenizer_class": "GPT2Tokenizer"}, added_tokens={"<x>": 300})
     return {path.name: path for path in root.iterdir()}
 

@@ -86,29 +86,29 @@ def verify_cache(ours: Transformer, theirs: Any, side: str = "left") -> None:
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     expected = theirs(**inputs, position_ids=counted(mask)).logits
     for sizes in ([1] * 11, [4, 7], [3, 1, 5, 2]):
-        state, found, start = None, [], 0
+        state, actual, start = None, [], 0
         for part in ids.split(sizes, 1):
             stop = start + part.shape[1]
             output = ours(part, attention_mask=mask[:, start:stop], state=state, use_cache=True)
             state, start = output.state, stop
-            found.append(output.logits)
-        same(at_real(torch.cat(found, 1), mask), at_real(expected, mask))
+            actual.append(output.logits)
+        same(at_real(torch.cat(actual, 1), mask), at_real(expected, mask))
 
 
 def verify_generation(ours: Transformer, theirs: Any, **options: Any) -> None:
     """Texts of rows padded on the left, token for token; greedy ones unless `options` say otherwise.
 
-    Small models repeat themselves: a second text, in which no token may come twice, hangs on all of them.
+    Small models repeat themselves: a second text, in which no token may come twice, depends on all of them.
     Without an end, and without the pad token, which theirs counts among a text's tokens.
     """
     inputs = texts(ours.config.vocab_size, pad=PAD, side="left")
     eos = ours.config.special.eos
     for more in ({}, {"no_repeat_ngram_size": 1, "suppress_tokens": [PAD, eos]}):
         wanted = {"max_new_tokens": 6, "pad_token_id": PAD, "do_sample": False, **options, **more}
-        found = ours.generate(inputs["input_ids"], inputs["attention_mask"], from_hub(wanted)).sequences
+        actual = ours.generate(inputs["input_ids"], inputs["attention_mask"], from_hub(wanted)).sequences
         expected = theirs.generate(**inputs, **wanted)
-        assert ended(found[:, 11:], eos) == ended(expected[:, 11:], eos)
-    assert len(found[:, 11:].unique()) > 4, "the texts are too much the same to compare"
+        assert ended(actual[:, 11:], eos) == ended(expected[:, 11:], eos)
+    assert len(actual[:, 11:].unique()) > 4, "the texts are too much the same to compare"
 
 
 def ended(tokens: Tensor, eos: int | None) -> list[list[int]]:
@@ -133,6 +133,6 @@ def counts(preset: str, config: Any) -> tuple[int, int]:
     head = getattr(transformers, family.class_prefix + task)
     with torch.device("meta"):
         models = Transformer(ours), head(config), head(type(config)(**described))
-    own, theirs, again = (sum(one.numel() for one in model.parameters()) for model in models)
+    own, theirs, again = (sum(parameter.numel() for parameter in model.parameters()) for model in models)
     assert theirs == again
     return own, theirs

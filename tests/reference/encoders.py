@@ -57,7 +57,7 @@ def verify_encoder(
 
     side: of the padding; a question's answer is looked for in texts without, as transformers takes padding
     for a place where it could stand. problem: what labels of texts are. types: how many token types there
-    are. positions: whether transformers has to be told of positions.
+    are. positions: whether transformers needs `position_ids`.
     """
     own = importlib.import_module("transformers")
     kind = getattr(own, head)
@@ -109,4 +109,4 @@ def counts(preset: str, head: str, **options: Any) -> tuple[int, int]:
 
 
 def number(model: nn.Module) -> int:
-    return sum(one.numel() for one in model.parameters())
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -30,13 +30,13 @@ def texts(vocab: int, lengths: tuple[int, ...] = (11, 8, 3), pad: int = 0, side:
     width = max(lengths)
     order = torch.arange(width)
     left = side == "left"
-    mask = torch.stack([(order >= width - one) if left else (order < one) for one in lengths])
+    mask = torch.stack([(order >= width - length) if left else (order < length) for length in lengths])
     ids = torch.randint(max(pad + 1, 3), vocab, mask.shape).masked_fill(~mask, pad)
     return {"input_ids": ids, "attention_mask": mask.long()}
 
 
 def counted(mask: Tensor) -> Tensor:
-    """Positions of real tokens counted from 0: what transformers must be told of absolute ones."""
+    """Positions of real tokens counted from 0: the `position_ids` that transformers needs."""
     return (mask.cumsum(1) - 1).clamp_min(0)
 
 
@@ -60,9 +60,9 @@ def same(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-def at_real(one: Tensor, mask: Tensor | None) -> Tensor:
+def at_real(x: Tensor, mask: Tensor | None) -> Tensor:
     """The rows [.., ..] of real tokens; all of what has no tokens."""
-    return one[mask.bool()] if mask is not None and one.shape[:2] == mask.shape else one
+    return x[mask.bool()] if mask is not None and x.shape[:2] == mask.shape else x
 
 
 def verify(
@@ -111,13 +111,13 @@ def verify(
 
 def compare(mine: Any, other: Any, mask: Tensor | None, tolerance: float = 1e-10) -> None:
     expected = predictions(other)
-    found = [mine.logits] if len(expected) == 1 else [mine.logits, mine.sentence_logits]
+    actual = [mine.logits] if len(expected) == 1 else [mine.logits, mine.sentence_logits]
     if expected[0] is getattr(other, "last_hidden_state", None):  # a trunk alone, which pools nothing
-        found = [mine.last_hidden_state]
+        actual = [mine.last_hidden_state]
     if mine.hidden_states is not None:
         name = "hidden_states" if "hidden_states" in other else "decoder_hidden_states"
-        found, expected = [*found, *mine.hidden_states], [*expected, *other[name]]
-    for a, b in zip(found, expected, strict=True):
+        actual, expected = [*actual, *mine.hidden_states], [*expected, *other[name]]
+    for a, b in zip(actual, expected, strict=True):
         same(at_real(a, mask), at_real(b, mask), tolerance)
 
 
@@ -130,34 +130,35 @@ def compare_gradients(
     assert origin is not None
     family = FAMILIES[origin.model_type]
     mine = {
-        name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in ours.named_parameters()
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in ours.named_parameters()
     }
     task = family.task_of(ours.config)
-    found = to_hub_tensors(family, ours.config, task, mine)
+    actual = to_hub_tensors(family, ours.config, task, mine)
     copies = family.tasks[task].tied_keys if ours.config.embedding.tied else ()
     expected = {
-        name: one.grad
-        for name, one in theirs.named_parameters(remove_duplicate=False)
-        if one.grad is not None and name not in copies
+        name: parameter.grad
+        for name, parameter in theirs.named_parameters(remove_duplicate=False)
+        if parameter.grad is not None and name not in copies
     }
-    for name in (expected.keys() | found.keys()) - set(dead):
+    for name in (expected.keys() | actual.keys()) - set(dead):
         own = expected.get(name)
-        assert name in found or own is None or not own.any(), f"{name}: no gradient here"
-        if name in found:
-            same(found[name], torch.zeros_like(found[name]) if own is None else own)
+        assert name in actual or own is None or not own.any(), f"{name}: no gradient here"
+        if name in actual:
+            same(actual[name], torch.zeros_like(actual[name]) if own is None else own)
 
 
 def back(ours: Transformer, theirs: nn.Module, folder: Path) -> None:
     """Saved in both formats and read again, by transformers and by us: bitwise the same."""
     ours.save_pretrained(folder / "hub", format="hub")
     again = type(theirs).from_pretrained(folder / "hub", dtype=torch.float64)  # type: ignore[attr-defined]
-    expected, found = theirs.state_dict(), again.state_dict()
-    assert expected.keys() == found.keys()
-    for name, one in expected.items():
-        assert torch.equal(found[name], one), name
-    for one, form in (("hub", "hub"), ("own", "polyformer")):
-        ours.save_pretrained(folder / one, format=form)
-        copy = polyformer.from_pretrained(folder / one)
+    expected, actual = theirs.state_dict(), again.state_dict()
+    assert expected.keys() == actual.keys()
+    for name, item in expected.items():
+        assert torch.equal(actual[name], item), name
+    for path, form in (("hub", "hub"), ("own", "polyformer")):
+        ours.save_pretrained(folder / path, format=form)
+        copy = polyformer.from_pretrained(folder / path)
         assert copy.config == ours.config
         state = copy.state_dict()
         for name, tensor in ours.state_dict().items():

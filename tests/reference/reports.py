@@ -13,27 +13,27 @@ def checked(
     report: Report, old: Transformer, new: Transformer, begun: dict[str, Tensor] | None = None
 ) -> None:
     """Raises unless each tensor of `new` has one fate, and that one; `begun`: what it held before."""
-    given, own = old.state_dict(), new.state_dict()
+    before, own = old.state_dict(), new.state_dict()
     fates = [name for fate in FATES for name in getattr(report, fate)]
     assert sorted(fates) == sorted(own), "each tensor has one fate"
     for name in report.copied:
-        same = [one for one in given.values() if one.shape == own[name].shape]
-        assert any(torch.equal(one, own[name]) for one in same), f"{name} is said to be copied"
+        same = [item for item in before.values() if item.shape == own[name].shape]
+        assert any(torch.equal(item, own[name]) for item in same), f"{name} is said to be copied"
     for name in report.scaled:
-        factor = own[name].norm() / given[name].norm()
-        assert not torch.equal(own[name], given[name])
-        torch.testing.assert_close(own[name], given[name] * factor)
+        factor = own[name].norm() / before[name].norm()
+        assert not torch.equal(own[name], before[name])
+        torch.testing.assert_close(own[name], before[name] * factor)
     for name in (*report.extended, *report.cut):
-        rows = min(len(given[name]), len(own[name]))
-        assert torch.equal(own[name][:rows], given[name][:rows])
-    assert all(len(own[name]) > len(given[name]) for name in report.extended)
-    assert all(len(own[name]) < len(given[name]) for name in report.cut)
+        rows = min(len(before[name]), len(own[name]))
+        assert torch.equal(own[name][:rows], before[name][:rows])
+    assert all(len(own[name]) > len(before[name]) for name in report.extended)
+    assert all(len(own[name]) < len(before[name]) for name in report.cut)
     for name in report.newly_initialized:
         if begun is not None:
             assert torch.equal(own[name], begun[name]), f"{name} is said to be newly initialized"
-        assert name not in given or not torch.equal(own[name], given[name]) or not own[name].any()
+        assert name not in before or not torch.equal(own[name], before[name]) or not own[name].any()
     kept = {*report.copied, *report.scaled, *report.extended, *report.cut}
-    missing = set(given) - kept
+    missing = set(before) - kept
     assert missing <= {*report.left, *old.unused_tensors} | {
-        name for name in given if name.startswith("head.")
+        name for name in before if name.startswith("head.")
     }

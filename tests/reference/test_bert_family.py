@@ -53,7 +53,7 @@ LEFT = ("BertForMaskedLM", "BertForTokenClassification")
 
 @pytest.mark.parametrize("config", range(len(CONFIGS)))
 @pytest.mark.parametrize(
-    ("head", "side"), [*((one, "right") for one in HEADS), *((one, "left") for one in LEFT)]
+    ("head", "side"), [*((item, "right") for item in HEADS), *((item, "left") for item in LEFT)]
 )
 def test_bert(head: str, config: int, side: str, tmp_path):
     options, labels, their_labels = HEADS[head]

@@ -82,12 +82,12 @@ def ours_from_theirs(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
     }
     for i in range(SIZES["num_hidden_layers"]):
         names |= {f"bert.encoder.layer.{i}.{old}": f"encoder.layers.{i}.{new}" for old, new in LAYER.items()}
-    found = {}
+    actual = {}
     for old, new in names.items():
         for kind in ("weight", "bias"):
             if f"{old}.{kind}" in theirs:
-                found[f"{new}.{kind}"] = theirs[f"{old}.{kind}"]
-    return found
+                actual[f"{new}.{kind}"] = theirs[f"{old}.{kind}"]
+    return actual
 
 
 def theirs() -> Any:
@@ -121,7 +121,7 @@ def linked(tables: list[Tensor]) -> Pattern:
     layers = []
     for table in tables[::2]:
         rows = [((), *map(tuple, head.tolist()), ()) for head in table]
-        layers.append(PerHead(tuple(FIXED | Links(BLOCK, tuple(one)) for one in rows)))
+        layers.append(PerHead(tuple(FIXED | Links(BLOCK, tuple(item)) for item in rows)))
     return PerLayer(tuple(layers))
 
 
@@ -147,7 +147,7 @@ def test_outputs_and_gradients(length: int, drawn: list[Tensor]):
     weight = torch.randn_like(expected)
     (actual * weight).sum().backward()
     (expected * weight).sum().backward()
-    slopes = {name: one.grad for name, one in other.named_parameters() if one.grad is not None}
+    slopes = {name: item.grad for name, item in other.named_parameters() if item.grad is not None}
     wanted = ours_from_theirs(slopes)
     for name, parameter in mine.named_parameters():
         assert parameter.grad is not None, name

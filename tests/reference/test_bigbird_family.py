@@ -64,7 +64,7 @@ def model_of(head: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("config", range(len(CONFIGS)))
-@pytest.mark.parametrize(("head", "side"), [*((one, "right") for one in HEADS), ("ForMaskedLM", "left")])
+@pytest.mark.parametrize(("head", "side"), [*((item, "right") for item in HEADS), ("ForMaskedLM", "left")])
 def test_bigbird(head: str, config: int, side: str, tmp_path: Path):
     """Full attention, and blocks in texts that theirs sees whole."""
     options, labels, their_labels = HEADS[head]
@@ -95,12 +95,12 @@ def test_theirs_counts_the_first_block_for_each_random_one(tmp_path: Path):
     theirs.save_pretrained(tmp_path)
     ours = polyformer.from_pretrained(tmp_path)
     long, short = texts(23, (30, 30)), texts(23, (18, 11))
-    mine, other = (one(**long).logits for one in (ours, theirs))
+    mine, other = (item(**long).logits for item in (ours, theirs))
     assert (mine - other).abs().max() > 1e-3
     assert theirs.bert.attention_type == "block_sparse"
     weights = ours(**long, output_attentions=True).attentions
     assert weights is not None
-    assert all((one == 0).any() for one in weights)
+    assert all((tensor == 0).any() for tensor in weights)
     real = short["attention_mask"].bool()
     same(ours(**short).logits[real], theirs(**short).logits[real])
 
@@ -130,6 +130,6 @@ def test_parameters_of_the_published_size():
     with torch.device("meta"):
         theirs = transformers.BigBirdForPreTraining(config)
         ours = Transformer(FAMILIES["big_bird"].config(config.to_dict(), "ForPreTraining"))
-    sizes = [sum(one.numel() for one in model.parameters()) for model in (ours, theirs)]
+    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in (ours, theirs)]
     assert sizes[0] == sizes[1]
     assert round(sizes[0] / 1e6) == 128

@@ -92,7 +92,7 @@ def converted(name: str, attention: Any, positions: int | None) -> None:
     old = source(name)
     new, report = convert(old, attention, max_positions=positions)
     checked(report, old, new)
-    assert all(".mechanism." in one for one in report.newly_initialized)
+    assert all(".mechanism." in item for item in report.newly_initialized)
     torch.testing.assert_close(logits(new), logits(old), rtol=1e-9, atol=1e-9)
     tolerance = 2e-4 * float(logits(old).abs().max())
     torch.testing.assert_close(logits(new.float()).double(), logits(old), rtol=0, atol=tolerance)

@@ -66,7 +66,7 @@ CASES = [
     (version, config, head, side)
     for version, configs in CONFIGS.items()
     for config in range(len(configs))
-    for head, side in ((one, "right") for one in HEADS)
+    for head, side in ((item, "right") for item in HEADS)
 ] + [(version, config, "ForMaskedLM", "left") for version in CONFIGS for config in range(4)]
 
 
@@ -126,7 +126,7 @@ def without_effect(config: Any) -> tuple[str, ...]:
     """Biases of positions as keys, which move all scores of a query alike: saved as zeros."""
     layers = range(config.num_hidden_layers)
     names = [f"encoder.layer.{i}.attention.self.pos_key_proj.bias" for i in layers]
-    return (*names, *(f"deberta.{one}" for one in names))
+    return (*names, *(f"deberta.{name}" for name in names))
 
 
 @pytest.mark.parametrize("version", list(CONFIGS))
@@ -164,7 +164,7 @@ def test_attention_weights(version: str, tmp_path: Path):
     theirs.save_pretrained(tmp_path)
     ours, inputs = polyformer.from_pretrained(tmp_path), texts(23)
     real = inputs["attention_mask"].bool()
-    mine, other = (one(**inputs, output_attentions=True).attentions for one in (ours, theirs))
+    mine, other = (item(**inputs, output_attentions=True).attentions for item in (ours, theirs))
     for a, b in zip(mine, other, strict=True):
         same(a.transpose(1, 2)[real], b.transpose(1, 2)[real])
 
@@ -184,13 +184,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("version", "options", "name"), REFUSED)
 def test_what_is_not_computed_is_refused_by_name(version: str, options: dict[str, Any], name: str):
-    given = config_of(version, **options).to_dict()
+    hub = config_of(version, **options).to_dict()
     with pytest.raises(InputError, match=name):
-        FAMILIES[given["model_type"]].config(given, "Model")
+        FAMILIES[hub["model_type"]].config(hub, "Model")
 
 
 def size(model: torch.nn.Module, without: str = "") -> int:
-    return sum(one.numel() for name, one in model.named_parameters() if not without or without not in name)
+    return sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if not without or without not in name
+    )
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,12 @@ def test_the_tables_are_the_equation(causal: bool, mirrored: bool):
     q, k, k_first = (torch.randn(1, 2, 7, 4).double() for _ in range(3))
     context = Context(7, 7, causal=causal)
     site: Any = dataclasses.make_dataclass("OfLayer", ["layer"])(1)
-    turned, untouched = position.rotate(q, k_first, context, site)
+    rotated, untouched = position.rotate(q, k_first, context, site)
     assert untouched is k_first
-    relative = position.relative(turned, k, context, site)
+    relative = position.relative(rotated, k, context, site)
     i, j = torch.arange(7).view(-1, 1), torch.arange(7)
     zero = torch.zeros(1, 2, 7, 7).double()
-    found = relative.score_mod(turned, k, 0.5, context)(
+    actual = relative.score_mod(rotated, k, 0.5, context)(
         zero, torch.zeros(1, 1, 1, 1).long(), torch.arange(2).view(1, 2, 1, 1), i, j
     )
 
@@ -61,4 +61,4 @@ def test_the_tables_are_the_equation(causal: bool, mirrored: bool):
             at = delta(b, a) if mirrored else delta(a, b)
             for head in range(2):
                 term = q[0, head, a] @ kr[delta(a, b), head] + k[0, head, b] @ qr[at, head]
-                same(found[0, head, a, b], term / (3 * 4) ** 0.5)
+                same(actual[0, head, a, b], term / (3 * 4) ** 0.5)

@@ -47,8 +47,8 @@ def trajectories(side: str = "right") -> dict[str, Tensor]:
     order, lengths = torch.arange(9), torch.tensor([[9], [6], [2]])
     mask = order >= 9 - lengths if side == "left" else order < lengths
     sizes = {"states": 5, "actions": 3, "returns_to_go": 1}
-    found = {name: torch.randn(3, 9, size, dtype=torch.float64) for name, size in sizes.items()}
-    return {**found, "timesteps": torch.randint(30, (3, 9)), "attention_mask": mask.long()}
+    actual = {name: torch.randn(3, 9, size, dtype=torch.float64) for name, size in sizes.items()}
+    return {**actual, "timesteps": torch.randint(30, (3, 9)), "attention_mask": mask.long()}
 
 
 def compare(mine: Any, other: Any, mask: Tensor, tolerance: float = 1e-10) -> None:
@@ -77,43 +77,45 @@ def test_decision_transformer(config: int, side: str, tmp_path):
         same(a.transpose(1, 2)[real], b.transpose(1, 2)[real])
     compare_gradients(ours, mine, theirs, other, mask.bool())
     saved_and_read_again(ours, theirs, tmp_path)
-    single = {name: one.float() if one.is_floating_point() else one for name, one in inputs.items()}
+    single = {name: item.float() if item.is_floating_point() else item for name, item in inputs.items()}
     with torch.no_grad():
         compare(ours.float()(**single), theirs.float()(**single), mask, 1e-5)
 
 
 def compare_gradients(ours: Any, mine: Any, theirs: Any, other: Any, real: Tensor) -> None:
     """Of all that is predicted of real steps."""
-    for one in (
+    for item in (
         [mine.actions, mine.states, mine.returns],
         [other.action_preds, other.state_preds, other.return_preds],
     ):
-        torch.stack([part[real].square().sum() for part in one]).sum().backward()
-    found = to_hub_tensors(
+        torch.stack([part[real].square().sum() for part in item]).sum().backward()
+    actual = to_hub_tensors(
         FAMILIES["decision_transformer"],
         ours.config,
         "Model",
-        {name: one.grad for name, one in ours.named_parameters()},
+        {name: parameter.grad for name, parameter in ours.named_parameters()},
     )
-    expected = {name: one.grad for name, one in theirs.named_parameters() if one.grad is not None}
-    assert expected.keys() == found.keys()
-    for name, one in expected.items():
-        same(found[name], one)
+    expected = {
+        name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None
+    }
+    assert expected.keys() == actual.keys()
+    for name, item in expected.items():
+        same(actual[name], item)
 
 
 def saved_and_read_again(ours: Any, theirs: Any, folder: Any) -> None:
     """Bitwise, in both formats; the unused table of tokens is theirs alone."""
     ours.save_pretrained(folder / "hub", format="hub")
     again = type(theirs).from_pretrained(folder / "hub", dtype=torch.float64).state_dict()
-    for name, one in theirs.state_dict().items():
-        assert name == "encoder.wte.weight" or torch.equal(again[name], one), name
+    for name, tensor in theirs.state_dict().items():
+        assert name == "encoder.wte.weight" or torch.equal(again[name], tensor), name
     for form in ("hub", "polyformer"):
         ours.save_pretrained(folder / form, format=form)
         copy: Any = polyformer.from_pretrained(folder / form)
         assert isinstance(copy, TrajectoryTransformer)
         assert copy.config == ours.config
-        for name, one in ours.state_dict().items():
-            assert torch.equal(copy.state_dict()[name], one), name
+        for name, tensor in ours.state_dict().items():
+            assert torch.equal(copy.state_dict()[name], tensor), name
 
 
 def test_a_model_of_ours_has_no_table_of_positions(tmp_path):
@@ -135,5 +137,5 @@ def test_sizes():
             TrajectoryTransformer(read_config(theirs)),  # type: ignore[arg-type]
             transformers.DecisionTransformerModel(theirs),
         )
-    ours, other = (sum(one.numel() for one in model.parameters()) for model in models)
+    ours, other = (sum(parameter.numel() for parameter in model.parameters()) for model in models)
     assert ours == other - 128 == 1_254_927

@@ -35,8 +35,8 @@ EVERYWHERE = {
 
 def known(name: str) -> set[str]:
     family = FAMILIES[name]
-    fields = {one.theirs for task in family.tasks.values() for one in task.config_mapping}
-    fields |= {one.theirs for one in family.config_mapping}
+    fields = {option.theirs for task in family.tasks.values() for option in task.config_mapping}
+    fields |= {option.theirs for option in family.config_mapping}
     return fields | {
         *family.required,
         *family.ignored_options,
@@ -75,12 +75,12 @@ def test_sizes_have_as_many_parameters_as_theirs(name: str, preset: str):
         config = transformers.AutoConfig.for_model(**described)
         theirs = getattr(transformers, family.class_prefix + task)(config)
     read = {link.theirs for link in family.links(ours.config, task, ours.state_dict())}
-    unread = [
-        one
-        for one, _ in theirs.named_parameters()
-        if family.ignores(one) or (one not in read and family.unused_key(task, one))
+    unused = [
+        name
+        for name, _ in theirs.named_parameters()
+        if family.ignores(name) or (name not in read and family.unused_key(task, name))
     ]
-    counts = [sum(one.numel() for one in model.parameters()) for model in (ours, theirs)]
-    counts[1] -= sum(theirs.get_parameter(one).numel() for one in unread)
+    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (ours, theirs)]
+    counts[1] -= sum(theirs.get_parameter(name).numel() for name in unused)
     tied = name == "t5" and not described["tie_word_embeddings"]  # transformers 5 makes every T5 tied
     assert counts[0] == counts[1] + (ours.head.weight.numel() if tied else 0)

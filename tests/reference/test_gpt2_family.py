@@ -59,8 +59,8 @@ def their_model(head: str, config: int, **options: Any) -> torch.nn.Module:
 @pytest.mark.parametrize("config", range(len(CONFIGS)))
 @pytest.mark.parametrize("head", HEADS)
 def test_gpt2(head: str, config: int, side: str, tmp_path):
-    options, given = HEADS[head]
-    ours = verify_decoder(their_model(head, config, **options), tmp_path, side, **given)
+    options, labels = HEADS[head]
+    ours = verify_decoder(their_model(head, config, **options), tmp_path, side, **labels)
     if head == "GPT2ForTokenClassification":
         assert ours.config.head == TagConfig(num_labels=4, dropout=0.3)
 
@@ -78,10 +78,13 @@ def test_a_file_of_the_trunk_alone_gives_a_language_model(tmp_path):
     described = json.loads((tmp_path / "config.json").read_text())
     described["num_attention_heads"] = described.pop("n_head")
     (tmp_path / "config.json").write_text(json.dumps(described))
-    tensors = {name.removeprefix("transformer."): one.clone() for name, one in theirs.state_dict().items()}
+    tensors = {
+        name.removeprefix("transformer."): tensor.clone() for name, tensor in theirs.state_dict().items()
+    }
     tensors |= {f"h.{i}.attn.bias": torch.ones(1, 1, 19, 19) for i in range(2)}
     save_file(
-        {name: one for name, one in tensors.items() if "lm_head" not in name}, tmp_path / "model.safetensors"
+        {name: tensor for name, tensor in tensors.items() if "lm_head" not in name},
+        tmp_path / "model.safetensors",
     )
     ids = torch.randint(23, (2, 9))
     torch.testing.assert_close(

@@ -52,8 +52,8 @@ def their_model(head: str, config: int, **options: Any) -> Any:
 @pytest.mark.parametrize("config", range(len(CONFIGS)))
 @pytest.mark.parametrize("head", HEADS)
 def test_gpt(head: str, config: int, side: str, tmp_path):
-    options, given = HEADS[head]
-    verify_decoder(their_model(head, config, **options), tmp_path, side, **given)
+    options, labels = HEADS[head]
+    verify_decoder(their_model(head, config, **options), tmp_path, side, **labels)
 
 
 @pytest.mark.parametrize("config", range(len(CONFIGS)))

@@ -76,8 +76,8 @@ def their_model(head: str, config: int, **options: Any) -> Any:
 @pytest.mark.parametrize("config", range(len(CONFIGS)))
 @pytest.mark.parametrize("head", HEADS)
 def test_gpt_neo(head: str, config: int, side: str, tmp_path):
-    options, given = HEADS[head]
-    verify_decoder(their_model(head, config, **options), tmp_path, side, **given)
+    options, labels = HEADS[head]
+    verify_decoder(their_model(head, config, **options), tmp_path, side, **labels)
 
 
 @pytest.mark.parametrize("config", range(len(CONFIGS)))
@@ -88,8 +88,8 @@ def test_weights_chunks_and_texts_are_the_same(config: int, tmp_path):
 @pytest.mark.parametrize("backend", ["tiled", "sdpa", "definition"])
 def test_local_layers_are_local_in_every_backend(backend: str, tmp_path):
     """A token 4 places away changes what a stack of one local layer says, no other: there the window ends."""
-    one = {"num_layers": 1, "attention_types": [[["local"], 1]], "window_size": 5}
-    theirs: Any = shaken(their_model("GPTNeoForCausalLM", 0, **one), 0.8)
+    options = {"num_layers": 1, "attention_types": [[["local"], 1]], "window_size": 5}
+    theirs: Any = shaken(their_model("GPTNeoForCausalLM", 0, **options), 0.8)
     theirs.save_pretrained(tmp_path)
     ours = polyformer.from_pretrained(tmp_path)
     same_weights = Transformer(ours.config.override("backend", backend)).double().eval()

@@ -74,8 +74,8 @@ def their_model(head: str, config: int, **options: Any) -> Any:
 @pytest.mark.parametrize("config", range(len(CONFIGS)))
 @pytest.mark.parametrize("head", HEADS)
 def test_gptj(head: str, config: int, side: str, tmp_path):
-    options, given = HEADS[head]
-    verify_decoder(their_model(head, config, **options), tmp_path, side, **given)
+    options, labels = HEADS[head]
+    verify_decoder(their_model(head, config, **options), tmp_path, side, **labels)
 
 
 @pytest.mark.parametrize("config", range(len(CONFIGS)))
@@ -84,9 +84,9 @@ def test_weights_chunks_and_texts_are_the_same(config: int, tmp_path):
 
 
 @pytest.mark.parametrize("width", [6, 10, 49, 80, 98, 256])
-def test_every_number_of_turned_channels_comes_back(width: int):
-    for turned in range(2, width + 1, 2):
-        assert int(width * gptj.rotary_fraction(turned, width)) == turned
+def test_every_number_of_rotated_channels_comes_back(width: int):
+    for rotary_dim in range(2, width + 1, 2):
+        assert int(width * gptj.rotary_fraction(rotary_dim, width)) == rotary_dim
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,12 @@ def test_auto_classes_load_what_was_saved(task: str, tmp_path: Path):
     theirs = {"labels": labels}
     if task == "QuestionAnswering":
         theirs = {"start_positions": labels[:, 0], "end_positions": labels[:, 1]}
-    found, expected = again(input_ids=ids, **theirs), inner(ids, labels=labels)
-    assert torch.equal(found.loss, expected.loss)
+    actual, expected = again(input_ids=ids, **theirs), inner(ids, labels=labels)
+    assert torch.equal(actual.loss, expected.loss)
     logits = (
-        torch.stack([found.start_logits, found.end_logits], -1) if "start_logits" in found else found.logits
+        torch.stack([actual.start_logits, actual.end_logits], -1)
+        if "start_logits" in actual
+        else actual.logits
     )
     assert torch.equal(logits, expected.logits)
     assert torch.equal(polyformer.from_pretrained(folder)(ids, labels=labels).loss, expected.loss)
@@ -137,12 +139,14 @@ def test_low_rank_adapters(tmp_path: Path):
     adapted = peft.get_peft_model(
         wrapped, peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS")
     )
-    trained = {name for name, one in adapted.named_parameters() if one.requires_grad}
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     assert any("lora_A" in name for name in trained)
     assert not any("feedforward" in name for name in trained)
     ids, labels = torch.randint(60, (4, 9)), torch.tensor([0, 1, 0, 1])
     before = adapted(input_ids=ids, labels=labels).loss
-    optimizer = torch.optim.Adam([one for one in adapted.parameters() if one.requires_grad], 1e-2)
+    optimizer = torch.optim.Adam(
+        [parameter for parameter in adapted.parameters() if parameter.requires_grad], 1e-2
+    )
     for _ in range(15):
         optimizer.zero_grad()
         adapted(input_ids=ids, labels=labels).loss.backward()

@@ -29,10 +29,10 @@ def saved_and_loaded(ours: Transformer, theirs: nn.Module, folder: Path) -> dict
     return again.state_dict()
 
 
-def equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, one in expected.items():
-        assert torch.equal(found[name], one), name
+def equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(actual[name], tensor), name
 
 
 @pytest.mark.parametrize(("name", "architecture", "options"), CASES, ids=NAMES)
@@ -75,8 +75,8 @@ def test_a_bias_without_effect_is_kept(tmp_path: Path):
 
 def test_what_nothing_reads_has_the_type_of_the_weights(tmp_path: Path):
     theirs = tiny("big_bird", "BigBirdForMaskedLM")
-    found = saved_and_loaded(from_transformers(theirs).double(), theirs, tmp_path)
-    assert {one.dtype for one in found.values() if one.is_floating_point()} == {torch.float64}
+    actual = saved_and_loaded(from_transformers(theirs).double(), theirs, tmp_path)
+    assert {item.dtype for item in actual.values() if item.is_floating_point()} == {torch.float64}
 
 
 def test_a_conversion_keeps_what_nothing_reads_or_says_that_it_is_left(tmp_path: Path):

@@ -134,9 +134,9 @@ def test_attention_weights_of_global_tokens(tmp_path: Path):
 
 @pytest.mark.parametrize("window", [3, [4, 5], [4], 0])
 def test_windows_that_are_none_are_refused(window: Any):
-    given = {**SIZES, "attention_window": window}
+    hub = {**SIZES, "attention_window": window}
     with pytest.raises(InputError, match="attention_window"):
-        FAMILIES["longformer"].config(given, "Model")
+        FAMILIES["longformer"].config(hub, "Model")
 
 
 def counted(model: torch.nn.Module) -> int:

@@ -1,8 +1,6 @@
 """M2M-100, loaded from transformers' files and saved back; positions, caches, translation into a language."""
 
-import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,11 @@ from torch import Tensor
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 transformers = pytest.importorskip("transformers")
 
+from encoder_decoders import GOALS, WRITTEN, loaded, same_texts, verify_refusal, verify_steps  # noqa: E402
 from families import same, shaken, texts, verify  # noqa: E402
 from transformers.models.m2m_100 import modeling_m2m_100  # noqa: E402
 
 import polyformer  # noqa: E402
-from polyformer.core.errors import InputError  # noqa: E402
 from polyformer.generation.hub import from_hub  # noqa: E402
 from polyformer.model import Transformer  # noqa: E402
 from polyformer.position import Shape, SinusoidalConfig  # noqa: E402
@@ -49,8 +47,6 @@ CONFIGS: list[dict[str, Any]] = [
         "encoder_layerdrop": 0.0,
     },
 ]
-WRITTEN = torch.tensor([[4, 7, 12, 5, 28, 9], [3, 3, 21, 8, 5, 6], [28, 7, 19, 4, 9, 6]])
-GOALS = torch.tensor([[5, 7, -100, 28, 9, 1], [22, 3, 8, 8, -100, 4], [0, 17, 3, 3, 5, 5]])
 
 
 @pytest.fixture(autouse=True)
@@ -70,11 +66,6 @@ def exact_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(head: str = "M2M100ForConditionalGeneration", config: int = 0, **options: Any) -> Any:
     torch.manual_seed(0)
     return getattr(transformers, head)(transformers.M2M100Config(**{**SIZES, **CONFIGS[config], **options}))
-
-
-def loaded(theirs: Any, folder: Path) -> Transformer:
-    theirs.save_pretrained(folder)
-    return polyformer.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -111,23 +102,16 @@ def test_positions_are_theirs_as_released(width: int):
     """As far as float32 holds their angles."""
     config = SinusoidalConfig(layout="halves", inclusive=True, offset=2)
     x, pos = torch.zeros(1, 1000, width), torch.arange(1000)
-    found = config.build(Shape(hidden_size=width)).embed(x, pos, 0)[0]
-    torch.testing.assert_close(found, THEIR_TABLE(1002, width, 1)[2:], rtol=0, atol=2e-4)
+    actual = config.build(Shape(hidden_size=width)).embed(x, pos, 0)[0]
+    torch.testing.assert_close(actual, THEIR_TABLE(1002, width, 1)[2:], rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_steps_with_a_cache_are_one_pass(side: str, tmp_path: Path):
     theirs: Any = shaken(made())
     ours = loaded(theirs, tmp_path)
-    inputs, ids = texts(29, pad=1, side=side), torch.randint(3, 29, (3, 9))
-    whole = theirs(**inputs, decoder_input_ids=ids).logits
-    with torch.no_grad():
-        state, found = ours.encode(inputs["input_ids"], inputs["attention_mask"]), []
-        for part in ids.split([1, 3, 1, 4], 1):
-            output = ours(decoder_input_ids=part, state=state)
-            state = output.state
-            found.append(output.logits)
-    same(torch.cat(found, 1), whole)
+    inputs = texts(29, pad=1, side=side)
+    verify_steps(ours, inputs, theirs, inputs)
 
 
 @pytest.mark.parametrize(("config", "beams"), [(0, 1), (1, 1), (2, 1), (0, 5)])
@@ -137,13 +121,9 @@ def test_it_translates_into_the_forced_language(config: int, beams: int, tmp_pat
     inputs = texts(29, pad=theirs.config.pad_token_id, side="left")
     options = {"max_new_tokens": 12, "num_beams": beams, "forced_bos_token_id": 11}
     expected = theirs.generate(**inputs, **options, do_sample=False)
-    found = ours.generate(inputs["input_ids"], inputs["attention_mask"], from_hub(options))
-    assert expected.shape[1] > 4
-    for mine, other in zip(found.sequences, expected[:, 1:]):
-        end = (other == theirs.config.eos_token_id).nonzero().flatten().tolist()
-        length = end[0] + 1 if end else len(other)
-        assert mine[0] == 11
-        assert mine[:length].tolist() == other[:length].tolist()
+    actual = ours.generate(inputs["input_ids"], inputs["attention_mask"], from_hub(options))
+    assert (actual.sequences[:, 0] == 11).all()
+    same_texts(actual.sequences, expected, theirs.config.eos_token_id)
 
 
 @pytest.mark.parametrize(("name", "count"), [("m2m100-418m", 483905536), ("m2m100-1.2b", 1239470080)])
@@ -153,8 +133,8 @@ def test_parameter_counts(name: str, count: int):
         ours = Transformer(model_config(name))
         hub, _ = polyformer.checkpoints.FAMILIES["m2m_100"].hub_config(ours.config)
         theirs = transformers.M2M100ForConditionalGeneration(transformers.M2M100Config(**hub))
-    assert sum(one.numel() for one in ours.parameters()) == count
-    assert sum(one.numel() for one in theirs.parameters()) == count
+    assert sum(parameter.numel() for parameter in ours.parameters()) == count
+    assert sum(parameter.numel() for parameter in theirs.parameters()) == count
 
 
 @pytest.mark.parametrize(
@@ -165,8 +145,4 @@ def test_parameter_counts(name: str, count: int):
     ],
 )
 def test_what_is_not_computed_is_refused(options: dict[str, Any], message: str, tmp_path: Path):
-    made().save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**saved, **options}))
-    with pytest.raises(InputError, match=re.escape(message)):
-        polyformer.from_pretrained(tmp_path)
+    verify_refusal(made(), tmp_path, options, message)

@@ -64,7 +64,7 @@ class Positions(modeling.AxialPositionEmbeddings):  # type: ignore[misc, name-de
     def __init__(self, config: Any):
         super().__init__(config)
         kind = torch.get_default_dtype()
-        self.weights = torch.nn.ParameterList([one.detach().to(kind) for one in self.weights])
+        self.weights = torch.nn.ParameterList([tensor.detach().to(kind) for tensor in self.weights])
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_loss_and_gradients(config: int, tmp_path: Path):
     ours = polyformer.from_pretrained(tmp_path)
     theirs.loss_function = exact_loss
     inputs = texts(23, (12, 12))
-    mine, other = (one.train()(**inputs, **labels_of(inputs)) for one in (ours, theirs))
+    mine, other = (item.train()(**inputs, **labels_of(inputs)) for item in (ours, theirs))
     same(mine.loss, other.loss)
     compare_gradients(ours, mine.loss, theirs, other.loss, BIAS)
 
@@ -119,12 +119,12 @@ def test_steps_are_one_pass(tmp_path: Path):
     theirs.save_pretrained(tmp_path)
     ours = polyformer.from_pretrained(tmp_path)
     ids = texts(23, (11, 11))["input_ids"]
-    whole, state, found = theirs(input_ids=ids).logits, None, []
+    whole, state, actual = theirs(input_ids=ids).logits, None, []
     for chunk in ids.split([4, 1, 3, 3], 1):
         output = ours(chunk, state=state, use_cache=True)
         state = output.state
-        found.append(output.logits)
-    same(torch.cat(found, 1), whole)
+        actual.append(output.logits)
+    same(torch.cat(actual, 1), whole)
 
 
 def test_long_texts_are_hashed(tmp_path: Path):
@@ -163,13 +163,13 @@ def test_what_is_not_computed_is_refused_by_name(options: dict[str, Any], name: 
 
 def test_buckets_are_kept_as_they_were_given():
     family = FAMILIES["reformer"]
-    for given, buckets in (([2, 4], 8), (6, 6), (None, 4)):
-        config = family.config({**SIZES, "num_buckets": given}, "ModelWithLMHead")
+    for option, buckets in (([2, 4], 8), (6, 6), (None, 4)):
+        config = family.config({**SIZES, "num_buckets": option}, "ModelWithLMHead")
         assert config.decoder is not None
         mechanism = config.decoder.attention.mechanism.at(1)
         assert isinstance(mechanism, LSHConfig)
         assert mechanism.buckets == buckets
-        assert family.hub_config(config)[0]["num_buckets"] == given
+        assert family.hub_config(config)[0]["num_buckets"] == option
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -194,6 +194,6 @@ def test_parameters_of_the_published_sizes(name: str, millions: int):
         theirs = transformers.ReformerModelWithLMHead(
             transformers.ReformerConfig(is_decoder=True, **PUBLISHED[name])
         )
-    own, other = (sum(one.numel() for one in model.parameters()) for model in (ours, theirs))
+    own, other = (sum(parameter.numel() for parameter in model.parameters()) for model in (ours, theirs))
     assert own == other - theirs.config.vocab_size  # a bias that theirs never reads
     assert round(own / 1e6) == millions

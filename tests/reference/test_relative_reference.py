@@ -46,9 +46,9 @@ def same_gradients(actual: Tensor, expected: Tensor, pairs: list[tuple[nn.Module
     actual.sin().sum().backward()
     expected.sin().sum().backward()
     for mine, other in pairs:
-        for one, two in zip(mine.parameters(), other.parameters(), strict=True):
-            assert one.grad is not None
-            same(one.grad, two.grad)
+        for parameter, two in zip(mine.parameters(), other.parameters(), strict=True):
+            assert parameter.grad is not None
+            same(parameter.grad, two.grad)
 
 
 @pytest.mark.parametrize(("count", "furthest"), [(32, 128), (8, 20), (64, 1000)])
@@ -144,8 +144,8 @@ def test_xlnets_relative_attention(memory: int):
     k, v = torch.randn(2, memory + length, 2, HEADS, HEAD, dtype=torch.float64)
     waves = sinusoids(torch.arange(memory + length, -length, -1), WIDTH)
     waves = torch.cat([waves[:, ::2], waves[:, 1::2]], -1).unsqueeze(1)  # theirs has all sines first
-    made = xlnet.XLNetModel(config).relative_positional_encoding(length, memory + length)
-    torch.testing.assert_close(made.double(), waves, rtol=0, atol=1e-5)
+    built = xlnet.XLNetModel(config).relative_positional_encoding(length, memory + length)
+    torch.testing.assert_close(built.double(), waves, rtol=0, atol=1e-5)
     keys = torch.einsum("ibh,hnd->ibnd", waves.expand(-1, 2, -1), theirs.r)
     expected = theirs.rel_attn_core(q, k, v, keys)
 
@@ -155,9 +155,9 @@ def test_xlnets_relative_attention(memory: int):
         position.v.copy_(theirs.r_r_bias.view(1, HEADS, 1, HEAD))
         position.projections[0].weight.copy_(ours_from_theirs(theirs.r))
     context, (q, k, v) = Context(length, memory + length), (x.permute(1, 2, 0, 3) for x in (q, k, v))
-    turned, _ = position.rotate(q, k, context, SITE)
-    relative = position.relative(turned, k, context, SITE)
-    actual = attend(turned, k, v, context=context, relative=relative).permute(2, 0, 1, 3)
+    rotated, _ = position.rotate(q, k, context, SITE)
+    relative = position.relative(rotated, k, context, SITE)
+    actual = attend(rotated, k, v, context=context, relative=relative).permute(2, 0, 1, 3)
     same(actual, expected)
     expected.sin().sum().backward()
     actual.sin().sum().backward()

@@ -37,7 +37,7 @@ CONFIGS: list[dict[str, Any]] = [
 CASES = [
     *(("Roberta", head, config, "right", "one") for head in HEADS for config in range(3)),
     *(("Roberta", head, 1, "left", "one") for head in ("ForMaskedLM", "ForTokenClassification")),
-    *(("Roberta", "ForSequenceClassification", 0, "right", one) for one in PROBLEMS if one != "one"),
+    *(("Roberta", "ForSequenceClassification", 0, "right", item) for item in PROBLEMS if item != "one"),
     *(("XLMRoberta", head, 0, "right", "one") for head in HEADS),
     ("XLMRoberta", "ForMaskedLM", 1, "left", "one"),
 ]

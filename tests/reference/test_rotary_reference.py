@@ -71,7 +71,7 @@ def test_llama_attention(given: dict[str, object], extension: RopeExtensionConfi
     rotary = llama.LlamaRotaryEmbedding(llama_config(given))
     coarse, _ = theirs(x, rotary(x, pos.expand(2, -1)), mask)
     torch.testing.assert_close(actual, coarse, rtol=0, atol=1e-5)
-    exact = tuple(torch.cat([one, one], -1).expand(2, -1, -1) for one in waves(config, HEAD, pos))
+    exact = tuple(torch.cat([item, item], -1).expand(2, -1, -1) for item in waves(config, HEAD, pos))
     expected, _ = theirs(x, exact, mask)
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
     actual.sin().sum().backward()
@@ -93,7 +93,7 @@ def rotated(config: RopeConfig, head: int, q: Tensor, k: Tensor) -> tuple[Tensor
 def test_gpt_neox_turns_a_fraction_in_halves(fraction: float, width: int):
     q, k = torch.randn(2, 2, 3, 5, 12, dtype=torch.float64)
     config = RopeConfig(fraction=fraction, base=500.0)
-    cos, sin = (torch.cat([one, one], -1).unsqueeze(0) for one in waves(config, width, torch.arange(3, 8)))
+    cos, sin = (torch.cat([item, item], -1).unsqueeze(0) for item in waves(config, width, torch.arange(3, 8)))
     expected = neox.apply_rotary_pos_emb(q, k, cos, sin)
     for actual, other in zip(rotated(config, 12, q, k), expected):
         torch.testing.assert_close(actual, other, rtol=1e-12, atol=1e-12)
@@ -108,7 +108,7 @@ def test_gpt_j_turns_pairs():
             gptj.apply_rotary_pos_emb(x[..., :8].transpose(1, 2), sin, cos).transpose(1, 2)
             for sin, cos in (
                 table.double().chunk(2, -1),
-                [one.expand(2, -1, -1) for one in reversed(waves(config, 8, torch.arange(3, 8)))],
+                [item.expand(2, -1, -1) for item in reversed(waves(config, 8, torch.arange(3, 8)))],
             )
         ]
         torch.testing.assert_close(actual[..., :8], coarse, rtol=0, atol=1e-5)
@@ -136,8 +136,8 @@ def test_frequencies_of_every_extension(head: int, base: float):
         ),
     ]
     for kind, options, extension, length in cases:
-        given = llama_config({"rope_type": kind, "rope_theta": base, **options}, head, 4096)
-        theta, size = ROPE_INIT_FUNCTIONS[kind](given, torch.device("cpu"), seq_len=length)
+        config = llama_config({"rope_type": kind, "rope_theta": base, **options}, head, 4096)
+        theta, size = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
         ours = frequencies(RopeConfig(base=base, extension=extension), head, torch.device("cpu"))
         torch.testing.assert_close(ours, theta.double(), rtol=1e-5, atol=0)
         assert abs(extension.size - size) < 1e-12

@@ -41,13 +41,13 @@ def shaken(preset: str, **options: Any) -> Transformer:
     torch.manual_seed(0)
     model = create_model(preset, **{**SIZES, **options}).eval()
     with torch.no_grad():
-        for one in model.parameters():
-            one.add_(torch.randn_like(one), alpha=0.1)
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
     return model
 
 
 def begun(model: Transformer) -> dict[str, torch.Tensor]:
-    return {name: one.clone() for name, one in model.state_dict().items()}
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 @pytest.mark.parametrize("format", ["hub", "polyformer"])
@@ -121,8 +121,8 @@ def test_a_tasks_short_rows_do_not_cut_a_checkpoint():
     base = model_config("bert-base")
     for rows, kept in ((16, 512), (512, 512), (700, 700)):
         wanted = model_config("bert-base", {"max_position_embeddings": rows, "vocab_size": 40})
-        found = fit_tables(wanted, base)
-        assert (found.max_position_embeddings, found.vocab_size) == (kept, base.vocab_size)
+        actual = fit_tables(wanted, base)
+        assert (actual.max_position_embeddings, actual.vocab_size) == (kept, base.vocab_size)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ from torch import Tensor
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 transformers = pytest.importorskip("transformers")
 
+from encoder_decoders import GOALS, loaded, same_texts, verify_refusal, verify_steps  # noqa: E402
 from families import same, shaken, texts, verify  # noqa: E402
 from transformers.models.t5 import modeling_t5  # noqa: E402
 
 import polyformer  # noqa: E402
-from polyformer.core.errors import InputError  # noqa: E402
 from polyformer.core.files import write_tensors  # noqa: E402
 from polyformer.generation.hub import from_hub  # noqa: E402
 from polyformer.model import Transformer  # noqa: E402
@@ -40,7 +39,6 @@ CONFIGS: list[dict[str, Any]] = [
 TAGS = torch.full((3, 11), -100)
 TAGS[0, 3], TAGS[1, 2], TAGS[2, 9] = 1, 3, 0
 WRITTEN = torch.tensor([[4, 7, 12, 5, 28, 9], [3, 3, 21, 8, 5, 6], [28, 7, 19, 4, 9, 1]])
-GOALS = torch.tensor([[5, 7, -100, 28, 9, 1], [22, 3, 8, 8, -100, 4], [0, 17, 3, 3, 5, 5]])
 HEADS: dict[str, Any] = {
     "T5ForConditionalGeneration": ({}, {"labels": GOALS}),
     "T5Model": ({}, None),
@@ -71,11 +69,6 @@ def made(head: str = "T5ForConditionalGeneration", config: int = 0, **options: A
     return getattr(transformers, head)(transformers.T5Config(**{**SIZES, **CONFIGS[config], **options}))
 
 
-def loaded(theirs: Any, folder: Path) -> Transformer:
-    theirs.save_pretrained(folder)
-    return polyformer.from_pretrained(folder)
-
-
 def source(config: Any, side: str) -> dict[str, Tensor]:
     """Texts that end in one end token each."""
     inputs = texts(29, pad=config.pad_token_id, side=side)
@@ -87,7 +80,7 @@ def source(config: Any, side: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("config", range(len(CONFIGS)))
 @pytest.mark.parametrize(
     ("head", "side"),
-    [*((one, "right") for one in HEADS), *((one, "left") for one in HEADS if one not in SHIFTED)],
+    [*((item, "right") for item in HEADS), *((item, "left") for item in HEADS if item not in SHIFTED)],
 )
 def test_t5(head: str, config: int, side: str, tmp_path: Path):
     options, labels = HEADS[head]
@@ -138,10 +131,14 @@ def test_an_output_layer_of_its_own_is_found_in_the_files(tmp_path: Path):
     theirs: Any = shaken(made(config=1))
     tensors = dict(theirs.state_dict())
     tensors["lm_head.weight"] = torch.randn(29, 12, dtype=torch.float64)
-    tensors = {name: one for name, one in tensors.items() if "embed_tokens" not in name}
+    tensors = {name: tensor for name, tensor in tensors.items() if "embed_tokens" not in name}
     theirs.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
-    old = {name: one for name, one in saved.items() if name not in ("scale_decoder_outputs", "dense_act_fn")}
+    old = {
+        name: tensor
+        for name, tensor in saved.items()
+        if name not in ("scale_decoder_outputs", "dense_act_fn")
+    }
     ids = torch.randint(3, 29, (2, 7))
     for config in (saved, {**old, "tie_word_embeddings": False}):
         (tmp_path / "config.json").write_text(json.dumps(config))
@@ -153,7 +150,7 @@ def test_an_output_layer_of_its_own_is_found_in_the_files(tmp_path: Path):
         same(ours(ids, decoder_input_ids=ids).logits, again(input_ids=ids, decoder_input_ids=ids).logits)
         ours.save_pretrained(tmp_path / "back", format="hub")
         back = type(theirs).from_pretrained(tmp_path / "back", dtype=torch.float64)
-        assert all(torch.equal(back.state_dict()[name], one) for name, one in tensors.items())
+        assert all(torch.equal(back.state_dict()[name], tensor) for name, tensor in tensors.items())
         assert not back.config.scale_decoder_outputs
 
 
@@ -167,7 +164,9 @@ def test_the_oldest_files_are_read(tmp_path: Path):
     old = {**saved, "architectures": ["T5WithLMHeadModel"], "n_positions": 512, "output_past": True}
     (tmp_path / "config.json").write_text(json.dumps(old))
     unread = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-    tensors = {name: one.clone() for name, one in theirs.state_dict().items() if name != "shared.weight"}
+    tensors = {
+        name: tensor.clone() for name, tensor in theirs.state_dict().items() if name != "shared.weight"
+    }
     write_tensors(tmp_path / "model.safetensors", {**tensors, unread: torch.zeros(8, 3)})
     ids = torch.randint(3, 29, (2, 7))
     ours = polyformer.from_pretrained(tmp_path)
@@ -178,15 +177,8 @@ def test_the_oldest_files_are_read(tmp_path: Path):
 def test_steps_with_a_cache_are_one_pass(side: str, tmp_path: Path):
     theirs: Any = shaken(made())
     ours = loaded(theirs, tmp_path)
-    inputs, ids = source(theirs.config, side), torch.randint(3, 29, (3, 9))
-    whole = theirs(**inputs, decoder_input_ids=ids).logits
-    with torch.no_grad():
-        state, found = ours.encode(inputs["input_ids"], inputs["attention_mask"]), []
-        for part in ids.split([1, 3, 1, 4], 1):
-            output = ours(decoder_input_ids=part, state=state)
-            state = output.state
-            found.append(output.logits)
-    same(torch.cat(found, 1), whole)
+    inputs = source(theirs.config, side)
+    verify_steps(ours, inputs, theirs, inputs)
 
 
 @pytest.mark.parametrize(("config", "beams"), [(0, 1), (1, 1), (2, 1), (0, 4)])
@@ -196,12 +188,8 @@ def test_it_writes_what_theirs_writes(config: int, beams: int, tmp_path: Path):
     inputs = source(theirs.config, "left")
     expected = theirs.generate(**inputs, max_new_tokens=12, num_beams=beams, do_sample=False)
     settings = from_hub({"max_new_tokens": 12, "num_beams": beams})
-    found = ours.generate(inputs["input_ids"], inputs["attention_mask"], settings)
-    assert expected.shape[1] > 4
-    for mine, other in zip(found.sequences, expected[:, 1:]):
-        end = (other == 1).nonzero().flatten().tolist()
-        length = end[0] + 1 if end else len(other)
-        assert mine[:length].tolist() == other[:length].tolist()
+    actual = ours.generate(inputs["input_ids"], inputs["attention_mask"], settings)
+    same_texts(actual.sequences, expected, 1)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -225,13 +213,13 @@ def test_dropout_stands_in_all_places(tmp_path: Path):
     for stack in (ours.config.encoder, ours.config.decoder):
         assert stack is not None
         data = stack.to_dict()
-        found = (
+        actual = (
             data["dropout"],
             data["final_dropout"],
             data["feedforward"]["inner_dropout"],
             data["attention"]["mechanism"]["dropout"],
         )
-        assert found == (0.25,) * 4
+        assert actual == (0.25,) * 4
 
 
 @pytest.mark.parametrize("config", [0, 1])
@@ -245,14 +233,14 @@ def test_float16_stays_finite_where_it_overflows(config: int, tmp_path: Path):
         torch.testing.assert_close(
             calm.double(), theirs(**inputs, decoder_input_ids=ids).logits, rtol=0.05, atol=0.05
         )
-        for name, one in ours.named_parameters():
+        for name, tensor in ours.named_parameters():
             if name.endswith("feedforward.down.weight"):
-                one *= 20000 / one.abs().amax()
+                tensor *= 20000 / tensor.abs().amax()
         output = ours(**inputs, decoder_input_ids=ids, labels=ids, output_hidden_states=True)
     assert output.loss.isfinite()
-    assert max(one.abs().max() for one in output.hidden_states) == torch.finfo(torch.float16).max
-    for one in (output.logits, *output.hidden_states, *output.encoder_hidden_states):
-        assert one.isfinite().all()
+    assert max(tensor.abs().max() for tensor in output.hidden_states) == torch.finfo(torch.float16).max
+    for tensor in (output.logits, *output.hidden_states, *output.encoder_hidden_states):
+        assert tensor.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -269,8 +257,8 @@ def test_parameter_counts(name: str, count: int):
             transformers.T5Config(**family.hub_config(config)[0])
         )
     own = 0 if config.embedding.tied else 32128 * 768
-    assert sum(one.numel() for one in ours.parameters()) == count
-    assert sum(one.numel() for one in theirs.parameters()) + own == count
+    assert sum(parameter.numel() for parameter in ours.parameters()) == count
+    assert sum(parameter.numel() for parameter in theirs.parameters()) + own == count
 
 
 @pytest.mark.parametrize(
@@ -282,9 +270,4 @@ def test_parameter_counts(name: str, count: int):
     ],
 )
 def test_what_is_not_computed_is_refused(options: dict[str, Any], message: str, tmp_path: Path):
-    made().save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "config.json").read_text())
-    del saved["dense_act_fn"]
-    (tmp_path / "config.json").write_text(json.dumps({**saved, **options}))
-    with pytest.raises(InputError, match=re.escape(message)):
-        polyformer.from_pretrained(tmp_path)
+    verify_refusal(made(), tmp_path, options, message, "dense_act_fn")

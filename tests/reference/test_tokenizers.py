@@ -271,9 +271,9 @@ def bytelevel(shared_data, folder: Path, special: list[str], **files: object) ->
     ],
 )
 def test_bytelevel_families(shared_data, tmp_path, name, model_type, special, config):
-    given = {key: value for key, value in config.items() if not isinstance(value, dict)}
+    options = {key: value for key, value in config.items() if not isinstance(value, dict)}
     roles = {key: value for key, value in config.items() if isinstance(value, dict)}
-    files = {"tokenizer_config": given, "special_tokens_map": roles, "config": {"model_type": model_type}}
+    files = {"tokenizer_config": options, "special_tokens_map": roles, "config": {"model_type": model_type}}
     ours, theirs = both(bytelevel(shared_data, tmp_path, special, **files), name)
     deberta = model_type == "deberta"
     same(ours, theirs, pairs=[] if deberta else PAIRS, types=not model_type.startswith("gpt"))

@@ -15,7 +15,7 @@ WIDTH, HEADS, INNER, VOCAB, LAYERS = 12, 3, 20, 23, 2
 
 def ours_from_theirs(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights, or their gradients, under our names; torch keeps q, k and v in one matrix."""
-    found = {}
+    actual = {}
     for name, tensor in theirs.items():
         side, rest = name.split(".", 1)
         rest = rest.replace("self_attn", "attention").replace("multihead_attn", "cross_attention")
@@ -26,13 +26,13 @@ def ours_from_theirs(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
         if rest.startswith("norm."):
             rest = f"{side}.final_{rest}"
         if "in_proj_" not in rest:
-            found[rest] = tensor
+            actual[rest] = tensor
             continue
         start, kind = rest.split("in_proj_")
-        found |= {
-            f"{start}{one}.{kind}": part for one, part in zip(("query", "key", "value"), tensor.chunk(3))
+        actual |= {
+            f"{start}{item}.{kind}": part for item, part in zip(("query", "key", "value"), tensor.chunk(3))
         }
-    return found
+    return actual
 
 
 def pair(block: str) -> tuple[Transformer, nn.ModuleDict]:
@@ -99,7 +99,7 @@ def test_outputs_and_gradients(block: str):
     mine.loss.backward()
     loss.backward()
     expected = ours_from_theirs(
-        {name: one.grad for name, one in theirs.named_parameters() if one.grad is not None}
+        {name: item.grad for name, item in theirs.named_parameters() if item.grad is not None}
     )
     assert table.grad is not None
     expected["tokens.weight"] = table.grad

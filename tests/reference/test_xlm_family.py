@@ -115,7 +115,7 @@ def test_a_causal_model_reads_by_pieces(tmp_path):
     inputs["langs"] = torch.randint(2, inputs["input_ids"].shape)
     whole, state, pieces = ours(**inputs).logits, None, []
     for start, stop in ((0, 5), (5, 6), (6, 11)):
-        piece = {name: one[:, start:stop] for name, one in inputs.items()}
+        piece = {name: item[:, start:stop] for name, item in inputs.items()}
         output = ours(**piece, state=state, use_cache=True)
         state = output.state
         pieces.append(output.logits)

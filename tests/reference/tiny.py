@@ -143,7 +143,7 @@ def tiny(model_type: str, architecture: str, **options: Any) -> Any:
     torch.manual_seed(0)
     model = kind(kind.config_class(**{**TINY[model_type], **options})).eval()
     with torch.no_grad():
-        for name, one in model.state_dict().items():
-            if one.is_floating_point() and "inv_freq" not in name:
-                one.add_(torch.randn_like(one), alpha=0.2)
+        for name, tensor in model.state_dict().items():
+            if tensor.is_floating_point() and "inv_freq" not in name:
+                tensor.add_(torch.randn_like(tensor), alpha=0.2)
     return model
