@@ -9,7 +9,7 @@ __all__ = ["FAMILIES", "Family", "Task", "register"]
 
 
 class Family(ConfigConversion, KeyConversion):
-    """A family whose tables (`tables.FamilyTables`) are filled in."""
+    """A family of public models: a subclass fills in the tables (`tables.FamilyTables`)."""
 
 
 FAMILIES: Registry[Family] = Registry("model_type")
