@@ -58,7 +58,7 @@ def widened(part: Any, factor: int) -> Any:
     A window's own token counts with those before it: the causal window of 256 becomes one of 512.
     """
     if isinstance(part, Window):
-        after = part.reach_after
+        after = part.keys_after
         before = part.before * factor if after else (part.before + 1) * factor - 1
         return dataclasses.replace(part, before=before, after=after * factor)
     if isinstance(part, tuple):
