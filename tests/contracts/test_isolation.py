@@ -64,7 +64,7 @@ def test_what_is_hidden_does_not_reach(name: str, pattern: Pattern, backend: str
             out = attend(*inputs, **options)
             torch.testing.assert_close(out[innocent], expected[innocent])
             seen = out[~innocent]
-            assert not seen.numel() or not seen.isfinite().all(), "who sees it is told"
+            assert not seen.numel() or not seen.isfinite().all(), "a query that sees it gets NaN"
             grads = torch.autograd.grad(out[innocent].sin().sum(), inputs)
             for ours, theirs in zip(grads, wanted):
                 torch.testing.assert_close(ours, theirs)
@@ -72,7 +72,7 @@ def test_what_is_hidden_does_not_reach(name: str, pattern: Pattern, backend: str
 
 @pytest.mark.parametrize("backend", ["definition", "tiled"])
 @pytest.mark.parametrize("masks", ["by score", "by pattern"])
-def test_what_a_score_mod_hides_or_spoils_does_not_reach(backend: str, masks: str) -> None:
+def test_what_a_score_mod_hides_or_makes_infinite_does_not_reach(backend: str, masks: str) -> None:
     def mod(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if masks == "by score":
             return torch.where(i >= j, s, -torch.inf)

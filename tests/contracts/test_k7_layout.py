@@ -13,8 +13,8 @@ from polyformer.sequence.context import Context
 
 NAMED = patterns()
 PAIRS = [
-    (f"{a} {sign} {b}", one & two if sign == "&" else one | two)
-    for (a, one), (b, two) in itertools.combinations(NAMED, 2)
+    (f"{a} {sign} {b}", left & right if sign == "&" else left | right)
+    for (a, left), (b, right) in itertools.combinations(NAMED, 2)
     for sign in "&|"
 ]
 
@@ -65,8 +65,8 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        made = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        self.entries = max([self.entries, *made])
+        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        self.entries = max([self.entries, *sizes])
         return out
 
 

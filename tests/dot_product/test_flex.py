@@ -51,22 +51,22 @@ def test_the_block_mask_covers_the_mask(
 ) -> None:
     torch.manual_seed(queries)
     context = random_context(2, queries, queries + past, documents=documents, padding=padding)
-    made = flex.block_mask(pattern, context, CPU)
+    blocks = flex.block_mask(pattern, context, CPU)
     columns = -(-context.kv_len // flex.BLOCK)
-    some = blocks_of(made.kv_num_blocks, made.kv_indices, columns)
-    full = blocks_of(made.full_kv_num_blocks, made.full_kv_indices, columns)
+    some = blocks_of(blocks.kv_num_blocks, blocks.kv_indices, columns)
+    full = blocks_of(blocks.full_kv_num_blocks, blocks.full_kv_indices, columns)
     needed, every = per_block(dense(pattern, context, 2, 2))
     assert not (some & full).any()
     assert (needed <= (some | full)).all(), "a block is missed"
     assert (full <= every).all(), "full is not full"
-    assert made.shape == (1, 1, queries, queries + past)
-    assert made is flex.block_mask(pattern, context, CPU), "all layers share it"
+    assert blocks.shape == (1, 1, queries, queries + past)
+    assert blocks is flex.block_mask(pattern, context, CPU), "all layers share it"
 
 
 def test_full_blocks_are_found_where_they_are() -> None:
-    made = flex.block_mask(Window(256), Context(1024, 1024), CPU)
-    assert made.full_kv_num_blocks.flatten().tolist() == [2, 3, 3, 3, 3, 3, 3, 2]
-    assert made.kv_num_blocks.flatten().tolist() == [1, 1, 2, 2, 2, 2, 1, 1]
+    blocks = flex.block_mask(Window(256), Context(1024, 1024), CPU)
+    assert blocks.full_kv_num_blocks.flatten().tolist() == [2, 3, 3, 3, 3, 3, 3, 2]
+    assert blocks.kv_num_blocks.flatten().tolist() == [1, 1, 2, 2, 2, 2, 1, 1]
     whole = flex.block_mask(Full(), Context(1024, 1024), CPU)
     assert whole.kv_num_blocks.sum() == 0
     assert whole.full_kv_num_blocks.flatten().tolist() == [8] * 8
@@ -91,9 +91,9 @@ def test_flex_attention_agrees_when_run_as_it_is_written(
     limits = implied(context) if pattern is None else pattern & implied(context)
     slopes = torch.tensor([0.1, 0.2, 0.3, 0.4])
     score_mod = lambda score, b, h, i, j: score - slopes[h] * (i - j).abs()  # noqa: E731
-    made = flex.block_mask(limits, context, CPU)
+    blocks = flex.block_mask(limits, context, CPU)
     among_keys = lambda score, b, h, i, j: score_mod(score, b, h, i + context.offset, j)  # noqa: E731
-    out = flex_attention(q, k, v, score_mod=among_keys, block_mask=made, enable_gqa=True)
+    out = flex_attention(q, k, v, score_mod=among_keys, block_mask=blocks, enable_gqa=True)
     expected = attend(q, k, v, pattern=pattern, context=context, score_mod=score_mod, backend="definition")
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
@@ -199,10 +199,10 @@ def test_cuda_agrees_with_the_definition(
     torch.manual_seed(0)
     context = random_context(2, queries, keys, documents=True, padding=True)
     ours, exact = _inputs(torch.float32, queries, keys)
-    for one, other in zip(
+    for gradient, other in zip(
         _run(ours, pattern, _to_cuda(context), backend), _run(exact, pattern, context, "definition")
     ):
-        torch.testing.assert_close(one.cpu().double(), other, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(gradient.cpu().double(), other, rtol=1e-3, atol=1e-3)
 
 
 @needs_cuda

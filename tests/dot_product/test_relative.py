@@ -54,7 +54,7 @@ def test_the_definition_is_the_equation(causal: bool) -> None:
     q, k, v = inputs(2, 3, 3, 4, 7)
     context = Context(4, 7, causal=causal)
     tables = terms(ALL, q, context, shared=False)
-    found = results([q, k, v], tables, context, backend="definition")[0]
+    computed = results([q, k, v], tables, context, backend="definition")[0]
     for b, h, i in torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(4)).tolist():
         seen = [j for j in range(7) if not causal or j <= i + 3]
         d = [i + 3 - j - context.distances[0] for j in seen]
@@ -71,7 +71,7 @@ def test_the_definition_is_the_equation(causal: bool) -> None:
             ]
         )
         values = torch.stack([v[b, h, j] + tables["position_values"][h, r] for j, r in zip(seen, d)])
-        torch.testing.assert_close(found[b, h, i], score.softmax(0) @ values)
+        torch.testing.assert_close(computed[b, h, i], score.softmax(0) @ values)
 
 
 @pytest.mark.parametrize("names", CASES, ids="-".join)
@@ -86,7 +86,8 @@ def test_tiled_is_the_definition(
         context = Context(queries, keys, causal=causal)
         tables = terms(names, tensors[0], context, shared)
         both = [
-            results(tensors, tables, context, pattern=pattern, backend=one) for one in ("tiled", "definition")
+            results(tensors, tables, context, pattern=pattern, backend=variant)
+            for variant in ("tiled", "definition")
         ]
         for actual, expected in zip(*both):
             torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
@@ -100,7 +101,10 @@ def test_a_score_mod_comes_after_the_terms() -> None:
     def cap(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return 2 * torch.tanh(score / 2)
 
-    both = [results(tensors, tables, context, score_mod=cap, backend=one) for one in ("tiled", "definition")]
+    both = [
+        results(tensors, tables, context, score_mod=cap, backend=variant)
+        for variant in ("tiled", "definition")
+    ]
     for actual, expected in zip(*both):
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
     assert not torch.allclose(both[0][0], results(tensors, tables, context, backend="tiled")[0])
@@ -114,11 +118,11 @@ def test_gradients_of_shared_tables_are_summed_over_rows_heads_and_threads(threa
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = results(tensors, tables, context, pattern=Window(30), backend="tiled")
+        computed = results(tensors, tables, context, pattern=Window(30), backend="tiled")
     finally:
         torch.set_num_threads(before)
     for actual, expected in zip(
-        found, results(tensors, tables, context, pattern=Window(30), backend="definition")
+        computed, results(tensors, tables, context, pattern=Window(30), backend="definition")
     ):
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
@@ -127,10 +131,10 @@ def test_gradients_arrive_whatever_the_order_of_axes_in_memory() -> None:
     tensors = inputs(2, 3, 3, 40, 40)
     context = Context(40, 40)
     tables = terms(("position_keys", "content"), tensors[0], context, shared=False)
-    turned = tables["content"].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    transposed = tables["content"].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
     both = [
-        results(tensors, {**tables, "content": one}, context, backend="tiled")
-        for one in (tables["content"], turned)
+        results(tensors, {**tables, "content": variant}, context, backend="tiled")
+        for variant in (tables["content"], transposed)
     ]
     for actual, expected in zip(*both):
         torch.testing.assert_close(actual, expected)

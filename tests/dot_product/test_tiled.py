@@ -258,12 +258,14 @@ def test_no_tensor_grows_faster_than_the_length(
 
 def test_captured_tables_get_no_full_size_gradient_per_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     small_tiles(monkeypatch, 16, 64)
-    made = []
+    tables_seen = []
 
     class Count(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
-            made.extend(x for x in tree_leaves(result) if isinstance(x, Tensor) and x.shape == table.shape)
+            tables_seen.extend(
+                x for x in tree_leaves(result) if isinstance(x, Tensor) and x.shape == table.shape
+            )
             return result
 
     q, k, v = (torch.randn(1, 2, 320, 4, requires_grad=True) for _ in range(3))
@@ -271,7 +273,7 @@ def test_captured_tables_get_no_full_size_gradient_per_tile(monkeypatch: pytest.
     with Count():
         score_mod = lambda s, b, h, i, j: s + table[b, h, i, (i - j).clamp(-1, 1) + 1]  # noqa: E731
         attend(q, k, v, pattern=Window(8), score_mod=score_mod, backend="tiled").sum().backward()
-    assert len({x.data_ptr() for x in made}) < 8, "there are 20 tiles"
+    assert len({x.data_ptr() for x in tables_seen}) < 8, "there are 20 tiles"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -306,7 +308,7 @@ def test_threads_change_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -
             out = attend(q, k, v, score_mod=score_mod, pattern=Window(9), backend="tiled")
     finally:
         torch.set_num_threads(before)
-    assert all(torch.equal(one, other) for one, other in zip(first, second))
+    assert all(torch.equal(mine, other) for mine, other in zip(first, second))
     assert torch.equal(out, first[0])
     assert_same(first, results(q, k, v, **{**options, "backend": "definition"}))
 

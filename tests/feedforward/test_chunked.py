@@ -13,12 +13,12 @@ def results(module: FeedForward) -> tuple[list[Tensor], int]:
     x = torch.linspace(-1, 1, 2 * 11 * 3, dtype=torch.float64).view(2, 11, 3).requires_grad_()
     saved: dict[int, int] = {}
 
-    def keep(one: Tensor) -> Tensor:
-        storage = one.untyped_storage()
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
         saved[storage.data_ptr()] = storage.nbytes() // 8
-        return one
+        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         y = module(x)
     return [y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])], sum(saved.values())
 
@@ -31,8 +31,8 @@ def test_chunks_change_no_number_and_keep_none(inner: DenseConfig | GatedConfig,
     parts = ChunkedConfig(inner=inner, chunk=chunk).build(3).double().train()
     parts.inner.load_state_dict(whole.state_dict())
     expected, kept = results(whole)
-    found, fewer = results(parts)
-    for actual, wanted in zip(found, expected):
+    chunked, fewer = results(parts)
+    for actual, wanted in zip(chunked, expected):
         torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
     assert kept > 22 * 40
     assert fewer <= 2 * 22 * 3, "the input alone"

@@ -24,7 +24,7 @@ from polyformer.sequence.context import Context
 SMALL = DenseConfig(intermediate_size=7)
 
 
-def made(**options: Any) -> Experts:
+def new_experts(**options: Any) -> Experts:
     torch.manual_seed(0)
     return ExpertsConfig(**{"expert": SMALL, "experts": 4, **options}).build(5).double()
 
@@ -55,20 +55,20 @@ def by_token(module: Experts, x: Tensor) -> Tensor:
 )
 def test_the_equation(options: dict[str, Any]):
     """Grouped, dense and token by token: outputs and all gradients."""
-    module, results = made(**options), []
+    module, results = new_experts(**options), []
     for form in (module, module.plainly, lambda x: by_token(module, x)):
         torch.manual_seed(1)
         x = torch.randn(2, 9, 5, dtype=torch.float64).requires_grad_()
         y = form(x)
         results.append((y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])))
-    for found in results[:2]:
-        for actual, expected in zip(found, results[2]):
+    for outputs in results[:2]:
+        for actual, expected in zip(outputs, results[2]):
             torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_an_expert_without_tokens_has_a_gradient():
     """Of zeros: where processes share the work, every parameter must have one."""
-    module = made()
+    module = new_experts()
     with torch.no_grad():
         module.router.weight.zero_()[:2, 0] = 100.0
     module(torch.ones(1, 3, 5, dtype=torch.float64)).sum().backward()
@@ -87,13 +87,13 @@ def test_the_balance_loss():
     assert float(balance(probabilities, chosen, real)) == pytest.approx(3 * sum(shares))
     equal = torch.arange(6).view(1, 6, 1) % 3
     assert float(balance(torch.full((1, 6, 3), 1 / 3), equal, real[:1])) == pytest.approx(1.0)
-    one = torch.eye(3)[torch.zeros(1, 6, dtype=torch.long)]
-    assert float(balance(one, torch.zeros(1, 6, 1, dtype=torch.long), real[:1])) == pytest.approx(3.0)
+    each = torch.eye(3)[torch.zeros(1, 6, dtype=torch.long)]
+    assert float(balance(each, torch.zeros(1, 6, 1, dtype=torch.long), real[:1])) == pytest.approx(3.0)
 
 
 def test_padding_counts_nowhere():
     """Neither in the balance loss nor for capacity, whatever it holds."""
-    module, found = made(capacity=0.6).train(), []
+    module, outputs = new_experts(capacity=0.6).train(), []
     torch.manual_seed(3)
     x = torch.randn(1, 7, 5, dtype=torch.float64)
     for before, after in ((0, 0), (3, 0), (2, 4)):
@@ -104,9 +104,9 @@ def test_padding_counts_nowhere():
         with collect_auxiliary_losses() as terms:
             y = module(torch.cat([junk[0], x, junk[1]], 1), context)
         assert not y[~valid].any()
-        found.append((y[:, before : before + 7], terms["balance"]))
-    for one in found[1:]:
-        for actual, expected in zip(one, found[0]):
+        outputs.append((y[:, before : before + 7], terms["balance"]))
+    for each in outputs[1:]:
+        for actual, expected in zip(each, outputs[0]):
             torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -120,7 +120,7 @@ def test_capacity_is_a_share_of_the_past():
 
 
 def test_capacity_sees_no_future_and_no_other_row():
-    module = made(capacity=0.5, top_k=1, gates="all").train()
+    module = new_experts(capacity=0.5, top_k=1, gates="all").train()
     torch.manual_seed(4)
     x = torch.randn(3, 12, 5, dtype=torch.float64)
     whole = module(x)
@@ -131,7 +131,7 @@ def test_capacity_sees_no_future_and_no_other_row():
 
 
 def test_jitter_is_of_training_alone():
-    module, x = made(jitter=0.5), torch.randn(2, 4, 5, dtype=torch.float64)
+    module, x = new_experts(jitter=0.5), torch.randn(2, 4, 5, dtype=torch.float64)
     assert not torch.equal(module.train()(x), module(x))
     assert torch.equal(module.eval()(x), module(x))
 

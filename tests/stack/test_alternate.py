@@ -16,8 +16,8 @@ def test_layers_take_turns() -> None:
         "decoder-tiny", attention=AlternateConfig(mechanisms=(NEAR, WHOLE)), num_hidden_layers=3
     )
     assert model.decoder is not None
-    found = [layer.attention.mechanism.config for layer in model.decoder.layers]  # type: ignore[union-attr]
-    assert found == [NEAR, WHOLE, NEAR]
+    kinds = [layer.attention.mechanism.config for layer in model.decoder.layers]  # type: ignore[union-attr]
+    assert kinds == [NEAR, WHOLE, NEAR]
 
 
 def test_a_file_brings_them_back() -> None:

@@ -54,7 +54,7 @@ def contexts() -> list[Context]:
     ]
 
 
-def made(pattern: Pattern, heads: int = 2, groups: int | None = None) -> MultiHeadAttention:
+def new_attention(pattern: Pattern, heads: int = 2, groups: int | None = None) -> MultiHeadAttention:
     torch.manual_seed(0)
     config = AttentionConfig(
         num_attention_heads=heads,
@@ -131,7 +131,7 @@ def test_the_equation(
     pattern: Pattern, first: int, marked: bool, windows: list[tuple[int, int]], heads: int, groups: int | None
 ):
     """With padding in the middle and at both ends, packed documents, and causal: outputs and gradients."""
-    module = made(pattern, heads, groups)
+    module = new_attention(pattern, heads, groups)
     torch.manual_seed(1)
     x = torch.randn(ROWS, LENGTH, 6, dtype=torch.float64, requires_grad=True)
     inputs = [x, *module.parameters()]
@@ -141,7 +141,7 @@ def test_the_equation(
         expected = equation(module, x, context, first, marked, windows)[real]
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
         weight = torch.randn_like(actual)
-        slopes = [torch.autograd.grad((one * weight).sum(), inputs) for one in (actual, expected)]
+        slopes = [torch.autograd.grad((item * weight).sum(), inputs) for item in (actual, expected)]
         for mine, wanted in zip(*slopes):
             torch.testing.assert_close(mine, wanted, rtol=1e-10, atol=1e-10)
 
@@ -155,14 +155,14 @@ def test_only_the_global_rows_are_computed(monkeypatch: pytest.MonkeyPatch):
         return attend(q, *arguments, **named)
 
     monkeypatch.setattr(global_projections, "attend", counted)
-    module, x = made(Window(1) | Marked()), torch.randn(ROWS, LENGTH, 6, dtype=torch.float64)
+    module, x = new_attention(Window(1) | Marked()), torch.randn(ROWS, LENGTH, 6, dtype=torch.float64)
     marked = contexts()[0]
     module(x, marked, NO_POSITION)
     module(x, Context(LENGTH, LENGTH), NO_POSITION)
     padded = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
     padded[:, 8:] = True
     pos = (padded.long().cumsum(1) - 1).clamp_min(0)
-    made(Window(1) | Global(1))(
+    new_attention(Window(1) | Global(1))(
         x, Context(LENGTH, LENGTH, q_pos=pos, kv_pos=pos, kv_valid=padded), NO_POSITION
     )
     assert seen == [2, 1]
@@ -209,11 +209,11 @@ def test_copies_of_the_ordinary_projections_change_nothing(name: str, options: d
     plain, projected = plain_and_projected(name, **options)
     padded = {"attention_mask": VALID.long()}
     for more in ({}, padded, {"document_ids": DOCUMENTS, **padded}):
-        given = {**batch(), **more}
+        fields = {**batch(), **more}
         real = VALID if more else torch.ones_like(VALID)
-        expected = plain(**given, output_attentions=True)
-        same(projected(**given).last_hidden_state[real], expected.last_hidden_state[real])
-        recorded = projected(**given, output_attentions=True)
+        expected = plain(**fields, output_attentions=True)
+        same(projected(**fields).last_hidden_state[real], expected.last_hidden_state[real])
+        recorded = projected(**fields, output_attentions=True)
         same(recorded.last_hidden_state[real], expected.last_hidden_state[real])
         for mine, other in zip(recorded.attentions, expected.attentions, strict=True):
             same(mine.transpose(1, 2)[real], other.transpose(1, 2)[real])
@@ -224,12 +224,12 @@ def test_copies_of_the_ordinary_projections_change_nothing(name: str, options: d
 def test_it_is_one_graph(marked: bool):
     """Where marks are given, how many there are is not known while tracing."""
     _, projected = plain_and_projected("encoder-tiny")
-    given = batch() if marked else {"input_ids": batch()["input_ids"]}
+    fields = batch() if marked else {"input_ids": batch()["input_ids"]}
     torch._dynamo.reset()
     compiled = torch.compile(
         lambda **named: projected(**named).last_hidden_state, backend="eager", fullgraph=True
     )
-    same(compiled(**given), projected(**given).last_hidden_state)
+    same(compiled(**fields), projected(**fields).last_hidden_state)
 
 
 @pytest.mark.parametrize("position", ["learned", "alibi"])
@@ -241,20 +241,20 @@ def test_any_split_is_one_pass(position: str):
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     mask = torch.ones(ROWS, LENGTH, dtype=torch.long)
     mask[1, :2] = 0
-    given = {**batch(), "attention_mask": mask}
-    expected = projected(**given).last_hidden_state
+    fields = {**batch(), "attention_mask": mask}
+    expected = projected(**fields).last_hidden_state
     for split in ([5, 6], [3, 1, 1, 1, 4, 1], [1] * LENGTH):
         state, outputs = projected.new_state(), []
-        for part in zip(*(given[name].split(split, 1) for name in given)):
-            output: ModelOutput = projected(**dict(zip(given, part)), state=state)
+        for part in zip(*(fields[name].split(split, 1) for name in fields)):
+            output: ModelOutput = projected(**dict(zip(fields, part)), state=state)
             assert output.state is not None
             state = output.state
             outputs.append(output.last_hidden_state)
         same(torch.cat(outputs, 1)[mask.bool()], expected[mask.bool()])
     order = torch.tensor([1, 0])
-    first = projected(**{name: one[:, :6] for name, one in given.items()}, use_cache=True)
+    first = projected(**{name: item[:, :6] for name, item in fields.items()}, use_cache=True)
     rest = projected(
-        **{name: one[order, 6:] for name, one in given.items()}, state=first.state.reorder(order)
+        **{name: item[order, 6:] for name, item in fields.items()}, state=first.state.reorder(order)
     )
     same(rest.last_hidden_state, expected[order, 6:])
 
@@ -265,13 +265,13 @@ def test_a_source_keeps_its_global_tokens_to_itself():
     assert projected.decoder is not None
     names = [name for name, _ in projected.named_parameters() if "global_attention" in name]
     assert not [name for name in names if "cross_attention" in name]
-    given = {**batch(), "decoder_input_ids": torch.randint(300, (ROWS, 4))}
-    same(projected(**given).last_hidden_state, plain(**given).last_hidden_state)
-    state = projected.encode(given["input_ids"])
+    fields = {**batch(), "decoder_input_ids": torch.randint(300, (ROWS, 4))}
+    same(projected(**fields).last_hidden_state, plain(**fields).last_hidden_state)
+    state = projected.encode(fields["input_ids"])
     with pytest.raises(
         InputError, match="global_attention_mask: a source that was read already does not take"
     ):
-        projected(decoder_input_ids=given["decoder_input_ids"], state=state, global_attention_mask=MARKS)
+        projected(decoder_input_ids=fields["decoder_input_ids"], state=state, global_attention_mask=MARKS)
 
 
 @pytest.mark.parametrize(
@@ -298,9 +298,9 @@ def test_a_layer_without_global_tokens_is_refused():
 
 
 def test_dropout_reaches_global_tokens_too():
-    module = made(Window(1) | Global(11))
+    module = new_attention(Window(1) | Global(11))
     mechanism = dataclasses.replace(module.config.mechanism, dropout=0.5)
     module = dataclasses.replace(module.config, mechanism=mechanism).build(6).double()
     x = torch.randn(1, LENGTH, 6, dtype=torch.float64)
-    one, two = (module.train()(x, Context(LENGTH, LENGTH), NO_POSITION)[0] for _ in range(2))
-    assert not torch.equal(one, two)
+    item, another = (module.train()(x, Context(LENGTH, LENGTH), NO_POSITION)[0] for _ in range(2))
+    assert not torch.equal(item, another)

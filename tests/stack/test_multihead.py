@@ -16,7 +16,7 @@ from polyformer.stack import AttentionConfig, MultiHeadAttention
 NO_POSITION = NoPositionConfig().build(Shape(hidden_size=6))
 
 
-def made(config: AttentionConfig, hidden_size: int = 6) -> MultiHeadAttention:
+def new_attention(config: AttentionConfig, hidden_size: int = 6) -> MultiHeadAttention:
     torch.manual_seed(0)
     return config.build(hidden_size).double().eval()
 
@@ -42,7 +42,7 @@ def equation(module: MultiHeadAttention, x: Tensor, source: Tensor, causal: bool
     ("heads", "groups", "head_size"), [(1, None, None), (3, None, None), (6, 2, None), (3, 1, 5)]
 )
 def test_the_equation(heads: int, groups: int | None, head_size: int | None, bias: bool):
-    module = made(
+    module = new_attention(
         AttentionConfig(num_attention_heads=heads, num_key_value_heads=groups, head_size=head_size, bias=bias)
     )
     torch.manual_seed(1)
@@ -59,15 +59,15 @@ def test_the_equation(heads: int, groups: int | None, head_size: int | None, bia
 
 def test_groups_are_shared_heads():
     """With key heads repeated for every query head of their group nothing changes."""
-    grouped = made(AttentionConfig(num_attention_heads=6, num_key_value_heads=2), 12)
-    plain = made(AttentionConfig(num_attention_heads=6), 12)
+    grouped = new_attention(AttentionConfig(num_attention_heads=6, num_key_value_heads=2), 12)
+    plain = new_attention(AttentionConfig(num_attention_heads=6), 12)
     state = grouped.state_dict()
     for name in ("key.weight", "key.bias", "value.weight", "value.bias"):
         state[name] = state[name].unflatten(0, (2, 2)).repeat_interleave(3, 0).flatten(0, 1)
     plain.load_state_dict(state)
     x = torch.randn(2, 5, 12, dtype=torch.float64)
-    one, two = (module(x, Context(5, 5, causal=True), NO_POSITION)[0] for module in (grouped, plain))
-    torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+    actual, expected = (module(x, Context(5, 5, causal=True), NO_POSITION)[0] for module in (grouped, plain))
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_another_sequence_is_read_without_a_pattern():

@@ -26,7 +26,7 @@ SPANS = AdaptiveSpanConfig(max_span=4, ramp=2, initial=0.3, penalty=0.1, dropout
 EXPERTS = ExpertsConfig(expert=DenseConfig(intermediate_size=6), experts=3, capacity=0.8, jitter=0.3)
 
 
-def made(dtype: torch.dtype = torch.float64, cross: bool = False, **options: Any) -> Stack:
+def new_stack(dtype: torch.dtype = torch.float64, cross: bool = False, **options: Any) -> Stack:
     torch.manual_seed(0)
     parts = {
         "num_hidden_layers": 4,
@@ -63,8 +63,8 @@ def run(stack: Stack, stored: bool, cross: bool = False, autocast: bool = False)
     return [y, *terms.values(), drawn, torch.rand(3), *slopes]
 
 
-def assert_near(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
-    for actual, wanted in zip(found, expected, strict=True):
+def assert_near(recomputed: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    for actual, wanted in zip(recomputed, expected, strict=True):
         largest = max(1.0, float(wanted.detach().abs().max()))
         torch.testing.assert_close(actual, wanted, rtol=tolerance, atol=tolerance * largest)
 
@@ -73,7 +73,7 @@ def assert_near(found: list[Tensor], expected: list[Tensor], tolerance: float) -
 @pytest.mark.parametrize("cross", [False, True])
 def test_gradients_are_those_of_stored_activations(dtype: torch.dtype, tolerance: float, cross: bool):
     """With dropout, cross-attention and positions in every layer; the generator goes on as usual."""
-    stack = made(dtype, cross)
+    stack = new_stack(dtype, cross)
     assert_near(run(stack, False, cross), run(stack, True, cross), tolerance)
 
 
@@ -87,17 +87,17 @@ def test_gradients_are_those_of_stored_activations(dtype: torch.dtype, tolerance
     ids=["relative positions", "spans", "experts"],
 )
 def test_auxiliary_losses_and_shared_parameters_keep_their_gradients(options: dict[str, Any]):
-    stack = made(**options)
+    stack = new_stack(**options)
     assert_near(run(stack, False), run(stack, True), 1e-10)
 
 
 def test_autocast_is_replayed():
     """The backward pass stands outside of autocast, and computes as inside."""
-    stack = made(torch.float32, position=NoPositionConfig(), dropout=0.0)
-    found, expected = run(stack, False, autocast=True), run(stack, True, autocast=True)
+    stack = new_stack(torch.float32, position=NoPositionConfig(), dropout=0.0)
+    recomputed, expected = run(stack, False, autocast=True), run(stack, True, autocast=True)
     exact = run(stack, True)
-    assert torch.equal(found[0], expected[0])
-    for ours, stored, true in zip(found[3:], expected[3:], exact[3:]):
+    assert torch.equal(recomputed[0], expected[0])
+    for ours, stored, true in zip(recomputed[3:], expected[3:], exact[3:]):
         distance = (ours - stored).norm()
         assert distance <= 0.1 * (stored - true).norm() + 1e-6 * true.norm(), "far below autocast's own error"
 

@@ -19,7 +19,7 @@ from polyformer.sequence.inputs import ModelInputs
 from polyformer.stack import AttentionConfig, Embedding, EmbeddingConfig, Stack, StackConfig
 
 
-def made(cross: bool = False, **options: Any) -> Stack:
+def new_stack(cross: bool = False, **options: Any) -> Stack:
     torch.manual_seed(0)
     parts = {
         "num_hidden_layers": 3,
@@ -31,7 +31,7 @@ def made(cross: bool = False, **options: Any) -> Stack:
 
 
 def test_layers_follow_one_another():
-    stack = made(block=PreNormConfig(), position=LearnedPerLayerConfig()).eval()
+    stack = new_stack(block=PreNormConfig(), position=LearnedPerLayerConfig()).eval()
     x, pos, context = torch.randn(2, 5, 6).double(), torch.arange(5), Context(5, 5, causal=True)
     collected: list[Tensor] = []
     y, states = stack(x, pos, context, collect=collected)
@@ -49,8 +49,8 @@ def test_layers_follow_one_another():
 
 def test_the_final_norm_is_there_where_the_stream_is_not_normalised():
     for block in (PreNormConfig(), ParallelConfig()):
-        assert isinstance(made(block=block).final_norm, torch.nn.LayerNorm)
-    assert isinstance(made(block=PostNormConfig()).final_norm, torch.nn.Identity)
+        assert isinstance(new_stack(block=block).final_norm, torch.nn.LayerNorm)
+    assert isinstance(new_stack(block=PostNormConfig()).final_norm, torch.nn.Identity)
 
 
 @pytest.mark.parametrize("block", [PreNormConfig(), PostNormConfig()])
@@ -58,13 +58,13 @@ def test_recomputing_gives_equal_gradients(block: PreNormConfig | PostNormConfig
     """Dropout included: the second time the same weights are dropped. Fewer activations are kept."""
     results, kept = [], []
     for recompute in (False, True):
-        stack = made(block=block, dropout=0.3).train()
+        stack = new_stack(block=block, dropout=0.3).train()
         stack.recompute = recompute
         x = torch.linspace(-1, 1, 60, dtype=torch.float64).view(2, 5, 6).requires_grad_()
         torch.manual_seed(1)
         saved: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda one, saved=saved: saved.append(one.numel()) or one, lambda one: one
+            lambda entry, saved=saved: saved.append(entry.numel()) or entry, lambda entry: entry
         ):
             y, _ = stack(x, torch.arange(5), Context(5, 5, causal=True))
         grads = torch.autograd.grad(y.square().sum(), [x, *stack.parameters()])
@@ -76,7 +76,7 @@ def test_recomputing_gives_equal_gradients(block: PreNormConfig | PostNormConfig
 
 
 def test_recomputation_is_of_training_alone():
-    stack = made().eval()
+    stack = new_stack().eval()
     stack.recompute = True
     x = torch.randn(1, 3, 6).double()
     states = stack.new_states(0)
@@ -150,7 +150,7 @@ def test_token_types_that_a_model_does_not_have_are_refused():
 
 def test_layerdrop_leaves_out_whole_layers_in_training_alone():
     """Each draw gives the output of some of the layers in their order, and each layer's share is right."""
-    stack = made(block=PreNormConfig(), dropout=0.0, layerdrop=0.3)
+    stack = new_stack(block=PreNormConfig(), dropout=0.0, layerdrop=0.3)
     x, pos, context = torch.randn(1, 4, 6).double(), torch.arange(4), Context(4, 4, causal=True)
 
     def through(layers: tuple[int, ...]) -> Tensor:
@@ -159,8 +159,8 @@ def test_layerdrop_leaves_out_whole_layers_in_training_alone():
             hidden, _ = stack.layers[index](hidden, context, stack.position)
         return stack.final_norm(hidden)
 
-    subsets = [one for size in range(4) for one in itertools.combinations(range(3), size)]
-    expected = torch.stack([through(one) for one in subsets])
+    subsets = [entry for size in range(4) for entry in itertools.combinations(range(3), size)]
+    expected = torch.stack([through(entry) for entry in subsets])
     torch.manual_seed(0)
     counts = [0] * len(subsets)
     with torch.no_grad():
@@ -169,7 +169,7 @@ def test_layerdrop_leaves_out_whole_layers_in_training_alone():
             counts[int((expected - y).abs().amax((1, 2, 3)).argmin())] += 1
             assert (expected - y).abs().amax((1, 2, 3)).min() < 1e-12
     for layer in range(3):
-        share = sum(n for one, n in zip(subsets, counts) if layer not in one) / 400
+        share = sum(n for entry, n in zip(subsets, counts) if layer not in entry) / 400
         assert abs(share - 0.3) < 0.1
     assert torch.equal(stack.eval()(x, pos, context)[0], expected[-1])
     states = stack.new_states(4)
@@ -177,7 +177,7 @@ def test_layerdrop_leaves_out_whole_layers_in_training_alone():
 
 
 def test_dropout_of_the_output_comes_after_the_final_norm():
-    stack = made(block=PreNormConfig(), dropout=0.0, final_dropout=0.5).train()
+    stack = new_stack(block=PreNormConfig(), dropout=0.0, final_dropout=0.5).train()
     x, pos, context = torch.randn(8, 5, 6).double(), torch.arange(5), Context(5, 5)
     y, plain = stack(x, pos, context)[0], stack.eval()(x, pos, context)[0]
     dropped = y == 0
