@@ -101,7 +101,10 @@ def test_a_rows_own_end_counts():
 
 def test_a_decoder_has_no_end():
     message = "GlobalEnd: a causal query cannot know where its document ends"
-    for use in (lambda one: mask(GlobalEnd(1), one), lambda one: GlobalEnd(1).keys(one, 0, 2)):
+    for use in (
+        lambda context: mask(GlobalEnd(1), context),
+        lambda context: GlobalEnd(1).keys(context, 0, 2),
+    ):
         with pytest.raises(InputError, match=message):
             use(Context(4, 4, causal=True))
     config = SoftmaxConfig(pattern=Global(1) | PerHead((GlobalEnd(1),)))

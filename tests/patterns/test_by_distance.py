@@ -115,7 +115,8 @@ def test_it_agrees_with_the_definition(pattern: ByDistance) -> None:
         context = random_context(2, 90, 103, causal=causal, documents=True, padding=True)
         q, k, v = (torch.randn(2, 2, length, 4, dtype=torch.float64) for length in (90, 103, 103))
         both = [
-            attend(q, k, v, pattern=pattern, context=context, backend=one) for one in ("tiled", "definition")
+            attend(q, k, v, pattern=pattern, context=context, backend=backend)
+            for backend in ("tiled", "definition")
         ]
         torch.testing.assert_close(*both)
 

@@ -92,11 +92,11 @@ def test_padding_on_the_left_and_packing_move_the_global_tokens_along():
 def random_segments(rows: int, glob: int, long: int) -> Tensor:
     """A number for each global token, and sentences of many lengths, in another order in the second row."""
     torch.manual_seed(2)
-    found = []
+    segments = []
     for row in range(rows):
         sentences = torch.randint(glob, (long,)).sort(descending=row == 1).values
-        found.append(torch.cat([torch.arange(glob), sentences]))
-    return torch.stack(found)
+        segments.append(torch.cat([torch.arange(glob), sentences]))
+    return torch.stack(segments)
 
 
 @pytest.mark.parametrize(("hard_g2l", "hard_l2g"), HARD)
@@ -141,14 +141,14 @@ def piecewise(
     q: Tensor, k: Tensor, v: Tensor, glob: int, radius: int, hard: tuple[bool, bool], segments: Tensor
 ) -> Tensor:
     """Global and long attention computed apart, from separate global and long tensors."""
-    masks = [pieces(radius, hard[0], hard[1], one.tolist()) for one in segments]
+    masks = [pieces(radius, hard[0], hard[1], row.tolist()) for row in segments]
     allowed = torch.stack(masks).unsqueeze(1)
     outputs = []
     for queries in (slice(0, glob), slice(glob, None)):
         scores = []
         for keys in (slice(0, glob), slice(glob, None)):
-            one = q[:, :, queries] @ k[:, :, keys].mT / math.sqrt(q.shape[-1])
-            scores.append(one.masked_fill(~allowed[:, :, queries, keys], -math.inf))
+            logits = q[:, :, queries] @ k[:, :, keys].mT / math.sqrt(q.shape[-1])
+            scores.append(logits.masked_fill(~allowed[:, :, queries, keys], -math.inf))
         weights = torch.cat(scores, -1).softmax(-1)
         to_global, to_long = weights.split([glob, q.shape[2] - glob], -1)
         outputs.append(to_global @ v[:, :, :glob] + to_long @ v[:, :, glob:])
@@ -164,11 +164,11 @@ def test_one_row_equals_two_attentions_computed_apart(backend: str, hard: tuple[
     inputs = [torch.randn(2, 3, 91, 5, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     weight = torch.randn(2, 3, 91, 5, dtype=torch.float64)
     results = []
-    for one in (
+    for output in (
         attend(*inputs, pattern=ETC(GLOBAL, 4, *hard), context=structured(segments), backend=backend),
         piecewise(inputs[0], inputs[1], inputs[2], GLOBAL, 4, hard, segments),
     ):
-        results.append((one, *torch.autograd.grad((one * weight).sum(), inputs)))
+        results.append((output, *torch.autograd.grad((output * weight).sum(), inputs)))
     for actual, expected in zip(*results):
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 

@@ -35,8 +35,8 @@ def test_local_1d_by_hand():
         ....111
     """)
     pattern, context = Local1D(3, 2), Context(7, 7, causal=True)
-    found = mask(pattern, context) & torch.ones(7, 7).tril().bool()
-    assert torch.equal(found, expected)
+    allowed = mask(pattern, context) & torch.ones(7, 7).tril().bool()
+    assert torch.equal(allowed, expected)
 
 
 def test_local_2d_by_hand():
@@ -71,7 +71,7 @@ def test_local_2d_by_hand():
 def sees(pattern: Local2D, query: int, key: int) -> bool:
     """The rule of 2D blocks, place by place."""
     _, width, channels = (*pattern.shape, 1)[:3]
-    (row, column), (key_row, key_column) = (divmod(one // channels, width) for one in (query, key))
+    (row, column), (key_row, key_column) = (divmod(index // channels, width) for index in (query, key))
     (height, across), (above, left, right) = pattern.query, pattern.memory
     top, side = row - row % height, column - column % across
     return top - above <= key_row < top + height and side - left <= key_column < side + across + right

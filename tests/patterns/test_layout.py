@@ -50,9 +50,9 @@ def test_clip_keeps_what_is_inside() -> None:
 def test_tiles_hold_the_keys_of_their_row_in_order(
     some: tuple[Interval, ...], full: tuple[Interval, ...], width: int
 ) -> None:
-    made = tiles(Row(3, 7, Keys(some, full)), width)
-    assert [slot for tile in made for slot in sorted(members(tile.keys))] == sorted(members(some))
-    for tile in made:
+    tiling = tiles(Row(3, 7, Keys(some, full)), width)
+    assert [slot for tile in tiling for slot in sorted(members(tile.keys))] == sorted(members(some))
+    for tile in tiling:
         assert (tile.start, tile.stop) == (3, 7)
         assert tile.width <= width
         assert members(tile.masked) == members(tile.keys) - members(full)

@@ -1,4 +1,4 @@
-"""Tokens marked by the caller: who sees whom, what a layout says of it, and how a model is told."""
+"""Tokens marked by the caller: who attends to whom, the layout, and how a model takes the marks."""
 
 from typing import Any
 
@@ -45,9 +45,9 @@ def test_marked_tokens_see_everything_and_are_seen_by_everything():
 @pytest.mark.parametrize("pattern", [Marked(), Window(1) | Marked(), Global(2) | Marked()], ids=str)
 @pytest.mark.parametrize("queries", [9, 4, 1])
 def test_the_layout_covers_the_mask(pattern: Pattern, queries: int):
-    one = context(queries)
-    seen = mask(pattern, one)
-    for row in pattern.layout(one, 4):
+    marked_context = context(queries)
+    seen = mask(pattern, marked_context)
+    for row in pattern.layout(marked_context, 4):
         mine = seen[:, row.start : row.stop]
         needed = torch.zeros(9, dtype=torch.bool)
         for start, stop in row.keys.some:
@@ -59,8 +59,8 @@ def test_the_layout_covers_the_mask(pattern: Pattern, queries: int):
 
 def test_few_marks_leave_most_queries_their_window():
     table = marks(2, 4096, (0, 100), (1, 3000))
-    one = Context(4096, 4096, q_marked=table, kv_marked=table)
-    rows = (Window(8) | Marked()).layout(one, 128)
+    marked_context = Context(4096, 4096, q_marked=table, kv_marked=table)
+    rows = (Window(8) | Marked()).layout(marked_context, 128)
     wide = [row for row in rows if row.keys.some == ((0, 4096),)]
     assert [(row.start, row.stop) for row in wide] == [(100, 101), (3000, 3001)]
 
@@ -69,14 +69,14 @@ def test_few_marks_leave_most_queries_their_window():
 def test_backends_agree(causal: bool):
     torch.manual_seed(0)
     table = marks(2, 150, (0, 3), (0, 140), (1, 77))
-    one = Context(150, 150, causal=causal, q_marked=table, kv_marked=table)
+    marked_context = Context(150, 150, causal=causal, q_marked=table, kv_marked=table)
     inputs = [torch.randn(2, 2, 150, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    found = []
+    results = []
     for backend in ("definition", "tiled", "sdpa"):
-        y = attend(*inputs, pattern=Window(5) | Marked(), context=one, backend=backend)
-        found.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
-    for results in found[1:]:
-        for actual, expected in zip(results, found[0]):
+        y = attend(*inputs, pattern=Window(5) | Marked(), context=marked_context, backend=backend)
+        results.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
+    for others in results[1:]:
+        for actual, expected in zip(others, results[0]):
             torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -98,22 +98,22 @@ def test_a_model_takes_the_marks_of_each_row():
 @torch.no_grad()
 def test_marks_stay_with_the_cache():
     """Given in chunks, left out where there are none, and reordered with the rest of the state."""
-    one = model("decoder-tiny")
+    decoder = model("decoder-tiny")
     torch.manual_seed(1)
     ids, table = torch.randint(500, (2, 9)), marks(2, 9, (0, 1), (1, 0), (1, 4)).long()
-    expected = one(ids, global_attention_mask=table).last_hidden_state
+    expected = decoder(ids, global_attention_mask=table).last_hidden_state
     for split in ([4, 1, 4], [5, 4], [1] * 9):
-        state, outputs, start = one.new_state(), [], 0
+        state, outputs, start = decoder.new_state(), [], 0
         for part in ids.split(split, 1):
             new = table[:, start : start + part.shape[1]]
-            told = {"global_attention_mask": new} if new.any() else {}
-            output = one(part, state=state, **told)
+            keywords = {"global_attention_mask": new} if new.any() else {}
+            output = decoder(part, state=state, **keywords)
             state, start = output.state, start + part.shape[1]
             outputs.append(output.last_hidden_state)
         torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=1e-10, atol=1e-10)
     order = torch.tensor([1, 0, 1])
-    state = one(ids[:, :5], global_attention_mask=table[:, :5], use_cache=True).state.reorder(order)
-    rest = one(ids[order, 5:], state=state).last_hidden_state
+    state = decoder(ids[:, :5], global_attention_mask=table[:, :5], use_cache=True).state.reorder(order)
+    rest = decoder(ids[order, 5:], state=state).last_hidden_state
     torch.testing.assert_close(rest, expected[order, 5:], rtol=1e-10, atol=1e-10)
 
 

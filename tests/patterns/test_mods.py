@@ -1,4 +1,4 @@
-"""Foreign mods mean what FlexAttention means by them, in every backend. Its own is the oracle."""
+"""FlexAttention mods mean in every backend what FlexAttention means by them; its own code is the oracle."""
 
 import dataclasses
 from collections.abc import Callable
@@ -92,7 +92,7 @@ def inner(table: Tensor) -> Callable[..., Tensor]:
     return lambda s, b, h, i, j: s * (1 + torch.dot(table[i % H], table[j % H]))
 
 
-def written(table: Tensor) -> Callable[..., Tensor]:
+def in_place(table: Tensor) -> Callable[..., Tensor]:
     def mod(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         s += table[h, (i * j) % 5]
         s.mul_(2)
@@ -132,7 +132,7 @@ def custom(table: Tensor) -> Callable[..., Tensor]:
     return lambda s, b, h, i, j: Twice.apply(s) + table[h, j % 5]  # type: ignore[operator]
 
 
-SCORES = {one.__name__: one for one in (slopes, soft_cap, rows, inner, written, half_frozen, custom)}
+SCORES = {mod.__name__: mod for mod in (slopes, soft_cap, rows, inner, in_place, half_frozen, custom)}
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -166,8 +166,8 @@ def by_pairs(q: Tensor, k: Tensor, v: Tensor, mod: Callable[..., Tensor], allowe
     """Attention whose scores the mod is given one by one."""
     scores = q @ k.mT / q.shape[3] ** 0.5
     places = torch.ones_like(scores).nonzero()
-    told = torch.stack([mod(scores[tuple(place)].clone(), *place) for place in places]).view_as(scores)
-    return told.masked_fill(~allowed, -torch.inf).softmax(-1) @ v
+    modified = torch.stack([mod(scores[tuple(place)].clone(), *place) for place in places]).view_as(scores)
+    return modified.masked_fill(~allowed, -torch.inf).softmax(-1) @ v
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -258,7 +258,7 @@ def test_a_block_mask_is_refused_with_what_to_pass() -> None:
 
 
 @pytest.mark.parametrize("name", ["rows", "window"])
-def test_a_foreign_mask_compiles_into_one_graph(name: str) -> None:
+def test_a_user_defined_mask_compiles_into_one_graph(name: str) -> None:
     q, k, v = (x.detach() for x in tensors(B, H, H, T, T))
     function = lambda q, k, v: attend(q, k, v, mask_mod=MASKS[name])  # noqa: E731
     compiled = torch.compile(function, fullgraph=True, backend="eager")
@@ -329,7 +329,7 @@ def test_a_mod_may_be_asked_outside_of_a_call(backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["prefix", "products", "rows", "stuck"])
-def test_a_decoder_with_a_foreign_mask_goes_on_as_one_pass(name: str) -> None:
+def test_a_decoder_with_a_user_defined_mask_goes_on_as_one_pass(name: str) -> None:
     torch.manual_seed(5)
     config = model_config("decoder-tiny", {"num_hidden_layers": 2, "hidden_size": 24, "vocab_size": 30})
     model = Transformer(config).double().eval()

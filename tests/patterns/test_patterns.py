@@ -146,7 +146,7 @@ def test_any_function_joins_in() -> None:
         (Causal() & even).to_text()
 
 
-def test_a_foreign_layout_given_as_rows() -> None:
+def test_a_user_defined_layout_given_as_rows() -> None:
     rows = (Row(0, 4, Keys(((0, 3),), ((0, 2),))), Row(4, 9, Keys(((2, 99),), ((1, 4),))))
     pattern = MaskModPattern(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx, rows)
     context = Context(9, 9)

@@ -40,14 +40,14 @@ def test_draws_are_different_earlier_blocks():
     for block in range(200):
         drawn = draws(3, 0, block)
         assert len(set(drawn)) == len(drawn) == min(3, block)
-        assert all(0 <= one < block for one in drawn)
+        assert all(0 <= earlier < block for earlier in drawn)
 
 
 def test_every_choice_is_equally_likely():
     """20 choices of 3 of 6 blocks in 4000 seeds: each within 5 standard deviations of 200."""
-    found = Counter(tuple(sorted(draws(3, seed, 6))) for seed in range(4000))
-    assert len(found) == 20
-    assert all(abs(times - 200) < 70 for times in found.values())
+    counts = Counter(tuple(sorted(draws(3, seed, 6))) for seed in range(4000))
+    assert len(counts) == 20
+    assert all(abs(times - 200) < 70 for times in counts.values())
 
 
 def test_extending_a_text_changes_nothing():

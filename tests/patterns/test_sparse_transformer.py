@@ -27,7 +27,7 @@ def mask(pattern: Pattern, context: Context, head: int = 0) -> Tensor:
 
 def drawn(*rows: str) -> Tensor:
     """A mask from rows of # and . as in the paper's figures."""
-    return torch.tensor([[one == "#" for one in row] for row in rows])
+    return torch.tensor([[cell == "#" for cell in row] for row in rows])
 
 
 def test_strided_is_the_papers_figure():
@@ -145,7 +145,7 @@ def test_recomputed_activations_give_the_same_gradients(name: str):
     attention = AttentionConfig(num_attention_heads=2, mechanism=SoftmaxConfig(pattern=PATTERNS[name]))
     stack = StackConfig(num_hidden_layers=3, attention=attention, dropout=0.0)
     ids = torch.randint(11, (2, 19))
-    found = []
+    results = []
     for recompute in (False, True):
         torch.manual_seed(0)
         model = Transformer(ModelConfig(vocab_size=11, hidden_size=16, decoder=stack)).double().train()
@@ -153,9 +153,9 @@ def test_recomputed_activations_give_the_same_gradients(name: str):
         model.decoder.recompute = recompute
         loss = model(ids, labels=ids).loss
         assert loss is not None
-        found.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
-    for one, two in zip(*found):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12)
+        results.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
+    for plain, recomputed in zip(*results):
+        torch.testing.assert_close(plain, recomputed, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("pattern", [Strided(5), Strided(100), Fixed(16, 3), Fixed(100, 100)], ids=str)
@@ -169,8 +169,8 @@ def test_blocks_agree_with_the_definition(pattern: Pattern):
             fresh = dataclasses.replace(context, memo={})
             out = attend(*inputs, pattern=pattern, context=fresh, backend=backend)
             results.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
-        for one, two in zip(*results):
-            torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12)
+        for actual, expected in zip(*results):
+            torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -198,5 +198,5 @@ def test_neighbouring_heads_may_share_a_pattern():
     for backend in ("tiled", "definition"):
         out = attend(*inputs, pattern=pattern, backend=backend)
         results.append([out, *torch.autograd.grad(out.sin().sum(), inputs)])
-    for one, two in zip(*results):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12)
+    for actual, expected in zip(*results):
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)

@@ -88,11 +88,11 @@ def attention(
 
     out = torch.zeros(rows, heads, queries, v.shape[3], dtype=q.dtype)
     for b, h, i in torch.cartesian_prod(*(torch.arange(n) for n in (rows, heads, queries))).tolist():
-        pairs = {j: one for j in range(keys) if (one := pair(b, h, i, j)) is not None}
-        pairs = {j: one for j, one in pairs.items() if sees is None or sees(one.i, one.j)}
+        pairs = {j: known for j in range(keys) if (known := pair(b, h, i, j)) is not None}
+        pairs = {j: known for j, known in pairs.items() if sees is None or sees(known.i, known.j)}
         if pairs:
-            scores = [naive.score(q[b, h, i], k[b, h, j], one) for j, one in pairs.items()]
-            values = [naive.value(v[b, h, j], one) for j, one in pairs.items()]
+            scores = [naive.score(q[b, h, i], k[b, h, j], known) for j, known in pairs.items()]
+            values = [naive.value(v[b, h, j], known) for j, known in pairs.items()]
             index = torch.tensor(b), torch.tensor(h), torch.tensor(i)
             out = out.index_put(index, torch.stack(scores).softmax(0) @ torch.stack(values))
     return out

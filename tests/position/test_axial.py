@@ -11,13 +11,13 @@ from polyformer.position import AxialConfig, Shape
 def test_each_vector_is_made_of_its_axes(grid: tuple[int, ...], widths: tuple[int, ...] | None):
     position = AxialConfig(grid=grid, widths=widths).build(Shape(hidden_size=8)).double()
     tables = list(position.parameters())
-    assert [one.shape[1] for one in tables] == list(widths or (2, 6))
+    assert [table.shape[1] for table in tables] == list(widths or (2, 6))
     places = torch.cartesian_prod(*map(torch.arange, grid))  # the last axis runs fastest
     x = torch.randn(len(places), 8).double()
-    found = position.embed(x[None], torch.arange(len(places)), 0)[0]
-    for place, row, one in zip(places.tolist(), x, found, strict=True):
+    embedded = position.embed(x[None], torch.arange(len(places)), 0)[0]
+    for place, row, actual in zip(places.tolist(), x, embedded, strict=True):
         vector = torch.cat([table[i] for table, i in zip(tables, place, strict=True)])
-        torch.testing.assert_close(one, row + vector, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(actual, row + vector, rtol=1e-12, atol=1e-12)
     assert position.embed(x, torch.arange(3), 1) is x
 
 

@@ -54,7 +54,11 @@ MORE: dict[str, PositionConfig] = {
 """Options with which a text of a few tokens meets what examples keep for longer ones."""
 
 SCHEMES: dict[str, PositionConfig] = {
-    **{f"{kind}-{i}": one for kind, member in REGISTERED.items() for i, one in enumerate(member.examples())},
+    **{
+        f"{kind}-{i}": example
+        for kind, member in REGISTERED.items()
+        for i, example in enumerate(member.examples())
+    },
     **MORE,
 }
 
@@ -136,7 +140,7 @@ def extended(
     tokens: Tokens, part: slice, mask: Tensor | None, documents: Tensor | None, segments: Tensor | None
 ) -> Tokens:
     ids = torch.zeros(ROWS, part.stop - part.start, dtype=torch.long)
-    own = [None if one is None else one[:, part] for one in (mask, documents, segments)]
+    own = [None if tensor is None else tensor[:, part] for tensor in (mask, documents, segments)]
     return tokens.extended(ModelInputs(ids, attention_mask=own[0], document_ids=own[1], segment_ids=own[2]))
 
 
@@ -200,23 +204,23 @@ def test_alibi_has_its_slopes_for_any_number_of_heads(heads: int):
     naive, zero = NAIVE["alibi"](position, 0), torch.zeros(4, dtype=torch.float64)
     context = Context(3, 3, causal=True)
     x = torch.zeros(1, heads, 3, 4, dtype=torch.float64)
-    found = position.relative(x, x, context, site(0))
-    assert found is not None
-    assert found.bias is not None
+    relative = position.relative(x, x, context, site(0))
+    assert relative is not None
+    assert relative.bias is not None
     for h in range(heads):
         expected = [float(naive.score(zero, zero, Pair(h, d, 0))) for d in range(3)]
-        assert all(map(math.isclose, found.bias[h].tolist(), expected))
+        assert all(map(math.isclose, relative.bias[h].tolist(), expected))
 
 
 def same(actual: Tensor, expected: Tensor, parameters: list[Tensor], mask: Tensor | None) -> None:
     """At the real tokens: what padding says of itself means nothing."""
     if mask is not None:
-        actual, expected = (one.transpose(1, 2)[mask.bool()] for one in (actual, expected))
+        actual, expected = (output.transpose(1, 2)[mask.bool()] for output in (actual, expected))
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
     weights = torch.arange(actual.numel(), dtype=torch.float64).view(actual.shape).sin()
     slopes = [
-        torch.autograd.grad((one * weights).sum(), parameters, allow_unused=True)
-        for one in (actual, expected)
+        torch.autograd.grad((output * weights).sum(), parameters, allow_unused=True)
+        for output in (actual, expected)
     ]
     for mine, other in zip(*slopes, strict=True):
         assert (mine is None or not mine.any()) == (other is None or not other.any())

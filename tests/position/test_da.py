@@ -35,20 +35,20 @@ def test_nothing_overflows():
     f = rescaling(distance, b)
     assert f.isfinite().all()
     torch.testing.assert_close(f[:, 2], torch.ones(4))
-    assert all(one.isfinite().all() for one in torch.autograd.grad(f.sum(), (distance, b)))
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(f.sum(), (distance, b)))
 
 
 def test_each_head_and_layer_has_its_own():
     position = randomised(DistanceAwareConfig().build(Shape(hidden_size=8, num_layers=3, num_heads=2)))
-    assert [tuple(one.shape) for one in position.parameters()] == [(3, 2), (3, 2)]
+    assert [tuple(parameter.shape) for parameter in position.parameters()] == [(3, 2), (3, 2)]
     q = torch.zeros(1, 2, 6, 4, dtype=torch.float64)
     h, i, j = torch.arange(2).view(2, 1, 1), torch.arange(6).view(6, 1), torch.arange(6)
     for layer in range(3):
         mod = position.score_mod(q, q, Context(6, 6), SITE[layer])
-        found = mod(torch.ones(2, 6, 6, dtype=torch.float64), torch.tensor(0), h, i, j)
+        modified = mod(torch.ones(2, 6, 6, dtype=torch.float64), torch.tensor(0), h, i, j)
         w, b = position.w[layer].view(2, 1, 1), position.b[layer].view(2, 1, 1)
         expected = (1 + b.exp()) / (1 + (b - w * (i - j).abs()).exp())
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(modified, expected, rtol=1e-12, atol=0)
 
 
 def test_it_starts_without_distances():
@@ -56,9 +56,9 @@ def test_it_starts_without_distances():
     position = DistanceAwareConfig().build(Shape(hidden_size=8, num_heads=2)).double()
     q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)
     context = Context(5, 5, causal=True)
-    found = attend(q, k, v, context=context, score_mod=position.score_mod(q, k, context, SITE[0]))
+    output = attend(q, k, v, context=context, score_mod=position.score_mod(q, k, context, SITE[0]))
     scores = (q @ k.mT / 2).relu().masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf)
-    torch.testing.assert_close(found, scores.softmax(-1) @ v, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(output, scores.softmax(-1) @ v, rtol=1e-12, atol=1e-12)
 
 
 def test_negative_scores_count_as_zero():
@@ -68,5 +68,5 @@ def test_negative_scores_count_as_zero():
     k = torch.cat([-k, torch.zeros_like(k), -5 * k], 2)
     context = Context(1, 3)
     v = torch.eye(3, dtype=torch.float64).view(1, 1, 3, 3)
-    found = attend(q, k, v, context=context, score_mod=position.score_mod(q, k, context, SITE[0]))
-    torch.testing.assert_close(found.flatten(), torch.full((3,), 1 / 3, dtype=torch.float64))
+    output = attend(q, k, v, context=context, score_mod=position.score_mod(q, k, context, SITE[0]))
+    torch.testing.assert_close(output.flatten(), torch.full((3,), 1 / 3, dtype=torch.float64))

@@ -11,7 +11,9 @@ from polyformer.position import DebertaConfig, Shape, Site
 from polyformer.sequence.context import Context
 
 HEADS, WIDTH, LENGTH = 2, 16, 21
-HALF = [pytest.param(one, id=str(one).removeprefix("torch.")) for one in (torch.float16, torch.bfloat16)]
+HALF = [
+    pytest.param(dtype, id=str(dtype).removeprefix("torch.")) for dtype in (torch.float16, torch.bfloat16)
+]
 
 
 def by_head(rows: Tensor) -> Tensor:
@@ -34,7 +36,7 @@ def terms(q: Tensor, k: Tensor) -> tuple[Tensor, Relative, Context]:
 
 def out(dtype: torch.dtype, backend: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Output of disentangled attention in `dtype`, and the gradient of its sum of squares in the queries."""
-    q, k, v = (one.to(dtype).requires_grad_() for one in tensors)
+    q, k, v = (tensor.to(dtype).requires_grad_() for tensor in tensors)
     scaled, relative, context = terms(q, k)
     y = attend(scaled, k, v, relative=relative, context=context, backend=backend)
     return y.detach(), torch.autograd.grad(y.square().sum(), q)[0]
@@ -64,7 +66,7 @@ def test_large_scores_stay_finite_in_half_precision(dtype: torch.dtype, backend:
 @pytest.mark.parametrize("dtype", HALF)
 def test_terms_stay_finite_as_a_score_mod(dtype: torch.dtype):
     """What a backend that computes in half precision looks up."""
-    q, k, _ = (one.to(dtype) for one in large())
+    q, k, _ = (tensor.to(dtype) for tensor in large())
     scaled, relative, context = terms(q, k)
     add = relative.score_mod(scaled, k, WIDTH**-0.5, context)
     index = torch.arange(LENGTH)

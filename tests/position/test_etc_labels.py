@@ -38,12 +38,12 @@ def test_labels_are_one_for_each_name():
     assert isinstance(scheme, EtcLabels)
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.long)
     labels = scheme.label(context, zero, torch.arange(13).view(-1, 1), torch.arange(13))[0, 0]
-    found = {}
+    label_of = {}
     for i in range(13):
         for j in range(13):
             name = named(i, j, 4, 2, segments)
-            assert found.setdefault(name, int(labels[i, j])) == labels[i, j]
-    assert sorted(found.values()) == list(range(4 * 2 + 6))
+            assert label_of.setdefault(name, int(labels[i, j])) == labels[i, j]
+    assert sorted(label_of.values()) == list(range(4 * 2 + 6))
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, scheme: EtcLabels, pattern: ETC, segments: list[int]) -> Tensor:

@@ -11,14 +11,14 @@ def test_a_place_gets_its_row_its_column_and_its_colour():
     grid = GridConfig(shape=(2, 3, 2)).build(Shape(hidden_size=4))
     rows, columns, colours = (table.weight for table in grid.tables)
     assert [len(table) for table in (rows, columns, colours)] == [3, 3, 2]
-    found = grid.embed(torch.zeros(1, 13, 4), torch.arange(13), 0)[0]
+    embedded = grid.embed(torch.zeros(1, 13, 4), torch.arange(13), 0)[0]
     place = 0
     for row in range(2):
         for column in range(3):
             for colour in range(2):
-                torch.testing.assert_close(found[place], rows[row] + columns[column] + colours[colour])
+                torch.testing.assert_close(embedded[place], rows[row] + columns[column] + colours[colour])
                 place += 1
-    torch.testing.assert_close(found[12], rows[2] + columns[0] + colours[0])
+    torch.testing.assert_close(embedded[12], rows[2] + columns[0] + colours[0])
 
 
 def test_only_the_first_layer_gets_it():

@@ -12,7 +12,7 @@ SHAPE = Shape(hidden_size=4, num_layers=3, max_positions=10)
 def test_one_table_at_the_input():
     position = LearnedConfig().build(SHAPE)
     x, pos = torch.randn(2, 3, 4), torch.tensor([[0, 1, 2], [7, 8, 9]])
-    assert [tuple(one.shape) for one in position.parameters()] == [(10, 4)]
+    assert [tuple(parameter.shape) for parameter in position.parameters()] == [(10, 4)]
     assert torch.equal(position.embed(x, pos, 0), x + next(position.parameters())[pos])
     assert position.embed(x, pos, 1) is x
 
@@ -21,7 +21,7 @@ def test_a_table_for_every_layer():
     position = LearnedPerLayerConfig().build(SHAPE)
     x, pos = torch.randn(2, 3, 4), torch.arange(3)
     tables = list(position.parameters())
-    assert [tuple(one.shape) for one in tables] == [(10, 4)] * 3
+    assert [tuple(table.shape) for table in tables] == [(10, 4)] * 3
     for layer in range(3):
         assert torch.equal(position.embed(x, pos, layer), x + tables[layer][pos])
 

@@ -19,7 +19,7 @@ from polyformer.stack import AttentionConfig, StackConfig
 
 LABELS, HEADS, WIDTH, VOCAB = 5, 2, 8, 11
 FORMS = [RelationLabelsConfig(num_labels=LABELS), RelationBiasConfig(num_labels=LABELS)]
-EACH = pytest.mark.parametrize("form", FORMS, ids=lambda one: one.kind)
+EACH = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.kind)
 
 TREE = """
 1 the     3
@@ -58,13 +58,13 @@ def model(position: PositionConfig, shape: str = "encoder") -> Transformer:
         num_hidden_layers=2, attention=AttentionConfig(num_attention_heads=HEADS), position=position
     )
     sides = {"encoder": stack, "decoder": stack} if shape == "pair" else {shape: stack}
-    made = Transformer(
+    transformer = Transformer(
         ModelConfig(vocab_size=VOCAB, hidden_size=WIDTH, special=SpecialTokens(bos=1), **sides)
     ).double()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in transformer.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.5)
-    return made.eval()
+    return transformer.eval()
 
 
 def random(rows: int, new: int, old: int = 0, seed: int = 1) -> Tensor:
@@ -91,13 +91,13 @@ def test_the_tree_reads_as_it_is_drawn():
 @EACH
 def test_a_tree_enters_the_scores_as_the_equation_says(form: RelationLabelsConfig):
     """The first layer's attention weights, computed from its projections pair by pair."""
-    made, ids, relations = model(form), ids_of(1, 7), tree_relations(TREE)
-    weights = made(ids, relation_ids=relations, output_attentions=True).attentions[0]
-    layer, x = made.get_submodule("encoder.layers.0.attention"), made.tokens(ids)
+    transformer, ids, relations = model(form), ids_of(1, 7), tree_relations(TREE)
+    weights = transformer(ids, relation_ids=relations, output_attentions=True).attentions[0]
+    layer, x = transformer.get_submodule("encoder.layers.0.attention"), transformer.tokens(ids)
     q, k = (
         layer.get_submodule(name)(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for name in ("query", "key")
     )
-    table = made.get_parameter("encoder.position.tables.0.weight")
+    table = transformer.get_parameter("encoder.position.tables.0.weight")
     scores = torch.zeros(HEADS, 7, 7).double()
     for h in range(HEADS):
         for i in range(7):
@@ -113,19 +113,19 @@ def test_a_tree_enters_the_scores_as_the_equation_says(form: RelationLabelsConfi
 
 @EACH
 def test_no_label_and_no_labels_add_nothing(form: RelationLabelsConfig):
-    made, ids = model(form), ids_of(2, 6)
-    expected = made(ids).last_hidden_state
-    same(made(ids, relation_ids=torch.full((2, 6, 6), -1)).last_hidden_state, expected)
-    assert (made(ids, relation_ids=random(2, 6)).last_hidden_state - expected).abs().max() > 1e-2
+    transformer, ids = model(form), ids_of(2, 6)
+    expected = transformer(ids).last_hidden_state
+    same(transformer(ids, relation_ids=torch.full((2, 6, 6), -1)).last_hidden_state, expected)
+    assert (transformer(ids, relation_ids=random(2, 6)).last_hidden_state - expected).abs().max() > 1e-2
 
 
 @EACH
 def test_every_table_learns_from_the_labels_that_occur(form: RelationLabelsConfig):
-    made, ids = model(form), ids_of(2, 6)
+    transformer, ids = model(form), ids_of(2, 6)
     relations = random(2, 6).masked_fill(random(2, 6) == 3, -1)
     relations[relations == 2] = 1
-    made(ids, relation_ids=relations).last_hidden_state.pow(3).sum().backward()
-    for name, parameter in made.named_parameters():
+    transformer(ids, relation_ids=relations).last_hidden_state.pow(3).sum().backward()
+    for name, parameter in transformer.named_parameters():
         if "position.tables" in name:
             assert parameter.grad is not None
             assert parameter.grad[2].abs().max() == 0
@@ -134,51 +134,51 @@ def test_every_table_learns_from_the_labels_that_occur(form: RelationLabelsConfi
 
 @EACH
 def test_padding_and_its_labels_change_nothing(form: RelationLabelsConfig):
-    made, ids, relations = model(form), ids_of(2, 6), random(2, 6)
-    expected = made(ids, relation_ids=relations).last_hidden_state
+    transformer, ids, relations = model(form), ids_of(2, 6), random(2, 6)
+    expected = transformer(ids, relation_ids=relations).last_hidden_state
     around, mask = random(2, 11, seed=7), torch.zeros(2, 11, dtype=torch.long)
     around[:, 2:8, 2:8], mask[:, 2:8] = relations, 1
     padded = torch.cat([ids[:, :2], ids, ids[:, :3]], 1)
-    same(made(padded, mask, relation_ids=around).last_hidden_state[:, 2:8], expected)
+    same(transformer(padded, mask, relation_ids=around).last_hidden_state[:, 2:8], expected)
 
 
 @EACH
 def test_packed_documents_are_as_if_alone(form: RelationLabelsConfig):
-    made, ids, relations = model(form, "decoder"), ids_of(2, 9), random(2, 9)
+    transformer, ids, relations = model(form, "decoder"), ids_of(2, 9), random(2, 9)
     documents = torch.tensor([0] * 4 + [1] * 5).expand(2, -1)
-    packed = made(ids, document_ids=documents, relation_ids=relations).last_hidden_state
+    packed = transformer(ids, document_ids=documents, relation_ids=relations).last_hidden_state
     for part in (slice(0, 4), slice(4, 9)):
-        alone = made(ids[:, part], relation_ids=relations[:, part, part]).last_hidden_state
+        alone = transformer(ids[:, part], relation_ids=relations[:, part, part]).last_hidden_state
         same(packed[:, part], alone)
 
 
 @EACH
 def test_chunks_with_a_cache_are_one_pass(form: RelationLabelsConfig):
     """Each call brings the labels of its new tokens to all tokens so far, left padding included."""
-    made, ids, relations = model(form, "decoder"), ids_of(2, 9), random(2, 9)
+    transformer, ids, relations = model(form, "decoder"), ids_of(2, 9), random(2, 9)
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[0, :2] = 0
-    expected = made(ids, mask, relation_ids=relations).last_hidden_state
-    state, done, found = made.new_state(), 0, []
+    expected = transformer(ids, mask, relation_ids=relations).last_hidden_state
+    state, done, outputs = transformer.new_state(), 0, []
     for new in (3, 1, 5):
         part, done = slice(done, done + new), done + new
-        output = made(ids[:, part], mask[:, part], relation_ids=relations[:, part, :done], state=state)
+        output = transformer(ids[:, part], mask[:, part], relation_ids=relations[:, part, :done], state=state)
         state = output.state
-        found.append(output.last_hidden_state)
-    same(torch.cat(found, 1)[mask.bool()], expected[mask.bool()])
+        outputs.append(output.last_hidden_state)
+    same(torch.cat(outputs, 1)[mask.bool()], expected[mask.bool()])
 
 
 @EACH
 def test_both_sides_of_a_pair_take_labels(form: RelationLabelsConfig):
-    made, source, target = model(form, "pair"), ids_of(2, 7), ids_of(2, 4)
-    plain = made(source, decoder_input_ids=target).last_hidden_state
+    transformer, source, target = model(form, "pair"), ids_of(2, 7), ids_of(2, 4)
+    plain = transformer(source, decoder_input_ids=target).last_hidden_state
     for name, length in (("relation_ids", 7), ("decoder_relation_ids", 4)):
-        changed = made(source, decoder_input_ids=target, **{name: random(2, length)}).last_hidden_state
+        changed = transformer(source, decoder_input_ids=target, **{name: random(2, length)}).last_hidden_state
         assert (changed - plain).abs().max() > 1e-3
 
 
 def test_wrong_labels_are_named():
-    made, ids = model(FORMS[0]), ids_of(2, 6)
+    transformer, ids = model(FORMS[0]), ids_of(2, 6)
     relations = random(2, 6).clamp_min(0)
     for wrong, said in ((LABELS, "got 0 to 5"), (-2, "got -2 to 4")):
         relations[0, 0, 0], relations[0, 0, 1], relations[0, 0, 2] = (
@@ -189,16 +189,16 @@ def test_wrong_labels_are_named():
         with pytest.raises(
             InputError, match=f"relation_ids: expected labels from 0 to 4, or -1 for none, {said}"
         ):
-            made(ids, relation_ids=relations)
+            transformer(ids, relation_ids=relations)
     with pytest.raises(
         InputError, match=r"expected integers \[batch, new tokens, tokens so far\] \(2, 6, 6\)"
     ):
-        made(ids, relation_ids=random(1, 6))
+        transformer(ids, relation_ids=random(1, 6))
     with pytest.raises(InputError, match=r"\(2, 6, 6\), got torch.float32"):
-        made(ids, relation_ids=random(2, 6).float())
+        transformer(ids, relation_ids=random(2, 6).float())
     with pytest.raises(InputError, match="relation_ids: this model's position scheme takes none"):
         model(LearnedConfig())(ids, relation_ids=random(2, 6))
     with pytest.raises(InputError, match="decoder_relation_ids: an encoder alone does not take it"):
-        made(ids, decoder_relation_ids=random(2, 6))
+        transformer(ids, decoder_relation_ids=random(2, 6))
     with pytest.raises(InputError, match="num_labels: expected 1 or more, got 0"):
         RelationLabelsConfig(num_labels=0)

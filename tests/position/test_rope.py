@@ -37,17 +37,17 @@ def rotated(position: Rope, x: Tensor, start: int = 0) -> Tensor:
 def test_each_pair_is_turned_by_its_angle(layout: str, fraction: float):
     x = torch.randn(2, 3, 5, 12, dtype=torch.float64)
     position = rope(12, layout=layout, fraction=fraction, base=77.0)
-    naive, found = NaiveRope(position, 0), rotated(position, x, start=4)
+    naive, actual = NaiveRope(position, 0), rotated(position, x, start=4)
     for i in range(5):
-        expected = torch.stack([naive.rotated(one, 4 + i) for one in x[:, :, i].flatten(0, 1)])
-        torch.testing.assert_close(found[:, :, i].flatten(0, 1), expected, rtol=0, atol=1e-12)
+        expected = torch.stack([naive.rotated(vector, 4 + i) for vector in x[:, :, i].flatten(0, 1)])
+        torch.testing.assert_close(actual[:, :, i].flatten(0, 1), expected, rtol=0, atol=1e-12)
 
 
 def test_the_first_position_is_left_alone_and_lengths_are_kept():
     x = torch.randn(1, 1, 9, 8, dtype=torch.float64)
-    found = rotated(rope(), x)
-    assert torch.equal(found[:, :, 0], x[:, :, 0])
-    torch.testing.assert_close(found.norm(dim=-1), x.norm(dim=-1), rtol=1e-13, atol=0)
+    actual = rotated(rope(), x)
+    assert torch.equal(actual[:, :, 0], x[:, :, 0])
+    torch.testing.assert_close(actual.norm(dim=-1), x.norm(dim=-1), rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("layout", ["halves", "pairs"])
@@ -72,8 +72,8 @@ def test_positions_not_slots_turn():
 def test_far_positions_are_exact_in_float32():
     """Angles made in float32 would be wrong in the second digit here."""
     p = 1_000_003
-    found = rotated(rope(2), torch.tensor([[[[1.0, 0.0]]]]), start=p)
-    torch.testing.assert_close(found.flatten(), torch.tensor([math.cos(p), math.sin(p)]), rtol=0, atol=1e-6)
+    actual = rotated(rope(2), torch.tensor([[[[1.0, 0.0]]]]), start=p)
+    torch.testing.assert_close(actual.flatten(), torch.tensor([math.cos(p), math.sin(p)]), rtol=0, atol=1e-6)
 
 
 def test_the_waves_are_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch):
@@ -99,39 +99,41 @@ def test_interpolation_divides_positions():
 
 def test_ntk_keeps_the_fastest_and_slows_the_slowest():
     """A base of base * factor^(W / (W - 2)); one pair alone has nothing slower."""
-    found, plain = theta(NtkConfig(factor=4.0)), theta(None)
-    assert found[0] == plain[0] == 1
-    assert math.isclose(found[-1], plain[-1] / 4)
+    scaled, plain = theta(NtkConfig(factor=4.0)), theta(None)
+    assert scaled[0] == plain[0] == 1
+    assert math.isclose(scaled[-1], plain[-1] / 4)
     base = 10000.0 * 4 ** (16 / 14)
     expected = torch.tensor([base ** (-2 * m / 16) for m in range(8)], dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=1e-13, atol=0)
+    torch.testing.assert_close(scaled, expected, rtol=1e-13, atol=0)
     assert theta(NtkConfig(factor=4.0), width=2).tolist() == [1.0]
 
 
 def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones():
     """By how often a pair turns over the old length: above beta_fast as it was, below beta_slow divided."""
-    found, plain = theta(YarnConfig(factor=8.0, original_max_positions=2048), 128), theta(None, 128)
+    scaled, plain = theta(YarnConfig(factor=8.0, original_max_positions=2048), 128), theta(None, 128)
     turns = 2048 * plain / (2 * math.pi)
-    share = (plain / found - 1) / 7  # 0 as it was, 1 interpolated
-    assert torch.equal(found[turns > 33], plain[turns > 33])
-    torch.testing.assert_close(found[turns < 0.8], plain[turns < 0.8] / 8, rtol=1e-13, atol=0)
+    share = (plain / scaled - 1) / 7  # 0 as it was, 1 interpolated
+    assert torch.equal(scaled[turns > 33], plain[turns > 33])
+    torch.testing.assert_close(scaled[turns < 0.8], plain[turns < 0.8] / 8, rtol=1e-13, atol=0)
     between = share[(turns < 30) & (turns > 1.2)]
     assert len(between) > 5
     assert (between.diff() > 0).all()
-    assert (found.diff() < 0).all()
+    assert (scaled.diff() < 0).all()
 
 
-@pytest.mark.parametrize("given", [None, 1.5])
-def test_yarns_temperature_multiplies_scores(given: float | None):
+@pytest.mark.parametrize("attention_factor", [None, 1.5])
+def test_yarns_temperature_multiplies_scores(attention_factor: float | None):
     """Both sides by 0.1 ln(factor) + 1, so scores by its square; a fraction that is not rotated stays."""
-    extension = YarnConfig(factor=8.0, original_max_positions=64, attention_factor=given)
-    size = 0.1 * math.log(8) + 1 if given is None else given
+    extension = YarnConfig(factor=8.0, original_max_positions=64, attention_factor=attention_factor)
+    size = 0.1 * math.log(8) + 1 if attention_factor is None else attention_factor
     x = torch.randn(1, 1, 6, 8, dtype=torch.float64)
-    found = rotated(RopeConfig(fraction=0.5, extension=extension).build(Shape(hidden_size=8, head_size=8)), x)
-    torch.testing.assert_close(
-        found[..., :4].norm(dim=-1), x[..., :4].norm(dim=-1) * size, rtol=1e-13, atol=0
+    actual = rotated(
+        RopeConfig(fraction=0.5, extension=extension).build(Shape(hidden_size=8, head_size=8)), x
     )
-    assert torch.equal(found[..., 4:], x[..., 4:])
+    torch.testing.assert_close(
+        actual[..., :4].norm(dim=-1), x[..., :4].norm(dim=-1) * size, rtol=1e-13, atol=0
+    )
+    assert torch.equal(actual[..., 4:], x[..., 4:])
 
 
 def test_extensions_are_read_from_files():

@@ -20,26 +20,26 @@ def relative(config: ShawConfig, context: Context, layer: int = 0) -> tuple[Rela
 
 def test_entries_are_clipped_differences_of_key_and_query():
     """The table runs from a key k before its query, entry 0, to one k after it, entry 2k."""
-    found, position = relative(ShawConfig(clip=2), Context(4, 4), layer=1)
-    assert found.first == -3
-    for tables, given in ((position.keys, found.position_keys), (position.values, found.position_values)):
-        assert given is not None
+    result, position = relative(ShawConfig(clip=2), Context(4, 4), layer=1)
+    assert result.first == -3
+    for tables, vectors in ((position.keys, result.position_keys), (position.values, result.position_values)):
+        assert vectors is not None
         expected = tables[1].weight[[4, 4, 3, 2, 1, 0, 0]]  # distances -3 .. 3, the key before is positive
-        assert torch.equal(given, expected.unsqueeze(0))
+        assert torch.equal(vectors, expected.unsqueeze(0))
 
 
 def test_a_decoder_asks_for_the_past_alone():
-    found, position = relative(ShawConfig(clip=2), Context(1, 5, causal=True))
-    assert found.first == 0
-    assert found.position_keys is not None
-    assert torch.equal(found.position_keys[0], position.keys[0].weight[[2, 1, 0, 0, 0]])
+    result, position = relative(ShawConfig(clip=2), Context(1, 5, causal=True))
+    assert result.first == 0
+    assert result.position_keys is not None
+    assert torch.equal(result.position_keys[0], position.keys[0].weight[[2, 1, 0, 0, 0]])
 
 
 def test_sizes():
     """Two tables [2k + 1, D] a layer, shared by its heads; without relative values one."""
     for values, count in ((True, 6), (False, 3)):
         position = ShawConfig(clip=7, values=values).build(SHAPE)
-        assert [tuple(one.shape) for one in position.parameters()] == [(15, 3)] * count
+        assert [tuple(parameter.shape) for parameter in position.parameters()] == [(15, 3)] * count
     assert relative(ShawConfig(values=False), Context(3, 3))[0].position_values is None
 
 

@@ -47,12 +47,14 @@ def test_it_is_added_to_the_first_layer_alone():
 @pytest.mark.parametrize("width", [6, 7])
 def test_all_sines_may_stand_before_all_cosines(width: int):
     x, pos = torch.zeros(1, 5, width, dtype=torch.float64), torch.arange(5)
-    made = SinusoidalConfig(layout="halves").build(Shape(hidden_size=width)).embed(x, pos, 0)[0]
+    embedded = SinusoidalConfig(layout="halves").build(Shape(hidden_size=width)).embed(x, pos, 0)[0]
     sines = (width + 1) // 2
     for p in range(5):
         for j in range(width):
             angle = p / 10000 ** (2 * (j % sines) / width)
-            assert math.isclose(made[p, j], math.sin(angle) if j < sines else math.cos(angle), abs_tol=1e-14)
+            assert math.isclose(
+                embedded[p, j], math.sin(angle) if j < sines else math.cos(angle), abs_tol=1e-14
+            )
 
 
 @pytest.mark.parametrize("width", [6, 7, 2])
@@ -60,21 +62,23 @@ def test_factors_may_end_with_the_base(width: int):
     """As in tensor2tensor: sin(p / 10000^(i / (half - 1))), a zero where the width is odd; from an offset."""
     config = SinusoidalConfig(layout="halves", inclusive=True, offset=2)
     x, pos = torch.zeros(1, 5, width, dtype=torch.float64), torch.arange(5)
-    made = config.build(Shape(hidden_size=width)).embed(x, pos, 0)[0]
+    embedded = config.build(Shape(hidden_size=width)).embed(x, pos, 0)[0]
     half = width // 2
     for p in range(5):
         for i in range(half):
             angle = (p + 2) / 10000 ** (i / max(half - 1, 1))
-            assert math.isclose(made[p, i], math.sin(angle), abs_tol=1e-14)
-            assert math.isclose(made[p, half + i], math.cos(angle), abs_tol=1e-14)
-        assert made[p, 2 * half :].tolist() == [0.0] * (width % 2)
+            assert math.isclose(embedded[p, i], math.sin(angle), abs_tol=1e-14)
+            assert math.isclose(embedded[p, half + i], math.cos(angle), abs_tol=1e-14)
+        assert embedded[p, 2 * half :].tolist() == [0.0] * (width % 2)
 
 
 def test_far_positions_are_exact_in_float32():
     """The angles are made in float64: in float32 a position of a million would be wrong at once."""
     p = 1_000_003
-    made = SinusoidalConfig().build(Shape(hidden_size=4)).embed(torch.zeros(1, 1, 4), torch.tensor([p]), 0)
-    assert abs(float(made[0, 0, 0]) - math.sin(p)) < 1e-6
+    embedded = (
+        SinusoidalConfig().build(Shape(hidden_size=4)).embed(torch.zeros(1, 1, 4), torch.tensor([p]), 0)
+    )
+    assert abs(float(embedded[0, 0, 0]) - math.sin(p)) < 1e-6
 
 
 def test_options_are_checked():

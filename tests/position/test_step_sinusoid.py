@@ -28,11 +28,11 @@ def test_the_equation(width: int):
 def test_positions_of_rows():
     position = StepSinusoidConfig(base=50.0).build(Shape(hidden_size=6))
     x, pos = torch.zeros(2, 3, 6), torch.tensor([[0, 1, 2], [0, 0, 1]])
-    found = position.embed(x, pos, 2)
-    assert found.dtype == torch.float32
-    assert torch.equal(found[1, 2], found[0, 1])
-    assert torch.equal(found[1, 0], found[1, 1])
-    assert not torch.equal(found, position.embed(x, pos, 3))
+    embedded = position.embed(x, pos, 2)
+    assert embedded.dtype == torch.float32
+    assert torch.equal(embedded[1, 2], embedded[0, 1])
+    assert torch.equal(embedded[1, 0], embedded[1, 1])
+    assert not torch.equal(embedded, position.embed(x, pos, 3))
 
 
 def test_base_is_checked():

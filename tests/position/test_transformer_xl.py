@@ -15,22 +15,22 @@ def test_keys_are_projected_sinusoids_of_the_distances_of_the_call():
     """One new token after six: distances 0 to 6 and no others."""
     position = randomised(TransformerXLConfig().build(SHAPE))
     q = torch.randn(2, 4, 1, 3, dtype=torch.float64)
-    found = position.relative(q, q, Context(1, 7, causal=True), SITE[2])
-    assert found.first == 0
+    relative = position.relative(q, q, Context(1, 7, causal=True), SITE[2])
+    assert relative.first == 0
     expected = (
         (sinusoids(torch.arange(7), 10) @ position.projections[2].weight.T).view(7, 4, 3).transpose(0, 1)
     )
-    torch.testing.assert_close(found.position_keys, expected, rtol=0, atol=1e-13)
+    torch.testing.assert_close(relative.position_keys, expected, rtol=0, atol=1e-13)
 
 
 def test_an_encoder_has_both_sides():
     position = randomised(TransformerXLConfig(clamp_distance=2).build(SHAPE))
     q = torch.randn(1, 4, 4, 3, dtype=torch.float64)
-    found = position.relative(q, q, Context(4, 4), SITE[0])
-    assert found.first == -3
+    relative = position.relative(q, q, Context(4, 4), SITE[0])
+    assert relative.first == -3
     waves = sinusoids(torch.tensor([-2, -2, -1, 0, 1, 2, 2]), 10)
     expected = (waves @ position.projections[0].weight.T).view(7, 4, 3).transpose(0, 1)
-    torch.testing.assert_close(found.position_keys, expected, rtol=0, atol=1e-13)
+    torch.testing.assert_close(relative.position_keys, expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -49,7 +49,8 @@ def test_sizes():
     """W_R [H D, E] a layer; u and v [H, D] a layer, or once."""
     for shared, sets in ((False, 3), (True, 1)):
         count = sum(
-            one.numel() for one in TransformerXLConfig(shared_biases=shared).build(SHAPE).parameters()
+            parameter.numel()
+            for parameter in TransformerXLConfig(shared_biases=shared).build(SHAPE).parameters()
         )
         assert count == 3 * 12 * 10 + sets * 2 * 12
 

@@ -48,8 +48,8 @@ class BlockPattern(Pattern, named=False):
         ]
         some, full = set().union(*seen), seen[0].intersection(*seen) if seen else set()
         return Keys(
-            unite(one for block in some for one in keys.some.get(block, ())),
-            unite(one for block in full for one in keys.full.get(block, ())),
+            unite(interval for block in some for interval in keys.some.get(block, ())),
+            unite(interval for block in full for interval in keys.full.get(block, ())),
         )
 
 
@@ -83,11 +83,11 @@ class Places:
 
     def between(self, start: int, stop: int) -> set[int]:
         """The numbers of the blocks in slots start <= i < stop of any row."""
-        found: set[int] = set()
+        blocks: set[int] = set()
         for starts, numbers in zip(self.starts, self.numbers):
             first = max(0, bisect.bisect_right(starts, start) - 1)
-            found.update(numbers[first : bisect.bisect_left(starts, stop)])
-        return found
+            blocks.update(numbers[first : bisect.bisect_left(starts, stop)])
+        return blocks
 
 
 def places(context: Context, side: Side, size: int) -> Places:
@@ -100,8 +100,8 @@ def _places(context: Context, side: Side, size: int) -> Places:
     if positions is None:
         edges = [0, *range(size - shift % size, length, size)] if length else []
         numbers = [(edge + shift) // size for edge in edges]
-        found = _by_number(edges, numbers, length)
-        return Places([edges], [numbers], found, found, max(numbers, default=-1))
+        intervals = _by_number(edges, numbers, length)
+        return Places([edges], [numbers], intervals, intervals, max(numbers, default=-1))
     blocks = torch.div(positions, size, rounding_mode="floor")
     rows = [_runs_of_equals(row) for row in blocks]
     some: dict[int, list[Interval]] = {}
@@ -150,11 +150,11 @@ def _runs_of_equals(row: Tensor) -> tuple[list[int], list[int]]:
 
 
 def _by_number(edges: list[int], numbers: list[int], length: int) -> dict[int, list[Interval]]:
-    found: dict[int, list[Interval]] = {}
+    intervals: dict[int, list[Interval]] = {}
     for start, stop, number in zip(edges, [*edges[1:], length], numbers):
-        found.setdefault(number, []).append((start, stop))
-    found.pop(-1, None)  # where the rows differ
-    return found
+        intervals.setdefault(number, []).append((start, stop))
+    intervals.pop(-1, None)  # where the rows differ
+    return intervals
 
 
 def slots_where(context: Context, side: Side, period: int, least: int) -> Keys:

@@ -62,7 +62,7 @@ class Blockwise(BlockPattern):
         if len(counts) > blocks or min(counts, default=-1) < 0:
             raise InputError(f"counts: expected up to {blocks} numbers of heads, one a shift, got {counts}")
         shifts = [tuple((i + shift) % blocks for i in range(blocks)) for shift in range(len(counts))]
-        return tuple(Blockwise(size, one) for one, count in zip(shifts, counts) for _ in range(count))
+        return tuple(Blockwise(size, order) for order, count in zip(shifts, counts) for _ in range(count))
 
     @classmethod
     def examples(cls) -> tuple["Blockwise", ...]:

@@ -35,8 +35,8 @@ def read(node: ast.expr, text: str, registry: Mapping[str, type]) -> Any:
         ([], {})
         if not isinstance(node, ast.Call)
         else (
-            [_argument(one, text, registry) for one in node.args],
-            {str(one.arg): _argument(one.value, text, registry) for one in node.keywords},
+            [_argument(argument, text, registry) for argument in node.args],
+            {str(keyword.arg): _argument(keyword.value, text, registry) for keyword in node.keywords},
         )
     )
     return _build(registry[name.id], positional, keywords)
@@ -49,11 +49,11 @@ def _build(pattern: type, positional: list[Any], keywords: dict[str, Any]) -> An
         if name not in names:
             raise unknown(f"option of {where}", name, names)
     try:
-        given = inspect.signature(pattern).bind(*positional, **keywords).arguments
+        arguments = inspect.signature(pattern).bind(*positional, **keywords).arguments
     except TypeError as error:
         raise InputError(f"{where}: {error}") from None
     hints = typing.get_type_hints(pattern)
-    values = {name: decode(hints[name], value, f"{where}: {name}") for name, value in given.items()}
+    values = {name: decode(hints[name], value, f"{where}: {name}") for name, value in arguments.items()}
     for name, value in values.items():
         if isinstance(value, int) and abs(value) > LARGEST:
             raise InputError(f"{where}: {name}: expected at most {LARGEST}, got {quote(value)}")
@@ -63,7 +63,7 @@ def _build(pattern: type, positional: list[Any], keywords: dict[str, Any]) -> An
 def _argument(node: ast.expr, text: str, registry: Mapping[str, type]) -> Any:
     """A plain value, a pattern, or a list of arguments."""
     if isinstance(node, ast.List | ast.Tuple):
-        return tuple(_argument(one, text, registry) for one in node.elts)
+        return tuple(_argument(element, text, registry) for element in node.elts)
     name = node.func if isinstance(node, ast.Call) else node
     if isinstance(node, ast.BinOp) or (isinstance(name, ast.Name) and name.id in registry):
         return read(node, text, registry)

@@ -79,6 +79,6 @@ class Fixed(Summary):
             return summaries
         blocks = places(context, "q", self.stride).between(start, stop)
         own = places(context, "kv", self.stride)
-        some = (one for block in blocks for one in own.some.get(block, ()))
-        full = (one for block in blocks for one in own.full.get(block, ()) if len(blocks) == 1)
+        some = (interval for block in blocks for interval in own.some.get(block, ()))
+        full = (interval for block in blocks for interval in own.full.get(block, ()) if len(blocks) == 1)
         return Keys(unite((*summaries.some, *some)), unite((*summaries.full, *full)))

@@ -46,7 +46,7 @@ class GlobalPattern(Pattern, named=False):
         return () if queries is None else tuple(edge for run in queries.some for edge in run)
 
     def runs(self, context: Context, side: Side) -> Keys | None:
-        """The queries or keys that are global in some and in all batch rows; None where it cannot be told."""
+        """Queries or keys global in some and in all batch rows; None while tracing if not `known`."""
         known = self.known(context, side)
         if known is not None or torch.compiler.is_compiling():  # a tensor cannot be read while tracing
             return known

@@ -46,7 +46,9 @@ class GlobalEnd(GlobalPattern):
     def known(self, context: Context, side: Side) -> Keys | None:
         """The last slots, where the context has no documents, padding or positions."""
         self._check(context)
-        if any(one is not None for one in (context.q_pos, context.kv_pos, context.kv_doc, context.kv_valid)):
+        if any(
+            tensor is not None for tensor in (context.q_pos, context.kv_pos, context.kv_doc, context.kv_valid)
+        ):
             return None
         start, length = (context.offset, context.q_len) if side == "q" else (0, context.kv_len)
         last = clip(context.kv_len - self.tokens - start, length, length)
@@ -54,10 +56,9 @@ class GlobalEnd(GlobalPattern):
 
     def cuts(self, context: Context) -> tuple[int, ...]:
         """Those of global tokens, unless there are very many."""
-        found = super().cuts(context)
-        return (
-            found if len(found) <= MANY else ()
-        )  # many short documents: their limits make short rows enough
+        cuts = super().cuts(context)
+        # the limits of many short documents make short rows enough
+        return cuts if len(cuts) <= MANY else ()
 
     def _table(self, context: Context, side: Side) -> Tensor:
         """Which queries or keys are global, [B or 1, T]."""

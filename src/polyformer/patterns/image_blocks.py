@@ -53,14 +53,14 @@ class _Blocks(Pattern):
         assert q_pos is not None
         pos = context.once("q_pos on the CPU", lambda: q_pos.reshape(-1, context.q_len).cpu())[:, start:stop]
         begins = torch.arange(start, stop) + context.offset - pos
-        found: list[Keys] = []
+        per_begin: list[Keys] = []
         for begin in begins.unique().tolist():
             mine = pos[begins == begin]
-            found.append(_slots(self.near(int(mine.min()), int(mine.max()) + 1), begin, context.kv_len))
-        full = found[0].full
-        for one in found[1:]:
-            full = intersect(full, one.full)
-        return Keys(unite([interval for one in found for interval in one.some]), full)
+            per_begin.append(_slots(self.near(int(mine.min()), int(mine.max()) + 1), begin, context.kv_len))
+        full = per_begin[0].full
+        for keys in per_begin[1:]:
+            full = intersect(full, keys.full)
+        return Keys(unite([interval for keys in per_begin for interval in keys.some]), full)
 
     def places(self, context: Context, b: Tensor, q_idx: Tensor, kv_idx: Tensor) -> tuple[Tensor, Tensor]:
         """Where the queries and the keys stand; keys of the same document, for others are not asked for."""
@@ -125,12 +125,12 @@ class Local2D(_Blocks):
 
     def __post_init__(self) -> None:
         for name, sizes, least in (("shape", (2, 3), 1), ("query", (2,), 1), ("memory", (3,), 0)):
-            given = getattr(self, name)
-            whole = isinstance(given, tuple | list) and all(isinstance(one, int) for one in given)
-            if not whole or len(given) not in sizes or min(given) < least:
+            value = getattr(self, name)
+            whole = isinstance(value, tuple | list) and all(isinstance(number, int) for number in value)
+            if not whole or len(value) not in sizes or min(value) < least:
                 expected = f"{' or '.join(map(str, sizes))} whole numbers of {least} or more"
-                raise InputError(f"Local2D: {name}: expected {expected}, got {quote(given)}")
-            object.__setattr__(self, name, tuple(given))
+                raise InputError(f"Local2D: {name}: expected {expected}, got {quote(value)}")
+            object.__setattr__(self, name, tuple(value))
 
     @property
     def channels(self) -> int:
@@ -161,13 +161,13 @@ class Local2D(_Blocks):
 
     def near(self, first: int, stop: int) -> Keys:
         """Row by row of the image: the rectangles that its columns need."""
-        line, found, full = self.shape[1] * self.channels, [], None
+        line, some, full = self.shape[1] * self.channels, [], None
         for row in range(first // line, (stop - 1) // line + 1):
             begin, end = max(first - row * line, 0), min(stop - row * line, line)
             keys = self._of_row(row, begin // self.channels, (end - 1) // self.channels)
-            found.extend(keys.some)
+            some.extend(keys.some)
             full = keys.full if full is None else intersect(full, keys.full)
-        return Keys(unite(found), full or ())
+        return Keys(unite(some), full or ())
 
     def _of_row(self, row: int, first: int, last: int) -> Keys:
         """The places that the columns first <= column <= last of one row of the image need."""
@@ -202,7 +202,9 @@ def _slots(keys: Keys, begin: int, length: int) -> Keys:
     """Places to slots, where the image begins at slot `begin`."""
 
     def moved(intervals: tuple[Interval, ...]) -> tuple[Interval, ...]:
-        return tuple(one for a, b in intervals for one in clip(max(a, 0) + begin, b + begin, length))
+        return tuple(
+            interval for a, b in intervals for interval in clip(max(a, 0) + begin, b + begin, length)
+        )
 
     return Keys(moved(keys.some), moved(keys.full))
 

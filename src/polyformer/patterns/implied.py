@@ -123,15 +123,15 @@ class Documents(Pattern):
 
 def implied(context: Context) -> Pattern | None:
     """What the context alone forbids, as a pattern; None when it forbids nothing."""
-    found: Pattern | None = None
+    combined: Pattern | None = None
     for present, pattern in (
         (context.causal, Causal()),
         (context.q_doc is not None, Documents()),
         (context.kv_valid is not None, Padding()),
     ):
         if present:
-            found = pattern if found is None else found & pattern
-    return found
+            combined = pattern if combined is None else combined & pattern
+    return combined
 
 
 def runs(flags: Tensor) -> tuple[Interval, ...]:

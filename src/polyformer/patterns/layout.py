@@ -46,27 +46,27 @@ Layout = tuple[Row, ...]
 def intersect(a: Iterable[Interval], b: Iterable[Interval]) -> tuple[Interval, ...]:
     """The intervals common to two sorted, disjoint lists."""
     left, right = list(a), list(b)
-    found, i, j = [], 0, 0
+    common, i, j = [], 0, 0
     while i < len(left) and j < len(right):
         start, stop = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
         if start < stop:
-            found.append((start, stop))
+            common.append((start, stop))
         if left[i][1] < right[j][1]:
             i += 1
         else:
             j += 1
-    return tuple(found)
+    return tuple(common)
 
 
 def unite(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     """Sorted, disjoint intervals that cover the same keys; those that touch become one."""
-    joined: list[Interval] = []
-    for start, stop in sorted(one for one in intervals if one[0] < one[1]):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+    united: list[Interval] = []
+    for start, stop in sorted(interval for interval in intervals if interval[0] < interval[1]):
+        if united and start <= united[-1][1]:
+            united[-1] = (united[-1][0], max(stop, united[-1][1]))
         else:
-            joined.append((start, stop))
-    return tuple(joined)
+            united.append((start, stop))
+    return tuple(united)
 
 
 def subtract(a: Iterable[Interval], b: Iterable[Interval]) -> tuple[Interval, ...]:

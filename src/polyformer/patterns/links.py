@@ -30,8 +30,8 @@ class Links(BlockPattern):
 
     def __post_init__(self) -> None:
         check_size("Links", size=self.size)
-        given: Iterable[Iterable[int]] = self.table
-        table = tuple(tuple(sorted({int(one) for one in row})) for row in given)
+        rows: Iterable[Iterable[int]] = self.table
+        table = tuple(tuple(sorted({int(block) for block in row})) for row in rows)
         if not table or any(row and row[0] < 0 for row in table):
             raise InputError(f"Links: table, expected a list of block numbers for each block, got {table}")
         object.__setattr__(self, "table", table)

@@ -67,14 +67,14 @@ class Mod:
         grad = torch.is_grad_enabled() and score is not None
         try:
             with torch.set_grad_enabled(grad), _exactly(device):
-                found, value = program(function, inputs)
+                traced, value = program(function, inputs)
         except BranchError:
             raise InputError(
                 f"{name}: it asks for the value of an index or a score (if, and, or, not, int(), .item()), "
                 "which stand for all pairs of tokens at once; use torch.where, & | ~, or index a tensor"
             ) from None
         check_value(name, value)
-        return cls(function, name, found, start)
+        return cls(function, name, traced, start)
 
     def __call__(self, *places: Tensor) -> Tensor:
         """The values for `places`, (score,) b, h, q_idx, kv_idx: of a shape that broadcasts to theirs."""

@@ -21,7 +21,9 @@ class _Choice(Pattern):
     patterns: tuple[Pattern, ...]
 
     def __post_init__(self) -> None:
-        if isinstance(self.patterns, Pattern) or not all(isinstance(one, Pattern) for one in self.patterns):
+        if isinstance(self.patterns, Pattern) or not all(
+            isinstance(pattern, Pattern) for pattern in self.patterns
+        ):
             raise InputError(
                 f"{type(self).__name__}: expected a list of patterns, got {quote(self.patterns)}"
             )
@@ -31,15 +33,15 @@ class _Choice(Pattern):
 
     def is_static(self) -> bool:
         """Where all are."""
-        return all(one.is_static() for one in self.patterns)
+        return all(pattern.is_static() for pattern in self.patterns)
 
     def causal(self) -> bool:
         """Where all are."""
-        return all(one.causal() for one in self.patterns)
+        return all(pattern.causal() for pattern in self.patterns)
 
     def bind(self, by_slot: bool, device: torch.device) -> Pattern:
         """All bound."""
-        return self if self.is_static() else self.each(lambda one: one.bind(by_slot, device))
+        return self if self.is_static() else self.each(lambda pattern: pattern.bind(by_slot, device))
 
     def turn(self, index: int) -> Pattern:
         """The pattern whose turn it is."""
@@ -58,7 +60,7 @@ class PerHead(_Choice):
 
     def layer_pattern(self, layer: int) -> Pattern:
         """That of each."""
-        return self.each(lambda one: one.layer_pattern(layer))
+        return self.each(lambda pattern: pattern.layer_pattern(layer))
 
     def head_pattern(self, head: int) -> Pattern:
         """patterns[head % number of patterns]."""
@@ -74,11 +76,11 @@ class PerHead(_Choice):
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """What some head needs, and what all heads have without a mask."""
-        found = [pattern.keys(context, start, stop) for pattern in self.patterns]
-        joined = found[0]
-        for more in found[1:]:
-            joined = Keys((joined | more).some, (joined & more).full)
-        return joined
+        per_pattern = [pattern.keys(context, start, stop) for pattern in self.patterns]
+        combined = per_pattern[0]
+        for keys in per_pattern[1:]:
+            combined = Keys((combined | keys).some, (combined & keys).full)
+        return combined
 
     def cuts(self, context: Context) -> tuple[int, ...]:
         """Those of all."""
@@ -102,7 +104,7 @@ class PerLayer(_Choice):
 
     def head_pattern(self, head: int) -> Pattern:
         """That of each."""
-        return self.each(lambda one: one.head_pattern(head))
+        return self.each(lambda pattern: pattern.head_pattern(head))
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Outside a stack there is one layer, the first."""

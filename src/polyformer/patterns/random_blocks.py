@@ -66,20 +66,20 @@ class Random(BlockPattern):
 
     def _drawers(self, last: int) -> dict[int, set[int]]:
         """For each block the later ones, up to `last`, that drew it."""
-        found: dict[int, set[int]] = {}
+        drawers: dict[int, set[int]] = {}
         for block in range(1, last + 1):
-            for one in draws(self.blocks, self.seed, block):
-                found.setdefault(one, set()).add(block)
-        return found
+            for earlier in draws(self.blocks, self.seed, block):
+                drawers.setdefault(earlier, set()).add(block)
+        return drawers
 
     def _draws(self, block: Tensor) -> list[Tensor]:
         """`draws` of every entry of a tensor; -1 where a block has fewer."""
         drawn: list[Tensor] = []
         for number in range(self.blocks):
             top = block - self.blocks + number
-            one = _hashed(self.seed, block, number) % (top.clamp_min(0) + 1)
-            one = torch.where(_among(one, drawn), top, one)
-            drawn.append(torch.where(top < 0, -1, one))
+            draw = _hashed(self.seed, block, number) % (top.clamp_min(0) + 1)
+            draw = torch.where(_among(draw, drawn), top, draw)
+            drawn.append(torch.where(top < 0, -1, draw))
         return drawn
 
     @classmethod
@@ -98,16 +98,16 @@ def draws(blocks: int, seed: int, block: int) -> tuple[int, ...]:
     for number in range(blocks):
         top = block - blocks + number
         if top >= 0:
-            one = _hashed(seed, block, number) % (top + 1)
-            drawn.append(top if one in drawn else one)
+            draw = _hashed(seed, block, number) % (top + 1)
+            drawn.append(top if draw in drawn else draw)
     return tuple(drawn)
 
 
-def _among(one: Tensor, others: list[Tensor]) -> Tensor:
-    found = torch.zeros_like(one, dtype=torch.bool)
+def _among(draw: Tensor, others: list[Tensor]) -> Tensor:
+    repeated = torch.zeros_like(draw, dtype=torch.bool)
     for other in others:
-        found = found | (one == other)
-    return found
+        repeated = repeated | (draw == other)
+    return repeated
 
 
 def _hashed(seed: int, block: Number, number: int) -> Number:

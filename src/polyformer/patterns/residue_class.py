@@ -57,10 +57,10 @@ class InResidueClass(Pattern, named=False):
         last = min((stop + context.offset) * step - offset, self.context.q_len)
         if first >= last:
             return Keys(())
-        found = self.pattern.keys(self.context, first, last)
+        keys = self.pattern.keys(self.context, first, last)
         return Keys(
-            unite((a // step, (b - 1) // step + 1) for a, b in found.some),
-            unite((-(-a // step), b // step) for a, b in found.full),
+            unite((a // step, (b - 1) // step + 1) for a, b in keys.some),
+            unite((-(-a // step), b // step) for a, b in keys.full),
         )
 
 

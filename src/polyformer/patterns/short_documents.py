@@ -47,7 +47,9 @@ class Whole(GlobalPattern):
     def known(self, context: Context, side: Side) -> Keys | None:
         """All slots or none, where the context has no documents, padding or positions."""
         self._check(context)
-        if any(one is not None for one in (context.q_pos, context.kv_pos, context.kv_doc, context.kv_valid)):
+        if any(
+            tensor is not None for tensor in (context.q_pos, context.kv_pos, context.kv_doc, context.kv_valid)
+        ):
             return None
         length = context.q_len if side == "q" else context.kv_len
         everything = ((0, length),) if context.kv_len <= self.tokens and length else ()

@@ -52,7 +52,8 @@ class Strided(Pattern):
             return Keys(everything, everything if self.stride == 1 else ())
         first = (start + context.offset) % self.stride
         some = unite(
-            (max(0, one), min(one + width, length)) for one in range(first - self.stride, length, self.stride)
+            (max(0, begin), min(begin + width, length))
+            for begin in range(first - self.stride, length, self.stride)
         )
         return Keys(some, some if width == 1 else ())
 

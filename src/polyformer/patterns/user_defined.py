@@ -47,14 +47,12 @@ class MaskModPattern(Pattern, named=False):
             return super().keys(context, start, stop)
         start, stop = start + self._first(context), stop + self._first(context)
         if callable(self.where):
-            given = self.where(start, stop)
+            keys = self.where(start, stop)
         else:
             rows = [row.keys for row in self.where if row.start < stop and start < row.stop]
-            given = (
-                functools.reduce(lambda a, b: Keys((a | b).some, (a & b).full), rows) if rows else Keys(())
-            )
+            keys = functools.reduce(lambda a, b: Keys((a | b).some, (a & b).full), rows) if rows else Keys(())
         inside = clip(0, context.kv_len, context.kv_len)
-        return Keys(unite(given.some), unite(given.full)) & Keys(inside, inside)
+        return Keys(unite(keys.some), unite(keys.full)) & Keys(inside, inside)
 
     def cuts(self, context: Context) -> tuple[int, ...]:
         """Where the rows of the caller's layout begin."""
@@ -73,12 +71,12 @@ class MaskModPattern(Pattern, named=False):
         raise InputError("pattern: a function (mask_mod) cannot be saved; write it as a Pattern class")
 
 
-def as_pattern(given: Pattern | MaskMod, name: str = "pattern") -> Pattern:
-    """`given`, wrapped when it is a bare `mask_mod`; errors call it by `name`."""
-    if isinstance(given, Pattern):
-        return given
-    if callable(given):
-        return MaskModPattern(given)
-    if hasattr(given, "mask_mod") and hasattr(given, "kv_num_blocks"):
+def as_pattern(pattern: Pattern | MaskMod, name: str = "pattern") -> Pattern:
+    """`pattern`, wrapped when it is a bare `mask_mod`; errors call it by `name`."""
+    if isinstance(pattern, Pattern):
+        return pattern
+    if callable(pattern):
+        return MaskModPattern(pattern)
+    if hasattr(pattern, "mask_mod") and hasattr(pattern, "kv_num_blocks"):
         raise InputError(f"{name}: got a BlockMask; pass the function it was made of, block_mask.mask_mod")
-    raise InputError(f"{name}: expected a Pattern or a mask_mod function, got {quote(given)}")
+    raise InputError(f"{name}: expected a Pattern or a mask_mod function, got {quote(pattern)}")
