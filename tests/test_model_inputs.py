@@ -43,15 +43,15 @@ BAD_MASKS: list[tuple[Any, str]] = [
 ]
 
 
-def call(name: str, **given: Any) -> Tensor:
+def call(name: str, **options: Any) -> Tensor:
     if name == "both":
-        given = {"decoder_input_ids": IDS, **given}
-    return MODELS[name](**{"input_ids": IDS, **given}).logits
+        options = {"decoder_input_ids": IDS, **options}
+    return MODELS[name](**{"input_ids": IDS, **options}).logits
 
 
-def refused(name: str, **given: Any) -> str:
+def refused(name: str, **options: Any) -> str:
     with pytest.raises(InputError) as caught:
-        call(name, **given)
+        call(name, **options)
     return str(caught.value)
 
 
@@ -119,9 +119,9 @@ def test_a_mask_of_a_continued_text_is_of_the_new_tokens_or_of_all():
 def test_trajectories_are_checked_too(mask: Tensor):
     model = TrajectoryTransformer(TrajectoryConfig.examples()[0]).eval()
     config = model.config
-    given = [torch.zeros(2, 5, size) for size in (config.head.state_size, config.head.action_size, 1)]
+    tensors = [torch.zeros(2, 5, size) for size in (config.head.state_size, config.head.action_size, 1)]
     with pytest.raises(InputError, match="attention_mask: "):
-        model(*given, torch.zeros(2, 5, dtype=torch.long), attention_mask=mask)
+        model(*tensors, torch.zeros(2, 5, dtype=torch.long), attention_mask=mask)
 
 
 @pytest.mark.parametrize("head", [{"kind": "tag", "dropout": -1}, {"kind": "classify", "dropout": 1.0}])

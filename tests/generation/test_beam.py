@@ -180,7 +180,7 @@ class Texts:
 
 @pytest.mark.parametrize("normalization", ["length", "gnmt"])
 @pytest.mark.parametrize(
-    ("penalty", "best"),
+    ("length_penalty", "best"),
     [
         # The sum of the logarithms alone: "." has log 0.45 = -0.799, "A." log 0.5005 = -0.692.
         (0.0, [A, END]),
@@ -188,13 +188,15 @@ class Texts:
         (-1.0, [END]),
     ],
 )
-def test_the_best_text_by_hand(normalization: Literal["length", "gnmt"], penalty: float, best: list[int]):
+def test_the_best_text_by_hand(
+    normalization: Literal["length", "gnmt"], length_penalty: float, best: list[int]
+):
     script = {"": (0.55, 1e-9, 0.45), "A": (0.045, 0.045, 0.91), "B": (0.1, 0.1, 0.8)}
-    assert winner(script, normalization, penalty, max_length=2)[0] == best
+    assert winner(script, normalization, length_penalty, max_length=2)[0] == best
 
 
 @pytest.mark.parametrize(("normalization", "divisors"), [("length", (1, 0.5)), ("gnmt", (1, 6 / 7))])
-def test_with_a_negative_penalty_the_next_length_is_the_kindest(
+def test_with_a_negative_length_penalty_the_next_length_is_the_kindest(
     normalization: Literal["length", "gnmt"], divisors: tuple[float, float]
 ):
     """With ^-1 the divisor falls with the length: 1, 1/2, ... 1/6 by length and 1, 6/7, ... 6/11 by GNMT.
@@ -211,7 +213,7 @@ def test_with_a_negative_penalty_the_next_length_is_the_kindest(
 
 
 @pytest.mark.parametrize("normalization", ["length", "gnmt"])
-def test_a_positive_penalty_waits_for_the_longest_text(normalization: Literal["length", "gnmt"]):
+def test_a_positive_length_penalty_waits_for_the_longest_text(normalization: Literal["length", "gnmt"]):
     """With ^1 the divisor at 4 tokens is 4 or 3/2: log 0.6 / 4 = -0.128 and log 0.6 / 1.5 = -0.341 beat what
     ended after one token, log 0.4 = -0.916, although every score before was worse than log 0.4."""
     nearly = (1 - 2e-9, 1e-9, 1e-9)
@@ -223,7 +225,7 @@ def test_a_positive_penalty_waits_for_the_longest_text(normalization: Literal["l
 
 
 @pytest.mark.parametrize(
-    ("normalization", "penalty", "log_p", "settled"),
+    ("normalization", "length_penalty", "log_p", "settled"),
     [
         # The best ended text has 2 tokens and log P -1.0; a beam of 2 tokens may end with 3 to 8.
         ("length", -1.0, -0.6, False),  # ended -1.0 * 2 = -2.0; at best -0.6 * 3 = -1.8 (at 8: -4.8)
@@ -239,9 +241,9 @@ def test_a_positive_penalty_waits_for_the_longest_text(normalization: Literal["l
     ],
 )
 def test_never_stops_when_no_text_to_come_can_win(
-    normalization: Literal["length", "gnmt"], penalty: float, log_p: float, settled: bool
+    normalization: Literal["length", "gnmt"], length_penalty: float, log_p: float, settled: bool
 ):
-    config = BeamConfig(num_beams=2, normalization=normalization, length_penalty=penalty)
+    config = BeamConfig(num_beams=2, normalization=normalization, length_penalty=length_penalty)
     finished = Finished(config, wanted=1, max_length=8)
     finished.add(-1.0, torch.tensor([A, END]))
     assert finished.settled(log_p, length=2) is settled
@@ -250,13 +252,13 @@ def test_never_stops_when_no_text_to_come_can_win(
 def winner(
     script: dict[str, tuple[float, float, float]],
     normalization: Literal["length", "gnmt"],
-    penalty: float,
+    length_penalty: float,
     max_length: int,
 ) -> tuple[list[int], float]:
     """The best text of two beams, and its score."""
     decoder = Scripted(script)
     start = Start(decoder.logits([""]), cast(Any, Texts([""])), torch.zeros(1, 1, dtype=torch.long))
-    config = BeamConfig(num_beams=2, normalization=normalization, length_penalty=penalty)
+    config = BeamConfig(num_beams=2, normalization=normalization, length_penalty=length_penalty)
     result = beam_search(decoder, start, Rules(max_length, END, (), Stopping((END,))), config, 1)
     return result.tokens[0, : int(result.lengths)].tolist(), float(result.scores)
 

@@ -13,13 +13,13 @@ from polyformer.ops.linear import PackedWeights
 
 def plain_greedy(model: Transformer, prompt: torch.Tensor, steps: int) -> tuple[list[int], float]:
     """What greedy search should write, and its log-probability."""
-    written: list[int] = []
+    tokens: list[int] = []
     total = 0.0
-    while len(written) < steps and EOS not in written:
-        log_p = next_log_probabilities(model, prompt, written)
-        written.append(int(log_p.argmax()))
+    while len(tokens) < steps and EOS not in tokens:
+        log_p = next_log_probabilities(model, prompt, tokens)
+        tokens.append(int(log_p.argmax()))
         total += float(log_p.max())
-    return written, total
+    return tokens, total
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -28,10 +28,10 @@ def test_cached_is_uncached_token_for_token(family):
     for seed in range(5):
         model, prompt = FAMILIES[family](seed), prompts(1, 5, seed)
         got = model.generate(prompt, config=GenerationConfig(max_new_tokens=12))
-        written, total = plain_greedy(model, prompt[0], 12)
-        assert got.new_tokens() == [written]
+        tokens, total = plain_greedy(model, prompt[0], 12)
+        assert got.new_tokens() == [tokens]
         torch.testing.assert_close(float(got.scores[0]), total, rtol=1e-10, atol=1e-10)
-        lengths.add(len(written))
+        lengths.add(len(tokens))
     assert len(lengths) > 1, "some texts should end early, or the test says little"
 
 
@@ -43,9 +43,9 @@ def test_a_batch_of_odd_lengths_is_its_rows_alone(family):
     config = GenerationConfig(max_new_tokens=11, repetition_penalty=1.3)
     together = model.generate(ids, mask, config)
     alone = [model.generate(text.unsqueeze(0), config=config) for text in texts]
-    assert together.new_tokens() == [one.new_tokens()[0] for one in alone]
+    assert together.new_tokens() == [single.new_tokens()[0] for single in alone]
     torch.testing.assert_close(
-        together.scores, torch.cat([one.scores for one in alone]), rtol=1e-10, atol=1e-10
+        together.scores, torch.cat([single.scores for single in alone]), rtol=1e-10, atol=1e-10
     )
     assert len(set(together.lengths.tolist())) > 1, "some rows should leave the batch before others"
 
@@ -190,16 +190,16 @@ def test_packed_weights_write_the_same_text(monkeypatch):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = create_model("decoder-tiny", hidden_size=160, vocab_size=500, initializer_range=0.3).eval()
-    made: list[PackedWeights] = []
+    packed: list[PackedWeights] = []
 
-    def packed() -> PackedWeights:
-        made.append(PackedWeights())
-        return made[-1]
+    def recorded() -> PackedWeights:
+        packed.append(PackedWeights())
+        return packed[-1]
 
-    monkeypatch.setattr(decoder_module, "PackedWeights", packed)
+    monkeypatch.setattr(decoder_module, "PackedWeights", recorded)
     config = GenerationConfig(max_new_tokens=30)
     together = model.generate(prompts(5, 6), config=config)
     alone = torch.cat([model.generate(row.unsqueeze(0), config=config).sequences for row in prompts(5, 6)])
     assert torch.equal(together.sequences, alone)
-    assert len(made[0].copies) == 5, "the large matrices: two in each layer, and the vocabulary"
-    assert not any(one.copies for one in made[1:]), "a single row reads its weights as they are"
+    assert len(packed[0].copies) == 5, "the large matrices: two in each layer, and the vocabulary"
+    assert not any(weights.copies for weights in packed[1:]), "a single row reads its weights as they are"

@@ -65,29 +65,29 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Tensor]]] = {
 DECODER_ALONE = {"documents": ({"attention": Causal()}, {"document_ids": halves()})}
 
 
-def extended(name: str, one: Tensor, length: int) -> Tensor:
+def extended(name: str, tensor: Tensor, length: int) -> Tensor:
     """An input of the prompt, for the prompt and what was written after it, `length` tokens."""
     new = length - LENGTH
     if name == "relation_ids":
-        return torch.nn.functional.pad(one, (0, new, 0, new), value=-1)
+        return torch.nn.functional.pad(tensor, (0, new, 0, new), value=-1)
     if name == "global_attention_mask":
-        return torch.nn.functional.pad(one, (0, new))
-    last = one[:, -1:].expand(-1, new)
-    return torch.cat([one, last + (torch.arange(new) + 1 if name == "position_ids" else 0)], 1)
+        return torch.nn.functional.pad(tensor, (0, new))
+    last = tensor[:, -1:].expand(-1, new)
+    return torch.cat([tensor, last + (torch.arange(new) + 1 if name == "position_ids" else 0)], 1)
 
 
 @torch.no_grad()
 def greedy(model: Transformer, ids: Tensor, inputs: dict[str, Tensor]) -> Tensor:
     """The likeliest tokens [B, NEW], each from a pass over all there is, without a state."""
-    written = ids if model.encoder is None else torch.full((len(ids), 1), BOS)
+    tokens = ids if model.encoder is None else torch.full((len(ids), 1), BOS)
     for _ in range(NEW):
         if model.encoder is None:
-            whole = {name: extended(name, one, written.shape[1]) for name, one in inputs.items()}
-            logits = model(written, **whole).logits
+            whole = {name: extended(name, tensor, tokens.shape[1]) for name, tensor in inputs.items()}
+            logits = model(tokens, **whole).logits
         else:
-            logits = model(ids, decoder_input_ids=written, **inputs).logits
-        written = torch.cat([written, logits[:, -1:].argmax(-1)], 1)
-    return written[:, -NEW:]
+            logits = model(ids, decoder_input_ids=tokens, **inputs).logits
+        tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], 1)
+    return tokens[:, -NEW:]
 
 
 @pytest.mark.parametrize("shape", ["decoder", "pair"])
@@ -109,7 +109,7 @@ def test_generation_is_the_full_forward(shape: str, name: str):
     assert not torch.allclose(got.scores, without.scores), "it matters"
     beams = model.generate(ids, **inputs, **settings, num_beams=3, num_return_sequences=3)
     for row in range(ROWS):  # rows and beams are moved about, and what belongs to them with them
-        own = {key: one[row : row + 1] for key, one in inputs.items()}
+        own = {key: tensor[row : row + 1] for key, tensor in inputs.items()}
         alone = model.generate(ids[row : row + 1], **own, **settings, num_beams=3, num_return_sequences=3)
         torch.testing.assert_close(beams.scores[3 * row : 3 * row + 3], alone.scores)
 
@@ -120,11 +120,11 @@ def test_rows_that_end_take_their_numbers_with_them():
     langs = numbers(5, 1, below=3).expand(-1, 7).contiguous()
     together = model.generate(ids, mask, langs=langs, max_new_tokens=12, repetition_penalty=9.0, eos=(4, 9))
     assert len(set(together.lengths.tolist())) > 1, "some end before others"
-    for row, written in enumerate(together.new_tokens()):
+    for row, tokens in enumerate(together.new_tokens()):
         real = mask[row].bool()
         own = {"input_ids": ids[row : row + 1, real], "langs": langs[row : row + 1, real]}
         alone = model.generate(**own, max_new_tokens=12, repetition_penalty=9.0, eos=(4, 9))
-        assert alone.new_tokens()[0] == written
+        assert alone.new_tokens()[0] == tokens
 
 
 @pytest.mark.parametrize(

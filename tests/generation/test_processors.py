@@ -119,7 +119,7 @@ def test_the_logits_given_are_left_as_they_were():
     logits = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
     before = logits.clone()
     history = torch.tensor([[1], [2]])
-    for one in (
+    for processor in (
         repetition_penalty(1.5),
         temperature(2.0),
         top_k(2),
@@ -131,5 +131,5 @@ def test_the_logits_given_are_left_as_they_were():
         no_repeat(1),
         no_bad_words(((1,),), CPU),
     ):
-        one(logits, history)
+        processor(logits, history)
     assert torch.equal(logits, before)

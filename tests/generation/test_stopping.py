@@ -16,7 +16,7 @@ def decode(ids) -> str:
 
 
 def test_a_row_ends_where_its_text_contains_a_stop_string():
-    found = 0
+    count = 0
     for seed in range(6):
         ids = prompts(3, 4, seed)
         free = decoder(seed).generate(ids, config=GenerationConfig(max_new_tokens=10)).texts(decode)
@@ -27,8 +27,8 @@ def test_a_row_ends_where_its_text_contains_a_stop_string():
         for before, after in zip(free, map(decode, got.new_tokens())):
             ends = [before.index(string) + len(string) for string in stop if string in before]
             assert after == before[: min(ends, default=len(before))]
-            found += bool(ends)
-    assert found >= 6
+            count += bool(ends)
+    assert count >= 6
 
 
 def test_a_stop_string_may_begin_inside_a_token_and_end_in_another():

@@ -25,7 +25,7 @@ def test_the_end_of_one_call_turns_no_dropout_on_in_another(family: Callable[[in
     model.train()
     model.head.eval()
     began, ended = threading.Event(), threading.Event()
-    found: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
     steps: list[Tensor] = []
 
     def wait(tokens: Tensor) -> None:
@@ -34,19 +34,19 @@ def test_the_end_of_one_call_turns_no_dropout_on_in_another(family: Callable[[in
             began.set()
             assert ended.wait(60)
 
-    slow = threading.Thread(target=lambda: found.update(slow=texts(model, wait)))
+    slow = threading.Thread(target=lambda: results.update(slow=texts(model, wait)))
     with evaluating(model):  # a call that ends while the slow one writes
         slow.start()
         assert began.wait(60)
     for name in ("second", "third"):
-        other = threading.Thread(target=lambda name=name: found.update({name: texts(model)}))
+        other = threading.Thread(target=lambda name=name: results.update({name: texts(model)}))
         other.start()
         other.join(60)
     assert not model.training, "the slow call still writes"
     ended.set()
     slow.join(60)
-    assert set(found) == {"slow", "second", "third"}
-    assert all(torch.equal(one, expected) for one in found.values())
+    assert set(results) == {"slow", "second", "third"}
+    assert all(torch.equal(tokens, expected) for tokens in results.values())
     assert model.training
     assert model.decoder is not None
     assert all(module.training for module in model.decoder.modules())
@@ -57,14 +57,14 @@ def test_many_threads_write_what_one_writes():
     model = decoder(2)
     expected = texts(model)
     model.train()
-    found: list[Tensor] = []
-    threads = [threading.Thread(target=lambda: found.append(texts(model))) for _ in range(8)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(60)
-    assert len(found) == 8
-    assert all(torch.equal(one, expected) for one in found)
+    results: list[Tensor] = []
+    threads = [threading.Thread(target=lambda: results.append(texts(model))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(results) == 8
+    assert all(torch.equal(tokens, expected) for tokens in results)
     assert model.training
 
 
@@ -97,7 +97,9 @@ def trained(model: Transformer, between: Callable[[], object] = lambda: None) ->
     loss = model(ids, labels=ids).loss
     between()
     loss.backward()
-    return torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
+    return torch.cat(
+        [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    )
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -108,7 +110,7 @@ def test_training_in_another_thread_keeps_its_dropout(name: str, half: str):
     expected, calm = trained(model), trained(model.eval())
     assert not torch.equal(expected, calm)
     model.train()
-    began, passed, found = threading.Event(), threading.Event(), list[Tensor]()
+    began, passed, grads = threading.Event(), threading.Event(), list[Tensor]()
 
     def hold(tokens: Tensor) -> None:
         began.set()
@@ -125,12 +127,12 @@ def test_training_in_another_thread_keeps_its_dropout(name: str, half: str):
 
     if half == "forward":
         begin()
-        found.append(trained(model))
+        grads.append(trained(model))
     else:
-        found.append(trained(model, begin))
+        grads.append(trained(model, begin))
     passed.set()
     writer.join(60)
-    assert torch.equal(found[0], expected)
+    assert torch.equal(grads[0], expected)
     assert all(module.training for module in model.modules())
 
 
@@ -147,10 +149,10 @@ def test_a_call_waits_for_a_training_pass():
             writer.start()
 
     hook = model.decoder.layers[0].register_forward_hook(begin_once)
-    found = trained(model)
+    grads = trained(model)
     hook.remove()
     writer.join(60)
-    assert torch.equal(found, expected)
+    assert torch.equal(grads, expected)
 
 
 def test_a_streamer_cannot_train_what_writes():

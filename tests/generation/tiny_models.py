@@ -36,9 +36,9 @@ def left_padded(texts: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.no_grad()
-def next_log_probabilities(model: Transformer, prompt: torch.Tensor, written: list[int]) -> torch.Tensor:
-    """log P of the next token [V] after `written`, from the whole text at once: no cache, no batch."""
-    new = prompt.new_tensor(written).view(1, -1)
+def next_log_probabilities(model: Transformer, prompt: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    """log P of the next token [V] after `tokens`, from the whole text at once: no cache, no batch."""
+    new = prompt.new_tensor(tokens).view(1, -1)
     if model.encoder is None:
         out = model(torch.cat([prompt.view(1, -1), new], 1))
     else:

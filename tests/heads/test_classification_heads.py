@@ -24,7 +24,7 @@ WIDTH = 4
 MASK = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1]]).bool()
 
 
-def made(config: HeadConfig) -> Head:
+def build(config: HeadConfig) -> Head:
     torch.manual_seed(0)
     return config.build(HeadShape(hidden_size=WIDTH, vocab_size=7)).double().eval()
 
@@ -41,9 +41,9 @@ def same(actual: Tensor | None, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("hidden", [True, False])
 def test_classify(hidden: bool):
-    head, given, labels = made(ClassifyConfig(num_labels=3, hidden=hidden)), inputs(), torch.tensor([2, 0])
-    loss, predictions = head(given, labels)
-    first = torch.stack([given.hidden[0, 0], given.hidden[1, 1]])
+    head, batch, labels = build(ClassifyConfig(num_labels=3, hidden=hidden)), inputs(), torch.tensor([2, 0])
+    loss, predictions = head(batch, labels)
+    first = torch.stack([batch.hidden[0, 0], batch.hidden[1, 1]])
     if hidden:
         first = torch.tanh(first @ head.dense.weight.T + head.dense.bias)
     logits = first @ head.output.weight.T + head.output.bias
@@ -52,19 +52,19 @@ def test_classify(hidden: bool):
 
 
 def test_tag():
-    head, given = made(TagConfig(num_labels=3)), inputs()
+    head, batch = build(TagConfig(num_labels=3)), inputs()
     labels = torch.tensor([[0, -100, 2, -100, -100], [-100, 1, 1, 2, -100]])
-    loss, predictions = head(given, labels)
-    logits = given.hidden @ head.output.weight.T + head.output.bias
+    loss, predictions = head(batch, labels)
+    logits = batch.hidden @ head.output.weight.T + head.output.bias
     same(predictions(), logits)
     same(loss, F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
 
 
 def test_span():
     """Start and end are each a choice among the real tokens."""
-    head, given, labels = made(SpanConfig()), inputs(), torch.tensor([[0, 2], [1, -100]])
-    loss, predictions = head(given, labels)
-    logits = given.hidden @ head.output.weight.T + head.output.bias
+    head, batch, labels = build(SpanConfig()), inputs(), torch.tensor([[0, 2], [1, -100]])
+    loss, predictions = head(batch, labels)
+    logits = batch.hidden @ head.output.weight.T + head.output.bias
     same(predictions()[MASK], logits[MASK])
     assert (predictions()[~MASK] == -torch.inf).all()
     start, end = logits.masked_fill(~MASK.unsqueeze(-1), -torch.inf).unbind(-1)
@@ -74,7 +74,7 @@ def test_span():
 
 
 def test_a_span_in_a_row_of_padding_leaves_other_gradients_finite():
-    head = made(SpanConfig())
+    head = build(SpanConfig())
     hidden = torch.randn(2, 3, WIDTH, dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[1, 1, 1], [0, 0, 0]]).bool()
     loss, _ = head(HeadInput(hidden, mask, hidden), torch.tensor([[0, 1], [-100, -100]]))
@@ -86,15 +86,15 @@ def test_a_span_in_a_row_of_padding_leaves_other_gradients_finite():
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_embed(normalize: bool):
-    given = inputs()
-    loss, predictions = made(EmbedConfig(normalize=normalize))(given, None)
-    mean = torch.stack([given.hidden[0, :3].mean(0), given.hidden[1, 1:].mean(0)])
+    batch = inputs()
+    loss, predictions = build(EmbedConfig(normalize=normalize))(batch, None)
+    mean = torch.stack([batch.hidden[0, :3].mean(0), batch.hidden[1, 1:].mean(0)])
     same(predictions(), mean / mean.norm(dim=1, keepdim=True) if normalize else mean)
     assert loss is None
 
 
 def test_labels_of_nothing_give_a_loss_of_zero():
-    head = made(TagConfig(num_labels=3))
+    head = build(TagConfig(num_labels=3))
     loss, _ = head(inputs(), torch.full((2, 5), -100))
     assert loss == 0
     assert all(grad.abs().max() == 0 for grad in torch.autograd.grad(loss, list(head.parameters())))
@@ -102,10 +102,10 @@ def test_labels_of_nothing_give_a_loss_of_zero():
 
 def test_dropout_is_active_in_training_alone():
     for config in (ClassifyConfig(dropout=0.5), TagConfig(dropout=0.5)):
-        head, given = made(config), inputs()
-        assert torch.equal(head(given, None)[1](), head(given, None)[1]())
+        head, batch = build(config), inputs()
+        assert torch.equal(head(batch, None)[1](), head(batch, None)[1]())
         head.train()
-        assert not torch.equal(head(given, None)[1](), head(given, None)[1]())
+        assert not torch.equal(head(batch, None)[1](), head(batch, None)[1]())
 
 
 def test_what_is_wrong_is_named():
@@ -118,15 +118,15 @@ def test_what_is_wrong_is_named():
     with pytest.raises(InputError, match="unknown pooling 'sum'"):
         EmbedConfig(pooling="sum")
     with pytest.raises(InputError, match="labels: an embedding head has no loss of its own; leave them out"):
-        made(EmbedConfig())(inputs(), torch.zeros(2, dtype=torch.long))
+        build(EmbedConfig())(inputs(), torch.zeros(2, dtype=torch.long))
 
 
 @pytest.mark.parametrize("config", [ClassifyConfig(num_labels=3), TagConfig(num_labels=3), SpanConfig()])
 def test_example_labels_fit(config: HeadConfig):
     labels = config.example_labels(2, 5, 7)
     assert labels is not None
-    given = inputs()
-    loss, _ = made(config)(HeadInput(given.hidden, None, given.table), labels)
+    batch = inputs()
+    loss, _ = build(config)(HeadInput(batch.hidden, None, batch.table), labels)
     assert loss is not None
     assert loss.isfinite()
 
@@ -134,21 +134,21 @@ def test_example_labels_fit(config: HeadConfig):
 @pytest.mark.parametrize("problem", [None, "multi_label"])
 def test_several_labels_of_a_text(problem: str | None):
     """The mean over texts and labels of -log of the share that the logit gives to what holds."""
-    head, given = made(ClassifyConfig(num_labels=3, problem=problem)), inputs()
+    head, batch = build(ClassifyConfig(num_labels=3, problem=problem)), inputs()
     labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
-    loss, predictions = head(given, labels)
+    loss, predictions = head(batch, labels)
     share = predictions().sigmoid()
     same(loss, -torch.where(labels == 1, share, 1 - share).log().mean())
 
 
 @pytest.mark.parametrize(("problem", "num_labels"), [(None, 1), ("regression", 1), ("regression", 3)])
 def test_numbers_of_a_text(problem: str | None, num_labels: int):
-    head, given = made(ClassifyConfig(num_labels=num_labels, problem=problem)), inputs()
+    head, batch = build(ClassifyConfig(num_labels=num_labels, problem=problem)), inputs()
     labels = torch.arange(2 * num_labels).reshape(2, num_labels) / 3
-    loss, predictions = head(given, labels)
+    loss, predictions = head(batch, labels)
     same(loss, ((predictions() - labels) ** 2).mean())
     if num_labels == 1:
-        same(head(given, labels.squeeze(1))[0], loss)
+        same(head(batch, labels.squeeze(1))[0], loss)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_numbers_of_a_text(problem: str | None, num_labels: int):
 )
 def test_labels_of_another_problem_are_refused(problem: str, labels: list[float], message: str):
     with pytest.raises(InputError) as caught:
-        made(ClassifyConfig(num_labels=3, problem=problem))(inputs(), torch.tensor(labels))
+        build(ClassifyConfig(num_labels=3, problem=problem))(inputs(), torch.tensor(labels))
     assert str(caught.value).startswith(message)
 
 
@@ -171,7 +171,7 @@ def test_dropout_before_the_hidden_layer_too():
     torch.manual_seed(0)
     seen = {}
     for twice in (False, True):
-        head = made(ClassifyConfig(num_labels=2, activation="relu", dropout=0.5, drops_twice=twice)).train()
+        head = build(ClassifyConfig(num_labels=2, activation="relu", dropout=0.5, drops_twice=twice)).train()
         with torch.no_grad():
             head.dense.weight.copy_(torch.eye(WIDTH))
             head.dense.bias.zero_()
@@ -184,10 +184,10 @@ def test_dropout_before_the_hidden_layer_too():
 
 def test_detect():
     """The mean over real tokens that have a label."""
-    head, given = made(DetectConfig(activation="relu")), inputs()
+    head, batch = build(DetectConfig(activation="relu")), inputs()
     labels = torch.tensor([[0, 1, -100, 1, 1], [0, 0, 1, 0, 1]])
-    loss, predictions = head(given, labels)
-    hidden = torch.relu(given.hidden @ head.dense.weight.T + head.dense.bias)
+    loss, predictions = head(batch, labels)
+    hidden = torch.relu(batch.hidden @ head.dense.weight.T + head.dense.bias)
     logits = (hidden @ head.output.weight.T + head.output.bias)[..., 0]
     same(predictions(), logits)
     share = logits.sigmoid()
@@ -196,20 +196,20 @@ def test_detect():
 
 
 def test_a_text_is_read_where_its_last_end_token_stands():
-    head, given = made(ClassifyConfig(end_token=6)), inputs()
+    head, batch = build(ClassifyConfig(end_token=6)), inputs()
     ids = torch.tensor([[1, 6, 6, 3, 0], [6, 2, 2, 2, 2]])
-    at_ends = torch.stack([given.hidden[0, 2], given.hidden[1, 0]])
+    at_ends = torch.stack([batch.hidden[0, 2], batch.hidden[1, 0]])
     expected = head.output(torch.tanh(head.dense(at_ends)))
-    same(head(dataclasses.replace(given, ids=ids), None)[1](), expected)
+    same(head(dataclasses.replace(batch, ids=ids), None)[1](), expected)
     with pytest.raises(InputError, match="input_ids: a text has no token 6, where this head reads it"):
-        head(dataclasses.replace(given, ids=ids.clamp_max(5)), None)
+        head(dataclasses.replace(batch, ids=ids.clamp_max(5)), None)
     for other in (None, ids[:, :4]):
         with pytest.raises(InputError, match=r"last token 6 of the text, so expected \(2, 5\)"):
-            head(dataclasses.replace(given, ids=other), None)
+            head(dataclasses.replace(batch, ids=other), None)
 
 
 def test_span_dropout_is_of_training_alone():
-    head, given = made(SpanConfig(span_dropout=0.5)), inputs()
-    whole = head(given, None)[1]()
-    same(made(SpanConfig())(given, None)[1]()[MASK], whole[MASK])
-    assert not torch.equal(head.train()(given, None)[1]()[MASK], whole[MASK])
+    head, batch = build(SpanConfig(span_dropout=0.5)), inputs()
+    whole = head(batch, None)[1]()
+    same(build(SpanConfig())(batch, None)[1]()[MASK], whole[MASK])
+    assert not torch.equal(head.train()(batch, None)[1]()[MASK], whole[MASK])

@@ -32,11 +32,13 @@ def model(passes: int = 2, block: BlockConfig = POST, **options: Any) -> Transfo
     )
     head = EnhancedMaskedConfig(passes=passes, max_position_embeddings=9)
     torch.manual_seed(0)
-    made = Transformer(ModelConfig(vocab_size=VOCAB, hidden_size=WIDTH, encoder=stack, head=head)).double()
+    transformer = Transformer(
+        ModelConfig(vocab_size=VOCAB, hidden_size=WIDTH, encoder=stack, head=head)
+    ).double()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in transformer.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    return made.eval()
+    return transformer.eval()
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -48,8 +50,8 @@ def attention(layer: Any, x: Tensor, read: Tensor, mask: Tensor) -> Tensor:
     """softmax(x Wq (read Wk)^T / sqrt(D)) read Wv Wo over real keys."""
     parts = layer.attention
     q, k, v = (
-        project(one).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-        for project, one in ((parts.query, x), (parts.key, read), (parts.value, read))
+        project(states).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        for project, states in ((parts.query, x), (parts.key, read), (parts.value, read))
     )
     scores = (q @ k.mT / math.sqrt(WIDTH / HEADS)).masked_fill(~mask.bool()[:, None, None], -torch.inf)
     return parts.output((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
@@ -59,71 +61,74 @@ def feedforward(layer: Any, x: Tensor) -> Tensor:
     return layer.feedforward.down(F.gelu(layer.feedforward.up(x)))
 
 
-def decoded(made: Transformer, h: Tensor, mask: Tensor) -> Tensor:
+def decoded(transformer: Transformer, h: Tensor, mask: Tensor) -> Tensor:
     """Logits by the equation: z = h + P[pos], then `passes` times the last layer over h."""
-    layer: Any = made.get_submodule("encoder.layers.1")
+    layer: Any = transformer.get_submodule("encoder.layers.1")
     first, second = layer.block.norms[0], layer.block.norms[-1]
-    z = h + made.get_submodule("head.position.tables.0")((mask.cumsum(1) - 1).clamp_min(0))
-    for _ in range(made.config.head.passes):  # type: ignore[attr-defined]
-        if isinstance(made.config.encoder.block, PostNormConfig):  # type: ignore[union-attr]
+    z = h + transformer.get_submodule("head.position.tables.0")((mask.cumsum(1) - 1).clamp_min(0))
+    for _ in range(transformer.config.head.passes):  # type: ignore[attr-defined]
+        if isinstance(transformer.config.encoder.block, PostNormConfig):  # type: ignore[union-attr]
             z = first(z + attention(layer, z, h, mask))
             z = second(z + feedforward(layer, z))
-        elif isinstance(made.config.encoder.block, PreNormConfig):  # type: ignore[union-attr]
+        elif isinstance(transformer.config.encoder.block, PreNormConfig):  # type: ignore[union-attr]
             z = z + attention(layer, first(z), first(h), mask)
-            z = made.encoder.final_norm(z + feedforward(layer, second(z)))
+            z = transformer.encoder.final_norm(z + feedforward(layer, second(z)))
         else:
             normed = first(z)
             z = z + attention(layer, normed, first(h), mask) + feedforward(layer, normed)
-            z = made.encoder.final_norm(z)
-    head: Any = made.head
-    return head.norm(F.gelu(head.dense(z))) @ made.tokens.weight.T + head.bias
+            z = transformer.encoder.final_norm(z)
+    head: Any = transformer.head
+    return head.norm(F.gelu(head.dense(z))) @ transformer.tokens.weight.T + head.bias
 
 
 @pytest.mark.parametrize("block", [POST, PreNormConfig(), ParallelConfig()], ids=lambda x: x.kind)
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_it_is_its_definition(passes: int, block: BlockConfig):
     """Logits, loss and gradients, with padding on both sides."""
-    made, (ids, mask) = model(passes, block), batch()
+    transformer, (ids, mask) = model(passes, block), batch()
     labels = torch.where(mask.bool() & (torch.arange(7) % 2 == 0), ids, -100)
-    output = made(ids, mask, labels=labels, output_hidden_states=True)
-    logits = decoded(made, output.hidden_states[1], mask)
+    output = transformer(ids, mask, labels=labels, output_hidden_states=True)
+    logits = decoded(transformer, output.hidden_states[1], mask)
     real = mask.bool()
     torch.testing.assert_close(output.logits[real], logits[real], rtol=1e-10, atol=1e-10)
     expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
     torch.testing.assert_close(output.loss, expected, rtol=1e-10, atol=1e-10)
-    names, parameters = zip(*made.named_parameters())
-    found = torch.autograd.grad(output.loss, parameters, retain_graph=True)
-    for name, one, other in zip(names, found, torch.autograd.grad(expected, parameters)):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10, msg=name)
+    names, parameters = zip(*transformer.named_parameters())
+    grads = torch.autograd.grad(output.loss, parameters, retain_graph=True)
+    for name, grad, other in zip(names, grads, torch.autograd.grad(expected, parameters)):
+        torch.testing.assert_close(grad, other, rtol=1e-9, atol=1e-10, msg=name)
 
 
 def test_only_the_head_knows_absolute_positions():
     """Without positions in the encoder a shuffled text has shuffled hidden states, but not logits."""
-    made, (ids, _) = model(), batch()
+    transformer, (ids, _) = model(), batch()
     order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
-    plain, shuffled = made(ids), made(ids[:, order])
+    plain, shuffled = transformer(ids), transformer(ids[:, order])
     torch.testing.assert_close(shuffled.last_hidden_state, plain.last_hidden_state[:, order])
     assert (shuffled.logits - plain.logits[:, order]).abs().max() > 0.1
 
 
 def test_it_goes_with_disentangled_positions_and_dropout():
-    made, (ids, mask) = model(position=DebertaConfig(max_relative_positions=4)), batch()
-    made.train()
-    loss = made(ids, mask, labels=ids).loss
+    transformer, (ids, mask) = model(position=DebertaConfig(max_relative_positions=4)), batch()
+    transformer.train()
+    loss = transformer(ids, mask, labels=ids).loss
     loss.backward()
-    assert all(one.grad is not None and one.grad.isfinite().all() for one in made.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.isfinite().all()
+        for parameter in transformer.parameters()
+    )
 
 
 def test_hidden_states_are_returned_only_when_asked_for():
-    made, (ids, mask) = model(), batch()
-    assert made(ids, mask).hidden_states is None
-    assert len(made(ids, mask, output_hidden_states=True).hidden_states) == 3
+    transformer, (ids, mask) = model(), batch()
+    assert transformer(ids, mask).hidden_states is None
+    assert len(transformer(ids, mask, output_hidden_states=True).hidden_states) == 3
 
 
 def test_what_cannot_be_is_refused():
-    made, (ids, _) = model(), batch()
+    transformer, (ids, _) = model(), batch()
     with pytest.raises(InputError, match="input of 14 tokens: longer than the 9 learned positions"):
-        made(torch.cat([ids, ids], 1))
+        transformer(torch.cat([ids, ids], 1))
     with pytest.raises(
         InputError, match="head 'enhanced_masked' runs an encoder's last layer again, which a"
     ):

@@ -11,7 +11,7 @@ from polyformer.heads import Head, HeadConfig, HeadInput, HeadShape, LanguageMod
 VOCAB, WIDTH = 7, 4
 
 
-def made(config: HeadConfig, tied: bool = True) -> Head:
+def build(config: HeadConfig, tied: bool = True) -> Head:
     torch.manual_seed(0)
     head = config.build(HeadShape(hidden_size=WIDTH, vocab_size=VOCAB, tied=tied)).double()
     with torch.no_grad():
@@ -29,11 +29,11 @@ def inputs() -> tuple[HeadInput, Tensor]:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("training", [True, False])
 def test_language_model(training: bool, tied: bool):
-    head = made(LanguageModelConfig(label_smoothing=0.2, bias=True), tied).train(training)
-    given, labels = inputs()
-    loss, predictions = head(given, labels)
-    weight = given.table if tied else head.weight
-    logits = given.hidden @ weight.T + head.bias
+    head = build(LanguageModelConfig(label_smoothing=0.2, bias=True), tied).train(training)
+    batch, labels = inputs()
+    loss, predictions = head(batch, labels)
+    weight = batch.table if tied else head.weight
+    logits = batch.hidden @ weight.T + head.bias
     torch.testing.assert_close(predictions(), logits, rtol=1e-12, atol=1e-12)
     expected = F.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), label_smoothing=0.2 if training else 0.0
@@ -43,12 +43,12 @@ def test_language_model(training: bool, tied: bool):
 
 
 def test_masked_language_model():
-    head = made(MaskedConfig(eps=0.1))
-    given, labels = inputs()
-    loss, predictions = head(given, labels)
-    hidden = F.gelu(given.hidden @ head.dense.weight.T + head.dense.bias)
+    head = build(MaskedConfig(eps=0.1))
+    batch, labels = inputs()
+    loss, predictions = head(batch, labels)
+    hidden = F.gelu(batch.hidden @ head.dense.weight.T + head.dense.bias)
     hidden = F.layer_norm(hidden, (WIDTH,), head.norm.weight, head.norm.bias, 0.1)
-    logits = hidden @ given.table.T + head.bias
+    logits = hidden @ batch.table.T + head.bias
     torch.testing.assert_close(predictions(), logits, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
         loss, F.cross_entropy(logits.flatten(0, 1), labels.flatten()), rtol=1e-12, atol=1e-12
@@ -57,12 +57,12 @@ def test_masked_language_model():
 
 
 def test_a_tied_head_has_no_table_of_its_own():
-    assert [name for name, _ in made(LanguageModelConfig()).named_parameters()] == []
-    assert [name for name, _ in made(LanguageModelConfig(), tied=False).named_parameters()] == ["weight"]
+    assert [name for name, _ in build(LanguageModelConfig()).named_parameters()] == []
+    assert [name for name, _ in build(LanguageModelConfig(), tied=False).named_parameters()] == ["weight"]
 
 
 def test_without_labels_there_is_no_loss():
-    assert made(LanguageModelConfig())(inputs()[0], None)[0] is None
+    assert build(LanguageModelConfig())(inputs()[0], None)[0] is None
 
 
 def test_what_is_wrong_is_named():
@@ -73,14 +73,14 @@ def test_what_is_wrong_is_named():
 
 
 def test_a_frozen_bias_is_added_and_never_trained():
-    head = made(LanguageModelConfig(bias=True, frozen_bias=True))
+    head = build(LanguageModelConfig(bias=True, frozen_bias=True))
     assert [name for name, _ in head.named_parameters()] == []
     assert list(head.state_dict()) == ["bias"]
     head.bias.copy_(torch.arange(VOCAB))
-    given, labels = inputs()
-    given.hidden.requires_grad_()
-    loss, predictions = head(given, labels)
-    logits = given.hidden @ given.table.T + torch.arange(VOCAB)
+    batch, labels = inputs()
+    batch.hidden.requires_grad_()
+    loss, predictions = head(batch, labels)
+    logits = batch.hidden @ batch.table.T + torch.arange(VOCAB)
     torch.testing.assert_close(predictions(), logits, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
         loss, F.cross_entropy(logits.flatten(0, 1), labels.flatten()), rtol=1e-12, atol=1e-12

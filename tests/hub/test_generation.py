@@ -28,7 +28,7 @@ LEFT = {"gpt2", "gptj", "gpt_neo"}
 
 
 def prompts(family: str) -> dict[str, torch.Tensor]:
-    """Three texts, padded on the left where the family can be told so."""
+    """Three texts, padded on the left where the family takes a mask."""
     ids = texts(3, 7)[:, :6]
     mask = torch.ones_like(ids)
     if family in LEFT:
@@ -56,7 +56,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sampled beams": {"num_beams": 2, "do_sample": True},
     "processor": {"logits_processor": transformers.LogitsProcessorList([Favour()])},
     "criterion": {"stopping_criteria": transformers.StoppingCriteriaList([Enough()])},
-    "penalties": {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_new_tokens": 5},
+    "processors": {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_new_tokens": 5},
     "no end": {"eos_token_id": None},
     "dictionary": {
         "return_dict_in_generate": True,
@@ -68,7 +68,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def written(model: Any, inputs: dict[str, torch.Tensor], options: dict[str, Any]) -> Any:
+def generated(model: Any, inputs: dict[str, torch.Tensor], options: dict[str, Any]) -> Any:
     torch.manual_seed(5)
     return model.generate(**inputs, **{"max_new_tokens": 8, "do_sample": False, **options})
 
@@ -79,19 +79,19 @@ def test_texts(family: str, task: str):
     for name, options in OPTIONS.items():
         if name == "chunks" and family not in LEFT:
             continue
-        found, expected = (written(one, prompts(family), options) for one in (ours, theirs))
+        actual, expected = (generated(model, prompts(family), options) for model in (ours, theirs))
         if name == "dictionary":
             for kind in ("scores", "logits"):
-                for one, other in zip(found[kind], expected[kind], strict=True):
-                    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-            found, expected = found.sequences, expected.sequences
-        assert torch.equal(found, expected), name
+                for tensor, other in zip(actual[kind], expected[kind], strict=True):
+                    torch.testing.assert_close(tensor, other, rtol=1e-4, atol=1e-4)
+            actual, expected = actual.sequences, expected.sequences
+        assert torch.equal(actual, expected), name
 
 
 def test_seeds_repeat_texts():
     ours, _ = twins("gpt2", "LMHeadModel")
     options = {"do_sample": True, "temperature": 3.0}
-    first, again = (written(ours, prompts("gpt2"), options) for _ in range(2))
+    first, again = (generated(ours, prompts("gpt2"), options) for _ in range(2))
     assert torch.equal(first, again)
 
 
@@ -133,13 +133,13 @@ def test_caches_go_on(family: str, task: str):
         more, name = {"input_ids": texts(2, 9)}, "decoder_input_ids"
     with torch.no_grad():
         expected = theirs(**{name: ids}, **more).logits
-        cache, found = None, []
+        cache, logits = None, []
         for part in ids.split([5, 1, 6], 1):
             output = ours(**{name: part}, past_key_values=cache, use_cache=True, **more)
             cache = output.past_key_values
-            found.append(output.logits)
-            assert cache.get_seq_length() == sum(one.shape[1] for one in found)
-    torch.testing.assert_close(torch.cat(found, 1), expected, rtol=1e-4, atol=1e-4)
+            logits.append(output.logits)
+            assert cache.get_seq_length() == sum(chunk.shape[1] for chunk in logits)
+    torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         cache.crop(-6)
         again = ours(**{name: ids[:, 6:]}, past_key_values=cache, **more).logits
@@ -152,9 +152,9 @@ def test_a_mechanism_without_keys_and_values_writes_with_its_own_state():
     inner = create_model("decoder-tiny", **sizes, mechanism="performer", position="sinusoidal").eval()
     ours, ids = hub.wrap(inner), texts(2, 6)
     for options in ({}, {"num_beams": 3}):
-        found = ours.generate(ids, max_new_tokens=6, do_sample=False, **options)
+        actual = ours.generate(ids, max_new_tokens=6, do_sample=False, **options)
         whole = ours.generate(ids, max_new_tokens=6, do_sample=False, use_cache=False, **options)
-        assert torch.equal(found, whole)
+        assert torch.equal(actual, whole)
     cache = ours(ids).past_key_values
     assert cache.get_seq_length() == 6
     with pytest.raises(InputError, match="past_key_values: this model's attention keeps sums"):
@@ -188,18 +188,18 @@ def test_settings_are_kept(family: str, tmp_path: Path):
     )
     again = auto.from_pretrained(tmp_path / "ours", dtype=torch.float64)
     expected = theirs.generate(**prompts(family))
-    for one in (ours, again):
-        assert one.generation_config.to_diff_dict() == theirs.generation_config.to_diff_dict()
-        assert torch.equal(one.generate(**prompts(family)), expected)
+    for model in (ours, again):
+        assert model.generation_config.to_diff_dict() == theirs.generation_config.to_diff_dict()
+        assert torch.equal(model.generate(**prompts(family)), expected)
     assert polyformer.from_pretrained(tmp_path / "ours").generation["num_beams"] == 2
 
 
 def test_a_source_that_was_read_before():
     ours, theirs = twins("bart", "ForConditionalGeneration")
-    source, written = texts(2, 9), texts(2, 5)
+    source, target = texts(2, 9), texts(2, 5)
     read = theirs.get_encoder()(source)
-    expected = theirs(encoder_outputs=read, decoder_input_ids=written).logits
-    torch.testing.assert_close(ours(encoder_outputs=read, decoder_input_ids=written).logits, expected)
+    expected = theirs(encoder_outputs=read, decoder_input_ids=target).logits
+    torch.testing.assert_close(ours(encoder_outputs=read, decoder_input_ids=target).logits, expected)
     torch.testing.assert_close(ours.get_encoder()(source).last_hidden_state, read.last_hidden_state)
     text = ours.generate(encoder_outputs=read, max_new_tokens=4, do_sample=False)
     assert torch.equal(text, theirs.generate(encoder_outputs=read, max_new_tokens=4, do_sample=False))

@@ -34,10 +34,10 @@ def test_pipelines_name_the_labels(tmp_path: Path):
         ours.save_pretrained(tmp_path)
         judge = transformers.pipeline("text-classification", model=str(tmp_path), top_k=None)
         rows = judge(TEXTS[3])
-        found = {row["label"]: row["score"] for row in (rows[0] if isinstance(rows[0], list) else rows)}
+        scores = {row["label"]: row["score"] for row in (rows[0] if isinstance(rows[0], list) else rows)}
         ids = judge.tokenizer(TEXTS[3], return_tensors="pt")["input_ids"]
         expected = function(theirs(ids).logits[0]).tolist()
-        assert found == pytest.approx(dict(zip(NAMES["label2id"], expected)), abs=1e-5)
+        assert scores == pytest.approx(dict(zip(NAMES["label2id"], expected)), abs=1e-5)
 
 
 @pytest.mark.parametrize("problem", [None, "regression", "multi_label_classification"])
@@ -45,9 +45,9 @@ def test_pipelines_name_the_labels(tmp_path: Path):
 def test_losses_of_soft_labels(family: str, problem: str | None):
     ours, theirs = twins(family, "ForSequenceClassification", problem_type=problem)
     labels = torch.rand(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    found, expected = (one(texts(), labels=labels) for one in (ours, theirs))
-    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-6, atol=1e-6)
-    found.loss.backward()
+    actual, expected = (model(texts(), labels=labels) for model in (ours, theirs))
+    torch.testing.assert_close(actual.loss, expected.loss, rtol=1e-6, atol=1e-6)
+    actual.loss.backward()
     assert ours.get_input_embeddings().weight.grad.any()
 
 
@@ -97,8 +97,8 @@ def test_sizes_are_named_as_theirs(family: str):
 def test_answers_outside_the_text_count_for_nothing():
     ours, theirs = twins("bert", "ForQuestionAnswering")
     places = {"start_positions": torch.tensor([3, 99, 5]), "end_positions": torch.tensor([[7], [2], [24]])}
-    found, expected = (one(texts(), **places) for one in (ours, theirs))
-    torch.testing.assert_close(found.loss, expected.loss)
+    actual, expected = (model(texts(), **places) for model in (ours, theirs))
+    torch.testing.assert_close(actual.loss, expected.loss)
 
 
 @pytest.mark.parametrize("ids", [texts(), texts().masked_fill(torch.arange(24) > 15, 0)])
@@ -115,13 +115,13 @@ def test_trajectories(tmp_path: Path):
         name: torch.randn(2, 5, size, generator=generator, dtype=torch.float64)
         for name, size in sizes.items()
     }
-    given = {**steps, "timesteps": torch.arange(10).view(2, 5), "output_hidden_states": True}
-    found, expected = ours(**given), theirs(**given)
+    inputs = {**steps, "timesteps": torch.arange(10).view(2, 5), "output_hidden_states": True}
+    actual, expected = ours(**inputs), theirs(**inputs)
     for name in ("state_preds", "action_preds", "return_preds"):
-        torch.testing.assert_close(found[name], expected[name])
+        torch.testing.assert_close(actual[name], expected[name])
     ours.save_pretrained(tmp_path)
     again = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float64)
-    torch.testing.assert_close(again(**given).action_preds, found.action_preds)
+    torch.testing.assert_close(again(**inputs).action_preds, actual.action_preds)
 
 
 def test_a_model_of_no_family_is_sent_to_the_wrapper(tmp_path: Path):

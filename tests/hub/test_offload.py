@@ -35,10 +35,10 @@ def unchanged(ours: Any, inputs: dict[str, torch.Tensor]) -> None:
     with torch.no_grad():
         expected = ours(**inputs)
         offloaded = accelerate.cpu_offload(ours)
-        for found in (offloaded(**inputs), offloaded(**inputs)):
-            for name, one in expected.items():
-                assert not torch.is_tensor(one) or torch.equal(found[name], one), name
-    assert {one.device.type for one in ours.parameters()} == {"meta"}
+        for actual in (offloaded(**inputs), offloaded(**inputs)):
+            for name, value in expected.items():
+                assert not torch.is_tensor(value) or torch.equal(actual[name], value), name
+    assert {parameter.device.type for parameter in ours.parameters()} == {"meta"}
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "decision_transformer"])
@@ -74,20 +74,20 @@ def test_device_maps(tmp_path: Path):
     ids = texts(2)
     with torch.no_grad():
         expected = ours(ids).logits
-    written = ours.generate(ids[:, :4], max_new_tokens=4, do_sample=False)
+    tokens = ours.generate(ids[:, :4], max_new_tokens=4, do_sample=False)
     for places in PLACES:
         again = transformers.AutoModelForCausalLM.from_pretrained(
             tmp_path / "model", device_map=places, offload_folder=tmp_path / "offloaded"
         )
         with torch.no_grad():
             assert torch.equal(again(ids).logits, expected), places
-        assert torch.equal(again.generate(ids[:, :4], max_new_tokens=4, do_sample=False), written)
+        assert torch.equal(again.generate(ids[:, :4], max_new_tokens=4, do_sample=False), tokens)
 
 
 def test_no_layer_is_split():
     ours, _ = twins("gpt2", "LMHeadModel", torch.float32)
-    layer = sum(one.nbytes for one in ours.model.decoder.layers[0].parameters())
-    rest = sum(one.nbytes for one in ours.parameters()) - 2 * layer
+    layer = sum(parameter.nbytes for parameter in ours.model.decoder.layers[0].parameters())
+    rest = sum(parameter.nbytes for parameter in ours.parameters()) - 2 * layer
     places = accelerate.infer_auto_device_map(
         ours, {0: rest + int(1.5 * layer), "cpu": 10**9}, no_split_module_classes=ours._no_split_modules
     )

@@ -10,7 +10,7 @@ from polyformer.checkpoints.matching import resolve_prefix
 from polyformer.checkpoints.save import find_family, to_hub_tensors
 from polyformer.core.errors import InputError
 
-SPANS = [one for one in CLASSES if "QuestionAnswering" in one[1]]
+SPANS = [case for case in CLASSES if "QuestionAnswering" in case[1]]
 FLOAT32 = ("gptj", "gpt_neo", "longformer", "t5", "xlm")
 """Families of which theirs computes parts in float32."""
 
@@ -43,27 +43,27 @@ def batch(family: str, side: str, pad: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids.masked_fill(mask == 0, pad), "attention_mask": mask}
 
 
-def outcome(model: Any, given: dict[str, torch.Tensor]) -> Any:
+def outcome(model: Any, inputs: dict[str, torch.Tensor]) -> Any:
     model.zero_grad()
-    found = model(**{name: one.clone() for name, one in given.items()})
-    found.loss.backward()
-    return found
+    output = model(**{name: tensor.clone() for name, tensor in inputs.items()})
+    output.loss.backward()
+    return output
 
 
 def gradients(ours: Any, theirs: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """By their names; 0 where there is none."""
     family, _, task = find_family(ours.model.config)
     own = {
-        name: torch.zeros_like(one) if one.grad is None else one.grad
-        for name, one in ours.model.named_parameters()
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in ours.model.named_parameters()
     }
     wanted = {
-        name: torch.zeros_like(one) if one.grad is None else one.grad
-        for name, one in theirs.named_parameters()
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in theirs.named_parameters()
     }
-    found = to_hub_tensors(family, ours.model.config, task, own)
+    tensors = to_hub_tensors(family, ours.model.config, task, own)
     return {
-        resolve_prefix(name, family.base_model_prefix, wanted): one for name, one in found.items()
+        resolve_prefix(name, family.base_model_prefix, wanted): tensor for name, tensor in tensors.items()
     }, wanted
 
 
@@ -71,17 +71,17 @@ def gradients(ours: Any, theirs: Any) -> tuple[dict[str, torch.Tensor], dict[str
 @pytest.mark.parametrize(("family", "task"), SPANS)
 def test_padded_batches(family: str, task: str, side: str):
     ours, theirs = twins(family, task)
-    given = batch(family, side, theirs.config.pad_token_id or 0) | PLACES
-    found, expected = outcome(ours, given), outcome(theirs, given)
-    real = given["attention_mask"].bool()
+    inputs = batch(family, side, theirs.config.pad_token_id or 0) | PLACES
+    actual, expected = outcome(ours, inputs), outcome(theirs, inputs)
+    real = inputs["attention_mask"].bool()
     close = {"rtol": 0, "atol": 2e-6 if family in FLOAT32 or "deberta" in family else 1e-10}
     for name in ("start_logits", "end_logits"):
-        torch.testing.assert_close(found[name][real], expected[name][real], **close)
+        torch.testing.assert_close(actual[name][real], expected[name][real], **close)
     if side in UNIFORM.get(family, ()):
-        assert not torch.allclose(found.start_logits[~real], expected.start_logits[~real], atol=1e-3)
+        assert not torch.allclose(actual.start_logits[~real], expected.start_logits[~real], atol=1e-3)
         return
     for name in ("loss", "start_logits", "end_logits"):
-        torch.testing.assert_close(found[name], expected[name], **close, check_dtype=False)
+        torch.testing.assert_close(actual[name], expected[name], **close, check_dtype=False)
     has, wanted = gradients(ours, theirs)
     for name in wanted:
         torch.testing.assert_close(
@@ -92,25 +92,25 @@ def test_padded_batches(family: str, task: str, side: str):
 @pytest.mark.parametrize("family", ["bert", "roberta", "gpt2"])
 def test_the_mean_of_every_part_of_a_batch(family: str):
     ours, theirs = twins(family, "ForQuestionAnswering")
-    given = (
+    inputs = (
         batch(family, "right", theirs.config.pad_token_id) | PLACES | {"num_items_in_batch": torch.tensor(11)}
     )
-    torch.testing.assert_close(outcome(ours, given).loss, outcome(theirs, given).loss)
+    torch.testing.assert_close(outcome(ours, inputs).loss, outcome(theirs, inputs).loss)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_tokens_that_see_nothing(attention: str):
     ours, theirs = twins("gpt2", "ForQuestionAnswering", attn_implementation=attention)
-    given = batch("gpt2", "left", 0) | PLACES
-    same = torch.allclose(outcome(ours, given).loss, outcome(theirs, given).loss, rtol=0, atol=1e-10)
+    inputs = batch("gpt2", "left", 0) | PLACES
+    same = torch.allclose(outcome(ours, inputs).loss, outcome(theirs, inputs).loss, rtol=0, atol=1e-10)
     assert same == (attention == "sdpa")
 
 
 def test_positions_before_the_text_are_for_padding_alone():
     ours, _ = twins("roberta", "ForQuestionAnswering")
-    given = batch("roberta", "left", 1)
+    inputs = batch("roberta", "left", 1)
     places = torch.arange(LENGTH).expand(ROWS, LENGTH) - 1
     with pytest.raises(InputError, match="position_ids: expected 0 or more, got -1"):
-        ours.model(**given, position_ids=places)
+        ours.model(**inputs, position_ids=places)
     with pytest.raises(InputError, match="position_ids: expected 0 or more, got -4"):
-        ours.model(**given, position_ids=places - 3)
+        ours.model(**inputs, position_ids=places - 3)

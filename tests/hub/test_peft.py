@@ -53,25 +53,31 @@ def trained(model: Any, config: Any, more: dict[str, Any]) -> tuple[list[float],
     """Losses and norms of gradients of three steps, and a text."""
     torch.manual_seed(0)
     adapted = peft.get_peft_model(model, config)
-    chosen = [one for one in adapted.parameters() if one.requires_grad]
+    chosen = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     optimizer, ids = torch.optim.SGD(chosen, 0.3), texts(2, 8)
     losses, norms = [], []
     for _ in range(3):
         optimizer.zero_grad()
         loss = adapted(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, **more).loss
         loss.backward()
-        norms.append(float(torch.stack([one.grad.norm() for one in chosen if one.grad is not None]).norm()))
+        norms.append(
+            float(
+                torch.stack(
+                    [parameter.grad.norm() for parameter in chosen if parameter.grad is not None]
+                ).norm()
+            )
+        )
         optimizer.step()
         losses.append(loss.item())
     adapted.eval()
-    written = adapted.generate(
+    tokens = adapted.generate(
         input_ids=ids[:, :5],
         attention_mask=torch.ones(2, 5, dtype=torch.long),
         max_new_tokens=4,
         do_sample=False,
         **more,
     )
-    return losses, norms, written
+    return losses, norms, tokens
 
 
 @pytest.mark.parametrize("task", MODELS)
@@ -88,14 +94,14 @@ def test_adapted_layers(task: str, method: str):
     elif method == "tokens":
         name, options, targets = "TrainableTokensConfig", {"token_indices": [5, 6]}, ([table], ["tokens"])
     more = {"task_ids": torch.zeros(2, dtype=torch.long)} if method in NEEDS_TASKS else {}
-    found = []
+    runs = []
     for model, target in zip(reversed(twins(family, kind, torch.float32)), targets):
         config = getattr(peft, name)(target_modules=target, task_type=task, **options)
-        found.append(trained(model, config, more))
-    (theirs, _, _), (losses, gradients, written) = found
+        runs.append(trained(model, config, more))
+    (theirs, _, _), (losses, gradients, tokens) = runs
     assert losses[-1] < losses[0]
     assert all(gradients)
-    assert len(written) == 2
+    assert len(tokens) == 2
     if method != "fourier":  # it does not start as the model
         assert losses[0] == pytest.approx(theirs[0], rel=1e-4)
 
@@ -113,10 +119,10 @@ def test_prompts(task: str, method: str):
         trained(model, getattr(peft, name)(task_type=task, **options), more)
         for model in twins(family, kind, torch.float32)
     ]
-    (ours, gradients, written), (theirs, expected, other) = runs
+    (ours, gradients, tokens), (theirs, expected, other) = runs
     assert ours == pytest.approx(theirs, rel=1e-4)
     assert gradients == pytest.approx(expected, rel=1e-3)
-    assert torch.equal(written, other)
+    assert torch.equal(tokens, other)
 
 
 def test_merged_adapters_are_the_model():

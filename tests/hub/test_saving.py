@@ -23,13 +23,17 @@ def files(folder: Path) -> set[str]:
 
 def test_every_argument_of_transformers_is_taken(model: Any, tmp_path: Path):
     names = inspect.signature(transformers.PreTrainedModel.save_pretrained).parameters
-    usual = {name: given.default for name, given in names.items() if given.default is not given.empty}
+    usual = {
+        name: parameter.default
+        for name, parameter in names.items()
+        if parameter.default is not parameter.empty
+    }
     model.save_pretrained(tmp_path, **usual, safe_serialization=True, save_function=torch.save)
     assert "model.safetensors" in files(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("options", "written"),
+    ("options", "expected"),
     [
         ({"is_main_process": False}, set()),
         ({"variant": "fp16"}, {"model.fp16.safetensors"}),
@@ -37,15 +41,15 @@ def test_every_argument_of_transformers_is_taken(model: Any, tmp_path: Path):
     ],
     ids=lambda value: next(iter(value), ""),
 )
-def test_arguments_do_what_they_say(model: Any, tmp_path: Path, options: dict[str, Any], written: set[str]):
+def test_arguments_do_what_they_say(model: Any, tmp_path: Path, options: dict[str, Any], expected: set[str]):
     model.save_pretrained(tmp_path / "out", **options)
-    assert written <= files(tmp_path / "out")
+    assert expected <= files(tmp_path / "out")
     assert "model.safetensors" not in files(tmp_path / "out")
 
 
 def test_a_state_dict_takes_the_place_of_the_models_own(model: Any, tmp_path: Path):
-    given = {name: torch.full_like(tensor, 0.5) for name, tensor in model.state_dict().items()}
-    model.save_pretrained(tmp_path, state_dict=given)
+    tensors = {name: torch.full_like(tensor, 0.5) for name, tensor in model.state_dict().items()}
+    model.save_pretrained(tmp_path, state_dict=tensors)
     assert all((tensor == 0.5).all() for tensor in load_file(tmp_path / "model.safetensors").values())
 
 

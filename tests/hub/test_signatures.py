@@ -51,12 +51,12 @@ def inputs(family: str, model: Any) -> dict[str, Any]:
     ids = texts()
     if family in ("t5", "xlm"):
         ids[:, -1] = 1
-    given = {"input_ids": ids}
+    batch = {"input_ids": ids}
     if model.config.is_encoder_decoder:
-        given["decoder_input_ids"] = ids
+        batch["decoder_input_ids"] = ids
     if family == "longformer":
         ids[:, [2, 3, 5]], ids[:, -1] = 2, 7  # three of them mark the question's end
-    return given
+    return batch
 
 
 def named(model: Any) -> list[str]:
@@ -76,30 +76,30 @@ def value(name: str, task: str) -> Any:
     return {**VALUES, **EVERYWHERE}[name]
 
 
-def outcome(model: Any, given: dict[str, Any]) -> Any:
-    copies = {name: one.clone() if torch.is_tensor(one) else one for name, one in given.items()}
+def outcome(model: Any, inputs: dict[str, Any]) -> Any:
+    copies = {name: item.clone() if torch.is_tensor(item) else item for name, item in inputs.items()}
     with torch.no_grad():
         return model(**copies)  # some of theirs change what they are given
 
 
-def attempt(model: Any, given: dict[str, Any]) -> tuple[Any, Exception | None]:
+def attempt(model: Any, inputs: dict[str, Any]) -> tuple[Any, Exception | None]:
     """The output, or None and why there is none."""
     try:
-        return outcome(model, given), None
+        return outcome(model, inputs), None
     except (InputError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
         return None, error
 
 
-def compare(found: Any, expected: Any, mask: torch.Tensor | None) -> None:
+def compare(actual: Any, expected: Any, mask: torch.Tensor | None) -> None:
     """All that theirs returned is here, and the same at real tokens."""
     if isinstance(expected, tuple):
-        found, expected = (
-            {str(i): one for i, one in enumerate(x) if torch.is_tensor(one)} for x in (found, expected)
+        actual, expected = (
+            {str(i): field for i, field in enumerate(x) if torch.is_tensor(field)} for x in (actual, expected)
         )
-    for name, one in expected.items():
-        if name in ("past_key_values", "past_buckets_states") or (isinstance(one, tuple) and not one):
+    for name, field in expected.items():
+        if name in ("past_key_values", "past_buckets_states") or (isinstance(field, tuple) and not field):
             continue
-        pairs = zip(found[name], one, strict=True) if isinstance(one, tuple) else [(found[name], one)]
+        pairs = zip(actual[name], field, strict=True) if isinstance(field, tuple) else [(actual[name], field)]
         for a, b in pairs:
             if mask is not None and a.shape[:2] == mask.shape:
                 a, b = a[mask.bool()], b[mask.bool()]
@@ -125,33 +125,33 @@ def arguments(
     name: str, family: str, task: str, base: dict[str, Any], ours: Any, theirs: Any
 ) -> dict[str, Any]:
     """`base` with the argument `name`, and what it needs beside it."""
-    given = {**base, name: value(name, task)}
+    inputs = {**base, name: value(name, task)}
     both = theirs.config.is_encoder_decoder
     if name.endswith("inputs_embeds"):
-        del given[name.replace("inputs_embeds", "input_ids")]
-        given[name] = given[name][..., : ours.get_input_embeddings().weight.shape[1]]
+        del inputs[name.replace("inputs_embeds", "input_ids")]
+        inputs[name] = inputs[name][..., : ours.get_input_embeddings().weight.shape[1]]
     if name == "attention_mask" and not both:
-        given["input_ids"] = base["input_ids"].masked_fill(MASK == 0, theirs.config.pad_token_id or 0)
+        inputs["input_ids"] = base["input_ids"].masked_fill(MASK == 0, theirs.config.pad_token_id or 0)
     if name == "decoder_attention_mask" and "SequenceClassification" in task:
-        given[name] = torch.ones_like(MASK)  # the end is where its label is read
+        inputs[name] = torch.ones_like(MASK)  # the end is where its label is read
     if name in ("start_positions", "end_positions"):
-        given |= {one: VALUES[one] for one in ("start_positions", "end_positions")}
+        inputs |= {place: VALUES[place] for place in ("start_positions", "end_positions")}
     takes = inspect.signature(theirs.forward).parameters
     if name in ("next_sentence_label", "sentence_order_label", "num_items_in_batch") and "labels" in takes:
-        given["labels"] = value("labels", task)
-    return given
+        inputs["labels"] = value("labels", task)
+    return inputs
 
 
-@pytest.mark.parametrize(("family", "task"), [one for one in CLASSES if one[0] != "decision_transformer"])
+@pytest.mark.parametrize(("family", "task"), [case for case in CLASSES if case[0] != "decision_transformer"])
 def test_every_argument(family: str, task: str):
     eager = {} if family in ("deberta", "reformer") else {"attn_implementation": "eager"}
     ours, theirs = twins(family, task, **eager)
     base = inputs(family, theirs)
     for name in named(theirs):
-        given = arguments(name, family, task, base, ours, theirs)
-        expected, refusal = attempt(theirs, given)
-        found, refusal = attempt(ours, given)
-        if found is None:
+        batch = arguments(name, family, task, base, ours, theirs)
+        expected, refusal = attempt(theirs, batch)
+        actual, refusal = attempt(ours, batch)
+        if actual is None:
             assert isinstance(refusal, InputError), f"{name}: {refusal!r}"
             assert name in str(refusal), f"{name}: {refusal}"
             assert name in {*REFUSED, *TYPED} or expected is None, f"{name}: {refusal}"
@@ -160,10 +160,10 @@ def test_every_argument(family: str, task: str):
         if name == "num_items_in_batch" or (family, name) in FORMATS or expected is None:
             continue  # parts of a batch: tests of the Trainer
         if family == "m2m_100" and name.endswith("inputs_embeds"):  # ours are scaled after, as token vectors
-            expected = outcome(theirs, given | {name: given[name] * 4})
-        mask = given.get("decoder_attention_mask", given.get("attention_mask"))
+            expected = outcome(theirs, batch | {name: batch[name] * 4})
+        mask = batch.get("decoder_attention_mask", batch.get("attention_mask"))
         try:
-            compare(found, expected, MASK if name == "lengths" else mask)
+            compare(actual, expected, MASK if name == "lengths" else mask)
         except AssertionError as error:
             error.add_note(f"given {name}")
             raise
@@ -193,22 +193,24 @@ def test_the_configuration_asks_too(name: str):
     ours.set_attn_implementation("eager")
     for model in (ours, theirs):
         setattr(model.config, name, True)
-    found, expected = (outcome(one, {"input_ids": texts(), "use_cache": False}) for one in (ours, theirs))
-    assert found[name.removeprefix("output_")]
-    compare(found, expected, None)
+    actual, expected = (
+        outcome(model, {"input_ids": texts(), "use_cache": False}) for model in (ours, theirs)
+    )
+    assert actual[name.removeprefix("output_")]
+    compare(actual, expected, None)
 
 
 def test_the_configuration_asks_for_tuples():
     ours, _ = twins("bert", "ForMaskedLM")
     expected = ours(texts(), labels=texts())
     ours.config.return_dict = False
-    found = ours(texts(), labels=texts())
-    assert isinstance(found, tuple)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected.to_tuple(), strict=True))
+    actual = ours(texts(), labels=texts())
+    assert isinstance(actual, tuple)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected.to_tuple(), strict=True))
 
 
 def test_labels_that_were_shifted():
     ours, theirs = twins("gptj", "ForCausalLM")
     shifted = VALUES["labels"].roll(-1, 1)
-    found, expected = (one(texts(), shift_labels=shifted, labels=shifted).loss for one in (ours, theirs))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, check_dtype=False)
+    actual, expected = (model(texts(), shift_labels=shifted, labels=shifted).loss for model in (ours, theirs))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5, check_dtype=False)

@@ -37,10 +37,10 @@ def test_sentence_transformers(tmp_path: Path):
     model = saved("bert-base", tmp_path, head={"kind": "embed"})
     embedder = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
     pair = ["a text", TEXTS[3]]
-    found = embedder.encode(pair, convert_to_tensor=True)
-    given = transformers.AutoTokenizer.from_pretrained(tmp_path)(pair, padding=True, return_tensors="pt")
-    hidden, mask = model(**given).last_hidden_state, given["attention_mask"].unsqueeze(-1)
-    torch.testing.assert_close(found, (hidden * mask).sum(1) / mask.sum(1), rtol=1e-4, atol=1e-5)
+    actual = embedder.encode(pair, convert_to_tensor=True)
+    inputs = transformers.AutoTokenizer.from_pretrained(tmp_path)(pair, padding=True, return_tensors="pt")
+    hidden, mask = model(**inputs).last_hidden_state, inputs["attention_mask"].unsqueeze(-1)
+    torch.testing.assert_close(actual, (hidden * mask).sum(1) / mask.sum(1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -57,8 +57,8 @@ def test_lm_eval(tmp_path: Path):
     with torch.no_grad():
         chances = model(torch.tensor([ids[0] + ids[1]])).logits[0].log_softmax(-1)
     start = len(ids[0]) - 1
-    expected = sum(float(chances[start + i, one]) for i, one in enumerate(ids[1]))
+    expected = sum(float(chances[start + i, token]) for i, token in enumerate(ids[1]))
     assert harness.loglikelihood(asked)[0][0] == pytest.approx(expected, abs=1e-4)
     request = Instance("generate_until", {}, (pairs[0][0], {"until": ["@"], "max_gen_toks": 5}), 0)
-    written = model.generate(torch.tensor([ids[0]]), max_new_tokens=5, do_sample=False)[0, len(ids[0]) :]
-    assert harness.generate_until([request]) == [harness.tok_decode(written)]
+    tokens = model.generate(torch.tensor([ids[0]]), max_new_tokens=5, do_sample=False)[0, len(ids[0]) :]
+    assert harness.generate_until([request]) == [harness.tok_decode(tokens)]

@@ -23,7 +23,7 @@ CASES = {
 def rows(kind: str, number: int = 16) -> list[dict[str, Any]]:
     """Texts of several lengths, so that the batches have unequal numbers of labels."""
     generator = torch.Generator().manual_seed(3)
-    found = []
+    data = []
     for i in range(number):
         ids = torch.randint(4, V, (5 + 3 * (i % 5),), generator=generator)
         labels = ids.clone()
@@ -31,8 +31,8 @@ def rows(kind: str, number: int = 16) -> list[dict[str, Any]]:
             labels[::2] = IGNORED
         elif kind == "translation":
             labels = ids.flip(0)[: 3 + i % 4]
-        found.append({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels})
-    return found
+        data.append({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels})
+    return data
 
 
 def padded(batch: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -105,8 +105,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_losses_and_gradients(case: str, tmp_path: Path):
     kind, options = RUNS[case]
     ours, theirs = twins(*CASES[kind], torch.float32)
-    found, expected = (trained(one, tmp_path, rows(kind), **options) for one in (ours, theirs))
-    same(found, expected)
+    actual, expected = (trained(model, tmp_path, rows(kind), **options) for model in (ours, theirs))
+    same(actual, expected)
     assert ours.is_activation_checkpointing == ("activation_checkpointing" in options)
 
 
@@ -114,14 +114,14 @@ def test_losses_and_gradients(case: str, tmp_path: Path):
 def test_accumulating_is_one_large_batch(kind: str, tmp_path: Path):
     """transformers' own models of these kinds forget to divide; the large batch is what is meant."""
     if kind == "classification":
-        data = [{"input_ids": one, "labels": torch.tensor(i % 3)} for i, one in enumerate(texts(16, 6))]
+        data = [{"input_ids": text, "labels": torch.tensor(i % 3)} for i, text in enumerate(texts(16, 6))]
     else:
         data = rows(kind)
     collator = transformers.default_data_collator if kind == "classification" else padded
-    found = []
+    runs = []
     for rows_a_step, steps in ((2, 4), (8, 1)):
         ours, _ = twins(*CASES.get(kind, ("bert", "ForSequenceClassification")), torch.float32)
-        found.append(
+        runs.append(
             trained(
                 ours,
                 tmp_path,
@@ -131,25 +131,25 @@ def test_accumulating_is_one_large_batch(kind: str, tmp_path: Path):
                 gradient_accumulation_steps=steps,
             )
         )
-    same(*found)
+    same(*runs)
 
 
 def test_documents_packed_by_positions(tmp_path: Path):
     """Each sees itself alone, as in transformers."""
     data = [{"input_ids": row["input_ids"].tolist()} for row in rows("causal")]
     ours, theirs = twins(*CASES["causal"], torch.float32)
-    found, expected = (
+    actual, expected = (
         trained(
-            one,
+            model,
             tmp_path,
             data,
             transformers.DataCollatorWithFlattening(),
             per_device_train_batch_size=3,
             gradient_accumulation_steps=2,
         )
-        for one in (ours, theirs)
+        for model in (ours, theirs)
     )
-    same(found, expected)
+    same(actual, expected)
 
 
 def test_evaluating_by_generation(tmp_path: Path):
@@ -162,25 +162,25 @@ def test_evaluating_by_generation(tmp_path: Path):
         use_cpu=True,
         disable_tqdm=True,
     )
-    found = []
+    results = []
     for model in twins(*CASES["translation"], torch.float32):
         trainer = transformers.Seq2SeqTrainer(model=model, args=arguments, data_collator=padded)
-        found.append(trainer.predict(rows("translation", 8)))
-    assert found[0].predictions.tolist() == found[1].predictions.tolist()
-    assert found[0].metrics["test_loss"] == pytest.approx(found[1].metrics["test_loss"], rel=1e-4)
+        results.append(trainer.predict(rows("translation", 8)))
+    assert results[0].predictions.tolist() == results[1].predictions.tolist()
+    assert results[0].metrics["test_loss"] == pytest.approx(results[1].metrics["test_loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize("told", ["position_ids", "seq_idx", "cu_seq_lens_q"])
-def test_packed_documents_are_computed_as_if_alone(told: str):
+@pytest.mark.parametrize("name", ["position_ids", "seq_idx", "cu_seq_lens_q"])
+def test_packed_documents_are_computed_as_if_alone(name: str):
     ours, _ = twins("gptj", "ForCausalLM")
     lengths, ids = [5, 9, 10], texts(1)
     places = {
-        "position_ids": torch.cat([torch.arange(one) for one in lengths])[None],
+        "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
         "seq_idx": torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))[None].int(),
         "cu_seq_lens_q": torch.tensor([0, 5, 14, 24], dtype=torch.int32),
     }
-    packed = ours(input_ids=ids, **{told: places[told]}).logits
-    alone = torch.cat([ours(input_ids=one).logits for one in ids.split(lengths, 1)], 1)
+    packed = ours(input_ids=ids, **{name: places[name]}).logits
+    alone = torch.cat([ours(input_ids=document).logits for document in ids.split(lengths, 1)], 1)
     torch.testing.assert_close(packed, alone)
 
 
@@ -191,7 +191,8 @@ def both_processes(out: Path) -> None:
     torch.set_num_threads(1)
     kinds = twins(*CASES["causal"], torch.float32)
     runs = [
-        trained(one, out, rows("causal"), gradient_accumulation_steps=2, ddp_backend="gloo") for one in kinds
+        trained(kind, out, rows("causal"), gradient_accumulation_steps=2, ddp_backend="gloo")
+        for kind in kinds
     ]
     if torch.distributed.get_rank() == 0:
         (out / "found.json").write_text(json.dumps(runs))

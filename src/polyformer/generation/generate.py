@@ -70,8 +70,8 @@ def generate(
             `max_length`, stop strings without `decode`, a streamer with beam search, ids outside the
             vocabulary, an unknown setting, a model that does not write, or that does not read what is given.
     """
-    inputs = {name: inputs_and_settings.pop(name, None) for name in INPUTS}
-    inputs = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+    asked = {name: inputs_and_settings.pop(name, None) for name in INPUTS}
+    inputs = {name: tensor for name, tensor in asked.items() if tensor is not None}
     config = changed(config or GenerationConfig(), inputs_and_settings)
     special = _special_ids(model, config)
     input_ids = begun(model, input_ids, special.start)
@@ -85,8 +85,7 @@ def generate(
         decoder = Decoder(model, room)
         start = decoder.start(input_ids, attention_mask, special.start, inputs)
         shaping = processors(config, special.eos, width, input_ids.device)
-        stopping = Stopping(special.eos, config.stop, decode)
-        rules = Rules(room, special.fill, shaping, stopping, streamer)
+        rules = Rules(room, special.fill, shaping, Stopping(special.eos, config.stop, decode), streamer)
         if config.method == "beam":
             result = beam_search(decoder, start, rules, config.beam, config.num_return_sequences)
         else:

@@ -35,6 +35,7 @@ class HeadConfig(Config):
     again: ClassVar[bool] = False
 
     def build(self, shape: "HeadShape") -> "Head":
+        """The module with new weights."""
         raise NotImplementedError
 
     def parts(self) -> dict[str, str]:

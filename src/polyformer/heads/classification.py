@@ -50,6 +50,7 @@ class ClassifyConfig(HeadConfig):
 
     @classmethod
     def examples(cls) -> tuple["ClassifyConfig", ...]:
+        """Each problem and each pooling once."""
         return (
             cls(num_labels=3, problem="multi_label"),
             cls(pooling="last", hidden=False),
@@ -57,15 +58,18 @@ class ClassifyConfig(HeadConfig):
         )
 
     def build(self, shape: HeadShape) -> "Classify":
+        """Dropout, optional tanh layer E -> E, dropout, linear E -> num_labels."""
         return Classify(shape.hidden_size, self)
 
     def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+        """1 at the first real token of each row where `marks_first`."""
         if not self.marks_first:
             return None
         real = torch.ones_like(ids) if mask is None else mask.long()
         return (real.cumsum(1) == 1).long() * real
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        """Classes [B]; zeros and ones, or real numbers, [B, num_labels] for the other problems."""
         if self.problem == "multi_label":
             return torch.randint(2, (rows, self.num_labels))
         if self.problem == "regression" or (self.problem is None and self.num_labels == 1):
@@ -86,6 +90,7 @@ class Classify(Head):
         self.output = Linear(hidden_size, config.num_labels, bias=config.bias)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+        """logits = W_o act(W pool(h)), without act(W .) where `hidden` is False."""
         if self.end_token is None:
             pooled = pool(inputs.hidden, inputs.mask, self.pooling)
         else:
@@ -125,9 +130,11 @@ class TagConfig(HeadConfig):
         _check_labels(self.num_labels)
 
     def build(self, shape: HeadShape) -> "Tag":
+        """Dropout, linear E -> num_labels."""
         return Tag(shape.hidden_size, self)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        """Classes [B, T]."""
         return torch.randint(self.num_labels, (rows, length))
 
 
@@ -140,6 +147,7 @@ class Tag(Head):
         self.output = Linear(hidden_size, config.num_labels)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+        """logits_t = W h_t + b."""
         logits = self.output(self.dropout(inputs.hidden))
         return None if labels is None else mean_cross_entropy(logits, labels), lambda: logits
 
@@ -158,13 +166,16 @@ class SpanConfig(HeadConfig):
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.2"
 
     def build(self, shape: HeadShape) -> "Span":
+        """Dropout, linear E -> 2."""
         return Span(shape.hidden_size, self.span_dropout)
 
     @classmethod
     def examples(cls) -> tuple["SpanConfig", ...]:
+        """Without and with a separator, whose question is global."""
         return cls(), cls(separator=2)
 
     def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+        """1 before the first `separator`; 0 everywhere in rows without one."""
         if self.separator is None:
             return None
         ends = ids == self.separator
@@ -172,6 +183,7 @@ class SpanConfig(HeadConfig):
         return before.long() if mask is None else before.long() * mask
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        """First and last token [B, 2], in any order."""
         return torch.randint(length, (rows, 2))
 
 
@@ -188,6 +200,7 @@ class Span(Head):
         return self.output(self.dropout(hidden))
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+        """(start_t, end_t) = W h_t + b; the loss is the mean of both cross-entropies over T."""
         logits = self.logits(inputs.hidden)
         if inputs.mask is not None:
             logits = logits.masked_fill(~inputs.mask.unsqueeze(-1), -torch.inf)

@@ -31,9 +31,11 @@ class DetectConfig(HeadConfig):
         activation(self.activation)
 
     def build(self, shape: HeadShape) -> "Detect":
+        """Linear E -> E, activation, linear E -> 1."""
         return Detect(shape.hidden_size, self)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        """Zeros and ones [B, T]."""
         return torch.randint(2, (rows, length))
 
 
@@ -47,6 +49,7 @@ class Detect(Head):
         self.output = Linear(hidden_size, 1)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+        """logit_t = w . act(W h_t + b) + c."""
         hidden = self.activation(self.dense(inputs.hidden))
         # a sum, as the last bits of BLAS's product with one vector depend on where that lies in memory
         logits = (hidden * self.output.weight.squeeze(0)).sum(-1) + self.output.bias

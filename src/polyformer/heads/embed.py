@@ -31,13 +31,16 @@ class EmbedConfig(HeadConfig):
         activation(self.activation)
 
     def parts(self) -> dict[str, str]:
+        """The layer after pooling is BERT's pooler."""
         return {"pooler": "dense"} if self.hidden else {}
 
     @classmethod
     def examples(cls) -> tuple["EmbedConfig", ...]:
+        """The normalised mean, and BERT's pooler as it is."""
         return cls(), cls(pooling="first", normalize=False, hidden=True)
 
     def build(self, shape: HeadShape) -> "Embed":
+        """Weights only where `hidden`: linear E -> E."""
         return Embed(shape.hidden_size, self)
 
 
@@ -51,6 +54,7 @@ class Embed(Head):
         self.activation = activation(config.activation)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+        """v / |v| of v = pool(h), or of act(W pool(h)) where `hidden`."""
         if labels is not None:
             raise InputError("labels: an embedding head has no loss of its own; leave them out")
         vector = pool(inputs.hidden, inputs.mask, self.config.pooling)

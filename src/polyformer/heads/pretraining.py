@@ -34,6 +34,7 @@ class PretrainingConfig(HeadConfig):
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1"
 
     def parts(self) -> dict[str, str]:
+        """Those of both heads, behind `tokens.` and `sentence.`."""
         heads = {"tokens": self.tokens, "sentence": self.sentence}
         return {
             part: ".".join(filter(None, (name, where)))
@@ -42,15 +43,19 @@ class PretrainingConfig(HeadConfig):
         }
 
     def longer(self, before: int, after: int) -> "PretrainingConfig":
+        """Only the head of the tokens can depend on positions."""
         return dataclasses.replace(self, tokens=self.tokens.longer(before, after))
 
     def build(self, shape: HeadShape) -> "Pretraining":
+        """The head of the tokens and the head of the text, for the same model."""
         return Pretraining(self, shape)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor | None:
+        """Those of the head of the tokens, [B, T]."""
         return self.tokens.example_labels(rows, length, vocab_size)
 
     def example_sentence_labels(self, rows: int) -> Tensor | None:
+        """Those of the head of the text, [B]."""
         return self.sentence.example_labels(rows, 1, 1)
 
 
@@ -64,6 +69,7 @@ class Pretraining(Head):
         self.tokens, self.sentence = config.tokens.build(shape), config.sentence.build(shape)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+        """loss = loss of the tokens + loss of the text, of which either may be missing."""
         loss, tokens = self.tokens(inputs, labels)
         other, sentence = self.sentence(inputs, inputs.sentence_labels)
         losses = [term for term in (loss, other) if term is not None]

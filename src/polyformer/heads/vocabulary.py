@@ -19,6 +19,7 @@ class VocabularyConfig(HeadConfig):
     """Heads whose labels are tokens."""
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        """Token ids [B, T]."""
         return torch.randint(vocab_size, (rows, length))
 
 
@@ -40,9 +41,11 @@ class LanguageModelConfig(VocabularyConfig):
 
     @classmethod
     def examples(cls) -> tuple["LanguageModelConfig", ...]:
+        """The defaults, and every option switched on."""
         return cls(), cls(label_smoothing=0.1, bias=True, frozen_bias=True, scaled=True)
 
     def build(self, shape: HeadShape) -> "LanguageModelHead":
+        """No weights of its own where tied and without bias."""
         return LanguageModelHead(shape, self)
 
 
@@ -71,6 +74,7 @@ class VocabularyHead(Head):
         return inputs.hidden
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+        """The loss never builds the logits [B, T, V] at once; they are computed only when asked for."""
         weight = inputs.table if self.weight is None else self.weight
         bias = self.bias  # read now: `torch.func.functional_call` lends other tensors for this call alone
         hidden = self.transform(self.states(inputs))
@@ -97,6 +101,7 @@ class LanguageModelHead(VocabularyHead):
         self.factor = shape.hidden_size**-0.5 if config.scaled else 1.0
 
     def transform(self, hidden: Tensor) -> Tensor:
+        """h, or h / sqrt(E) where `scaled`."""
         return hidden * self.factor if self.factor != 1.0 else hidden
 
 
@@ -114,9 +119,11 @@ class MaskedConfig(VocabularyConfig):
         activation(self.activation)
 
     def parts(self) -> dict[str, str]:
+        """The whole head predicts masked tokens."""
         return {"tokens": ""}
 
     def build(self, shape: HeadShape) -> "MaskedHead":
+        """Linear E -> width of a token vector, activation, norm, vocabulary with bias."""
         return MaskedHead(shape, self)
 
 
@@ -130,6 +137,7 @@ class MaskedHead(VocabularyHead):
         self.norm = nn.LayerNorm(shape.vector_size, eps=config.eps)
 
     def transform(self, hidden: Tensor) -> Tensor:
+        """norm(act(W h + b))."""
         return self.norm(self.activation(self.dense(hidden)))
 
 
@@ -159,9 +167,11 @@ class EnhancedMaskedConfig(MaskedConfig):
             raise InputError(f"passes: expected 1 or more, got {self.passes}; without any use 'masked'")
 
     def longer(self, before: int, after: int) -> "EnhancedMaskedConfig":
+        """The table of positions grows to `after` rows, and never shrinks."""
         return dataclasses.replace(self, max_position_embeddings=max(self.max_position_embeddings, after))
 
     def build(self, shape: HeadShape) -> "EnhancedMaskedHead":
+        """The masked head and the table P; the last layer stays the encoder's."""
         return EnhancedMaskedHead(shape, self)
 
 
@@ -174,6 +184,7 @@ class EnhancedMaskedHead(MaskedHead):
         self.position = Learned([shape.hidden_size], config.max_position_embeddings)
 
     def states(self, inputs: HeadInput) -> Tensor:
+        """z = h + P[pos], then `passes` times z = last_layer(z, h, h)."""
         last = inputs.last
         assert last is not None, "a model gives it to heads that declare `again`"
         z = self.position.embed(last.read, last.pos, 0)

@@ -35,24 +35,24 @@ class PolyformerForQuestionAnswering(PolyformerModel):
     both_result = outputs.Seq2SeqQuestionAnsweringModelOutput
 
     @taking(*TEXT, "start_positions", "end_positions", *MORE_TEXT, *SOURCE, *STATE, *ASKED)
-    def forward(self, given: Arguments) -> Any:
+    def forward(self, arguments: Arguments) -> Any:
         """As transformers' models of this task are called, with their results."""
-        places = [given.pop(name, None) for name in ("start_positions", "end_positions")]
-        if all(one is not None for one in places):
-            given["answers"] = places
-            given.setdefault("use_cache", False)
-        given.pop("num_items_in_batch", None)  # theirs too takes the mean of every part of a batch
-        return self._answered(given)
+        places = [arguments.pop(name, None) for name in ("start_positions", "end_positions")]
+        if all(position is not None for position in places):
+            arguments["answers"] = places
+            arguments.setdefault("use_cache", False)
+        arguments.pop("num_items_in_batch", None)  # theirs too takes the mean of every part of a batch
+        return self._answered(arguments)
 
-    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
-        answers = given.pop("answers", None)
+    def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
+        answers = arguments.pop("answers", None)
         self.model.unpads = False
-        mask = given.get("attention_mask")
+        mask = arguments.get("attention_mask")
         origin = self.model.config.origin
         family = "" if origin is None else origin.model_type
         if family:
-            self._settle_padding(given, family)
-        result = self.model(**given)
+            self._settle_padding(arguments, family)
+        result = self.model(**arguments)
         hidden = result.last_hidden_state
         if family in ZEROED and mask is not None:
             hidden = hidden.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
@@ -62,41 +62,41 @@ class PolyformerForQuestionAnswering(PolyformerModel):
             result = dataclasses.replace(result, loss=loss)
         return result, {"start_logits": start, "end_logits": end}
 
-    def _settle_padding(self, given: Arguments, family: str) -> None:
+    def _settle_padding(self, arguments: Arguments, family: str) -> None:
         """Positions and what padding sees, as in transformers' `family`."""
-        ids, mask, pad = given.get("input_ids"), given.get("attention_mask"), self.config.pad_token_id
+        ids, mask, pad = arguments.get("input_ids"), arguments.get("attention_mask"), self.config.pad_token_id
         if pad is not None and family not in LEARN_PADDING:
             self.model.tokens.padding_idx = pad
-        unwritten = not {"decoder_input_ids", "decoder_inputs_embeds"} & given.keys()
+        unwritten = not {"decoder_input_ids", "decoder_inputs_embeds"} & arguments.keys()
         if self.config.is_encoder_decoder and ids is not None and unwritten:
-            given["decoder_input_ids"] = self.model.shifted_right(ids, None)
-        text = given.get("inputs_embeds") if ids is None else ids
+            arguments["decoder_input_ids"] = self.model.shifted_right(ids, None)
+        text = arguments.get("inputs_embeds") if ids is None else ids
         if text is None:
             return
         rows, length = text.shape[:2]
-        past = 0 if given.get("state") is None else given["state"].tokens.length
+        past = 0 if arguments.get("state") is None else arguments["state"].tokens.length
         places = torch.arange(past, past + length, device=text.device).expand(rows, length)
-        if "position_ids" not in given and (mask is not None or family in OFFSET):
-            given["position_ids"] = places
+        if "position_ids" not in arguments and (mask is not None or family in OFFSET):
+            arguments["position_ids"] = places
             if family in OFFSET and ids is not None and pad is not None:
-                self._behind_padding(given, ids != pad)
-        if family in BLIND and mask is not None and "document_ids" not in given:
+                self._behind_padding(arguments, ids != pad)
+        if family in BLIND and mask is not None and "document_ids" not in arguments:
             edges = (mask.diff(dim=1, prepend=mask[:, :1]) != 0).cumsum(1)
             if int(edges.max()) == 1:  # padding as a document of its own, whose keys are not valid either
-                given["document_ids"] = edges
+                arguments["document_ids"] = edges
 
-    def _behind_padding(self, given: Arguments, real: Tensor) -> None:
+    def _behind_padding(self, arguments: Arguments, real: Tensor) -> None:
         """Positions of `real` tokens [B, T], counted from 0, and -1 at padding: the row before all, which
         learns nothing. Left to the model where a mask does not say what the ids say."""
-        mask = given.get("attention_mask")
+        mask = arguments.get("attention_mask")
         if mask is None or bool((mask.bool() & ~real).any()):
-            del given["position_ids"]
+            del arguments["position_ids"]
             return
         scheme = self.model.encoder.position
         if isinstance(scheme, Learned) and scheme.offset:
             table: Any = scheme.tables[0]
             table.padding_idx = scheme.offset - 1
-        given["position_ids"] = real.cumsum(1).masked_fill(~real, 0) - 1
+        arguments["position_ids"] = real.cumsum(1).masked_fill(~real, 0) - 1
 
 
 def _loss(logits: Tensor, places: Tensor) -> Tensor:

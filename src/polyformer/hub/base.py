@@ -30,6 +30,8 @@ SAVED_BY = {
 } - {"self", "kwargs", "save_directory"}
 """What `save_pretrained` takes; transformers' own passes over all other names."""
 
+OUTPUT_OPTIONS = ("output_attentions", "output_hidden_states")
+
 
 class PolyformerModel(transformers.PreTrainedModel):
     """What all wrappers have in common; by itself the one of models without a task."""
@@ -65,6 +67,7 @@ class PolyformerModel(transformers.PreTrainedModel):
 
     @classmethod
     def can_generate(cls) -> bool:
+        """False: only decoders with a language-model head generate (`Writer`)."""
         return False
 
     def gradient_checkpointing_enable(self, *options: Any, **more: Any) -> None:
@@ -85,9 +88,11 @@ class PolyformerModel(transformers.PreTrainedModel):
                 stack.recompute = wanted
 
     def get_input_embeddings(self) -> nn.Module:
+        """The token table [V, E]; an encoder-decoder's source table."""
         return self.model.tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the token table; a tied head reads the new one."""
         self.model.tokens = value
 
     def get_output_embeddings(self) -> None:
@@ -102,53 +107,53 @@ class PolyformerModel(transformers.PreTrainedModel):
         return table
 
     @taking(*TEXT, *MORE_TEXT, *SOURCE, *STATE, *ASKED)
-    def forward(self, given: Arguments) -> Any:
+    def forward(self, arguments: Arguments) -> Any:
         """As transformers' models are called, with their results; see `polyformer.hub.inputs`."""
-        return self._answered(given)
+        return self._answered(arguments)
 
-    def _answered(self, given: Arguments) -> Any:
-        """The model's output for what was `given`, as theirs."""
-        shown = given.pop("return_dict", self.config.return_dict)
-        items = given.pop("num_items_in_batch", None)
-        for name in ("output_attentions", "output_hidden_states"):
-            given[name] = bool(given.get(name, getattr(self.config, name, False)))
-        settle_text(given, self.model, self.config.pad_token_id)
-        source = given.pop("encoder_outputs", None)
+    def _answered(self, arguments: Arguments) -> Any:
+        """The model's output for `arguments`, as the result class of transformers."""
+        as_dict = arguments.pop("return_dict", self.config.return_dict)
+        items = arguments.pop("num_items_in_batch", None)
+        for name in OUTPUT_OPTIONS:
+            arguments[name] = bool(arguments.get(name, getattr(self.config, name, False)))
+        settle_text(arguments, self.model, self.config.pad_token_id)
+        source = arguments.pop("encoder_outputs", None)
         with loaded(self.model):
-            cache = self._cache(given)
-            source = self._settle_source(given, cache, source)
-            result, predictions = self._call(given)
-            found = {**self._fields(result), **predictions}
+            cache = self._cache(arguments)
+            source = self._settle_source(arguments, cache, source)
+            result, predictions = self._call(arguments)
+            fields = {**self._fields(result), **predictions}
         if items is not None and result.loss is not None:  # of a batch that comes in several parts
-            share = self._counted(given).to(result.loss.device) / items
-            found["loss"] = result.loss * share
+            share = self._counted(arguments).to(result.loss.device) / items
+            fields["loss"] = result.loss * share
         if cache is not None:
             cache.state = result.state
-            found["past_key_values"] = cache
+            fields["past_key_values"] = cache
         if source is not None:
-            found["encoder_last_hidden_state"] = source[0]
-        return self._shown(found, shown)
+            fields["encoder_last_hidden_state"] = source[0]
+        return self._shown(fields, as_dict)
 
-    def _cache(self, given: Arguments) -> PolyformerCache | None:
-        """The cache that the call goes on from, if any; `given` is told of its state."""
-        past, wanted = given.pop("past_key_values", None), given.pop("use_cache", None)
+    def _cache(self, arguments: Arguments) -> PolyformerCache | None:
+        """The cache that the call continues from, if any; its state is put into `arguments`."""
+        past, wanted = arguments.pop("past_key_values", None), arguments.pop("use_cache", None)
         if self.model.decoder is None:
-            if past is not None or (wanted and "use_cache" in given):
+            if past is not None or (wanted and "use_cache" in arguments):
                 raise InputError("past_key_values: an encoder has no past; leave it out")
             return None
         if past is None:
-            quietly = self.config.use_cache and not self.training and "labels" not in given
+            quietly = self.config.use_cache and not self.training and "labels" not in arguments
             if not (wanted or (wanted is None and quietly and caches(self.model))):
                 return None
         cache = PolyformerCache() if past is None else adopted(past, self.model)
-        given["use_cache"] = True
+        arguments["use_cache"] = True
         if cache.state is None and self.model.encoder is None:
             cache.state = self.model.new_state(cache.reserve)
-        given["state"] = cache.state
+        arguments["state"] = cache.state
         return cache
 
-    def _settle_source(self, given: Arguments, cache: PolyformerCache | None, source: Any) -> Any:
-        """For an encoder-decoder: what its encoder made of the source, where somebody has run it before."""
+    def _settle_source(self, arguments: Arguments, cache: PolyformerCache | None, source: Any) -> Any:
+        """The output of the encoder of an encoder-decoder, where it was computed before this call."""
         if not self.config.is_encoder_decoder:
             if source is not None:
                 raise InputError("encoder_outputs: this model reads no source; leave them out")
@@ -156,23 +161,23 @@ class PolyformerModel(transformers.PreTrainedModel):
         past = None if cache is None else cache.state
         if past is not None and past.source_length:
             for name in (*TEXT, *MORE_TEXT):
-                given.pop(name, None)
+                arguments.pop(name, None)
             return source
         if source is None and past is None:
             return None
         if source is None:  # a prefix of the decoder's own, and a source to read
             source = self.get_encoder()(
-                **{name: given[name] for name in (*TEXT, *MORE_TEXT) if name in given}
+                **{name: arguments[name] for name in (*TEXT, *MORE_TEXT) if name in arguments}
             )
-        hidden, mask = source[0], given.get("attention_mask")
+        hidden, mask = source[0], arguments.get("attention_mask")
         layers = () if past is None else past.layers
         if cache is not None and past is None:
             layers = self.model.decoder.new_states(cache.reserve)
         valid = None if mask is None or bool(mask.all()) else mask.bool()
         tokens = NO_TOKENS if past is None else past.tokens
-        given["state"] = ModelState(tokens, layers, hidden, valid, hidden.shape[1])
+        arguments["state"] = ModelState(tokens, layers, hidden, valid, hidden.shape[1])
         for name in (*TEXT, *MORE_TEXT):
-            given.pop(name, None)
+            arguments.pop(name, None)
         return source
 
     def _fields(self, result: ModelOutput) -> Arguments:
@@ -190,30 +195,30 @@ class PolyformerModel(transformers.PreTrainedModel):
             "encoder_attentions": result.encoder_attentions,
         }
 
-    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
+    def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
         """What our model returns, and what it predicts by the names of theirs."""
-        result = self.model(**given)
+        result = self.model(**arguments)
         head = self.model.config.head
         pools = self.model.config.origin is None or head.hidden  # theirs without a pooler say nothing
         return result, {"pooler_output": result.logits} if pools else {}
 
-    def _logits(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
+    def _logits(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
         """As `_call`, of models with logits, which may be asked for those of some tokens alone."""
-        kept = given.pop("logits_to_keep", 0)
-        result = self.model(**given)
+        kept = arguments.pop("logits_to_keep", 0)
+        result = self.model(**arguments)
         if isinstance(kept, int) and not kept:
             return result, {"logits": result.logits}
         places = slice(-kept, None) if isinstance(kept, int) else kept
         return result, {"logits": self.model.logits_at(result, places)}
 
-    def _counted(self, given: Arguments) -> Tensor:
+    def _counted(self, arguments: Arguments) -> Tensor:
         """How many items the mean loss is over."""
-        return (given["labels"] != -100).sum()
+        return (arguments["labels"] != -100).sum()
 
-    def _shown(self, found: Arguments, as_dict: bool | None) -> Any:
+    def _shown(self, fields: Arguments, as_dict: bool | None) -> Any:
         kind = self._kind()
         known = kind.__dataclass_fields__
-        result: TheirOutput = kind(**{name: one for name, one in found.items() if name in known})
+        result: TheirOutput = kind(**{name: value for name, value in fields.items() if name in known})
         return result if as_dict is not False else result.to_tuple()
 
     def _kind(self) -> Any:
@@ -232,6 +237,7 @@ class PolyformerModel(transformers.PreTrainedModel):
         super().save_pretrained(save_directory, *arguments, **options)
 
     def get_encoder(self, modality: str | None = None) -> "Encoder":
+        """The encoder of an encoder-decoder as a module of its own; `modality` changes nothing."""
         return Encoder(self)
 
 
@@ -243,16 +249,16 @@ class Encoder(nn.Module):
         self.owner = [owner]  # no submodule of this one
 
     @taking(*TEXT, *MORE_TEXT, *ASKED, others=False)
-    def forward(self, given: Arguments) -> Any:
+    def forward(self, arguments: Arguments) -> Any:
         """BaseModelOutput."""
         model = self.owner[0].model
-        settle_text(given, model, None)
+        settle_text(arguments, model, None)
         names = {field.name for field in dataclasses.fields(ModelInputs)}
-        text = ModelInputs(**{name: value for name, value in given.items() if name in names})
+        text = ModelInputs(**{name: value for name, value in arguments.items() if name in names})
         with loaded(model):
             ran = model.read_source(
                 text.with_placeholder_ids(),
-                OutputOptions(bool(given.get("output_attentions")), bool(given.get("output_hidden_states"))),
+                OutputOptions(*(bool(arguments.get(name)) for name in OUTPUT_OPTIONS)),
             )
         result = outputs.BaseModelOutput(ran.hidden, ran.hidden_states, tuple(ran.attentions) or None)
-        return result if given.get("return_dict", True) else result.to_tuple()
+        return result if arguments.get("return_dict", True) else result.to_tuple()

@@ -29,34 +29,42 @@ class PolyformerCache(Cache):
         self.state, self.reserve = state, reserve
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The number of tokens read so far, the same in every layer."""
         return 0 if self.state is None else self.state.tokens.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
+        """-1: no limit."""
         return -1
 
     def __len__(self) -> int:
         return 0 if self.state is None else len(self.state.layers)
 
     def reset(self) -> None:
+        """Forget all tokens."""
         self.state = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row b becomes row beam_idx[b], for beam_idx [B]."""
         if self.state is not None:
             self.state = self.state.reorder(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows `indices`, in that order."""
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times in succession: [B, ...] -> [B * repeats, ...]."""
         if self.state is not None:
             self.state = self.state.map(lambda tensor: tensor.repeat_interleave(repeats, 0))
 
     @property
     def is_compileable(self) -> bool:
+        """False: transformers' `generate` leaves the forward pass over this cache uncompiled."""
         return False
 
     @property
     def is_croppable(self) -> bool:
+        """Whether every layer keeps keys and values, rather than sums of the past."""
         return self.state is None or all(
             isinstance(layer.self_attention, KeyValueCache) for layer in self.state.layers
         )
@@ -73,7 +81,7 @@ class PolyformerCache(Cache):
         length = self.get_seq_length() - abs(tokens_to_remove)
         tokens = self.state.tokens
         fields = {field.name: getattr(tokens, field.name) for field in dataclasses.fields(tokens)}
-        cut = {name: one[:, :length] for name, one in fields.items() if isinstance(one, Tensor)}
+        cut = {name: value[:, :length] for name, value in fields.items() if isinstance(value, Tensor)}
         layers = tuple(_shorter(layer, length) for layer in self.state.layers)
         self.state = dataclasses.replace(
             self.state, tokens=dataclasses.replace(tokens, length=length, **cut), layers=layers
@@ -93,27 +101,27 @@ def _shorter(layer: LayerState, length: int) -> LayerState:
 
 
 def _tensors(state: State) -> list[Tensor]:
-    found: list[Tensor] = []
-    state.map(lambda tensor: (found.append(tensor), tensor)[1])
-    return found
+    tensors: list[Tensor] = []
+    state.map(lambda tensor: (tensors.append(tensor), tensor)[1])
+    return tensors
 
 
-def adopted(given: Any, model: Transformer) -> PolyformerCache:
-    """`given` as our cache: ours, or keys and values for every layer in one of transformers' (a learned
+def adopted(past: Any, model: Transformer) -> PolyformerCache:
+    """`past` as our cache: ours, or keys and values for every layer in one of transformers' (a learned
     prefix, say), of which the cross-attention's part is left to the source.
 
     Raises `InputError` for anything else.
     """
-    if isinstance(given, PolyformerCache):
-        return given
-    own = given.self_attention_cache if isinstance(given, EncoderDecoderCache) else given
+    if isinstance(past, PolyformerCache):
+        return past
+    own = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
     assert model.decoder is not None
     expected = model.decoder.new_states(0)
     layers = getattr(own, "layers", [])
     if not isinstance(own, transformers.Cache) or len(layers) != len(expected):
         raise InputError(
             f"past_key_values: expected what an earlier output returned, or keys and values of "
-            f"{len(expected)} layers, got {type(given).__name__} with {len(layers)}"
+            f"{len(expected)} layers, got {type(past).__name__} with {len(layers)}"
         )
     if not all(isinstance(layer.self_attention, KeyValueCache) for layer in expected):
         raise InputError(
@@ -121,7 +129,7 @@ def adopted(given: Any, model: Transformer) -> PolyformerCache:
             "an earlier output returned"
         )
     length = own.get_seq_length()
-    states = tuple(LayerState(KeyValueCache(one.keys, one.values, length, [length])) for one in layers)
+    states = tuple(LayerState(KeyValueCache(layer.keys, layer.values, length, [length])) for layer in layers)
     return PolyformerCache(ModelState(Tokens(length), states))
 
 

@@ -89,7 +89,7 @@ def sizes(tree: Tree) -> Tree:
     stack = tree.get("decoder") or tree["encoder"]
     attention = stack["attention"]
     heads = attention["num_attention_heads"]
-    found = {
+    fields = {
         "hidden_size": tree["hidden_size"],
         "num_hidden_layers": stack["num_hidden_layers"],
         "num_attention_heads": heads,
@@ -100,17 +100,17 @@ def sizes(tree: Tree) -> Tree:
         "initializer_range": tree["initializer_range"] or 0.02,
     }
     if TRAJECTORY in tree:
-        return found | {"state_dim": tree["head"]["state_size"], "act_dim": tree["head"]["action_size"]}
+        return fields | {"state_dim": tree["head"]["state_size"], "act_dim": tree["head"]["action_size"]}
     embedding = tree["embedding"]
-    found |= {
+    fields |= {
         "vocab_size": tree["vocab_size"],
         "type_vocab_size": embedding["type_vocab_size"],
         "tie_word_embeddings": embedding["tied"],
     }
     if tree.get("encoder") and tree.get("decoder"):
-        found["encoder_layers"] = tree["encoder"]["num_hidden_layers"]
-        found["decoder_layers"] = tree["decoder"]["num_hidden_layers"]
-    return found
+        fields["encoder_layers"] = tree["encoder"]["num_hidden_layers"]
+        fields["decoder_layers"] = tree["decoder"]["num_hidden_layers"]
+    return fields
 
 
 def config_of(model: Any) -> PolyformerConfig:

@@ -42,23 +42,22 @@ PASSED_OVER = ("cu_seq_lens_k", "max_length_q", "max_length_k", "rewards")
 
 
 def taking(*names: str, others: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator for `forward(self, given)`: called with these arguments, all optional, in this order.
+    """A decorator for `forward(self, arguments)`: called with these arguments, all optional, in this order.
 
     Beside them `BESIDE` is taken, and arguments that are None (`others`: the signature says so). Raises
-    `InputError` for `REFUSED`, and
-    TypeError for others.
+    `InputError` for `REFUSED`, and TypeError for others.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def forward(self: Any, *places: Any, **given: Any) -> Any:
-            if len(places) > len(names):
-                raise TypeError(f"forward() takes {len(names)} arguments, got {len(places)}")
-            twice = [name for name in names[: len(places)] if name in given]
+        def forward(self: Any, *values: Any, **arguments: Any) -> Any:
+            if len(values) > len(names):
+                raise TypeError(f"forward() takes {len(names)} arguments, got {len(values)}")
+            twice = [name for name in names[: len(values)] if name in arguments]
             if twice:
                 raise TypeError(f"forward() got multiple values for argument {twice[0]!r}")
-            said = {**dict(zip(names, places)), **given}
-            return function(self, _checked({k: v for k, v in said.items() if v is not None}, names))
+            named = {**dict(zip(names, values)), **arguments}
+            return function(self, _checked({k: v for k, v in named.items() if v is not None}, names))
 
         kinds = inspect.Parameter
         forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -71,9 +70,9 @@ def taking(*names: str, others: bool = True) -> Callable[[Callable[..., Any]], C
     return decorate
 
 
-def _checked(given: Arguments, names: tuple[str, ...]) -> Arguments:
+def _checked(arguments: Arguments, names: tuple[str, ...]) -> Arguments:
     kept = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name in names or name in BESIDE:
             kept[name] = value
         elif name in REFUSED:
@@ -84,41 +83,42 @@ def _checked(given: Arguments, names: tuple[str, ...]) -> Arguments:
     return kept
 
 
-def settle_text(given: Arguments, model: Transformer, pad: int | None) -> None:
-    """Put what is said of the text in `given` as our models take it."""
-    ids = given.get("input_ids", given.get("inputs_embeds"))
-    if ids is None:  # what is to be read was read before
+def settle_text(arguments: Arguments, model: Transformer, pad: int | None) -> None:
+    """Convert the inputs of the text in `arguments`, in place, to what our models take."""
+    ids = arguments.get("input_ids", arguments.get("inputs_embeds"))
+    if ids is None:  # the source was encoded before
         return
-    if "lengths" in given:
-        if "attention_mask" in given:
+    if "lengths" in arguments:
+        if "attention_mask" in arguments:
             raise InputError("lengths: attention_mask says it already; leave one out")
-        lengths = given.pop("lengths")
-        given["attention_mask"] = torch.arange(ids.shape[1], device=lengths.device) < lengths[:, None]
+        lengths = arguments.pop("lengths")
+        arguments["attention_mask"] = torch.arange(ids.shape[1], device=lengths.device) < lengths[:, None]
     origin = model.config.origin
-    if origin is not None and origin.model_type in FIND_PADDING and "attention_mask" not in given:
-        pads = None if pad is None else given.get("input_ids", ids) == pad
+    if origin is not None and origin.model_type in FIND_PADDING and "attention_mask" not in arguments:
+        pads = None if pad is None else arguments.get("input_ids", ids) == pad
         if pads is not None and ids.dim() == 2 and bool(pads.any()):
             places = torch.arange(ids.shape[1], device=ids.device)
-            given["attention_mask"] = places < (~pads).sum(1, keepdim=True)
-    _settle_types(given, model)
-    if origin is not None and origin.model_type in OFFSET and "position_ids" in given:
-        given["position_ids"] = _counted_from_0(
-            given["position_ids"], (pad or 0) + 1, given.get("attention_mask")
+            arguments["attention_mask"] = places < (~pads).sum(1, keepdim=True)
+    _settle_types(arguments, model)
+    if origin is not None and origin.model_type in OFFSET and "position_ids" in arguments:
+        arguments["position_ids"] = _counted_from_0(
+            arguments["position_ids"], (pad or 0) + 1, arguments.get("attention_mask")
         )
-    if "inputs_embeds" in given and getattr(model.config.head, "end_token", None) is not None:
+    if "inputs_embeds" in arguments and getattr(model.config.head, "end_token", None) is not None:
         raise InputError("inputs_embeds: this head looks for the text's end among its ids; give input_ids")
     if model.encoder is None:
-        _settle_documents(given, ids)
-        if _pools_last(model) and "attention_mask" not in given and "input_ids" in given and pad is not None:
-            given["attention_mask"] = _up_to_last(given["input_ids"] != pad)
-    marks = given.get("global_attention_mask")
+        _settle_documents(arguments, ids)
+        unmasked = "attention_mask" not in arguments and "input_ids" in arguments
+        if unmasked and pad is not None and _pools_last(model):
+            arguments["attention_mask"] = _up_to_last(arguments["input_ids"] != pad)
+    marks = arguments.get("global_attention_mask")
     if marks is not None and not bool(marks.any()) and not _marked(model):
-        del given["global_attention_mask"]
+        del arguments["global_attention_mask"]
 
 
-def _settle_types(given: Arguments, model: Transformer) -> None:
+def _settle_types(arguments: Arguments, model: Transformer) -> None:
     """Token types of all zeros say nothing to a model that has none."""
-    types = given.get("token_type_ids")
+    types = arguments.get("token_type_ids")
     if types is None or model.config.embedding.type_vocab_size:
         return
     origin = model.config.origin
@@ -131,7 +131,7 @@ def _settle_types(given: Arguments, model: Transformer) -> None:
         raise InputError(
             "token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out"
         )
-    del given["token_type_ids"]
+    del arguments["token_type_ids"]
 
 
 ADD_TOKENS = ("gpt2", "openai-gpt", "ctrl", "gpt_neo", "gptj", "xlm")
@@ -139,7 +139,7 @@ ADD_TOKENS = ("gpt2", "openai-gpt", "ctrl", "gpt_neo", "gptj", "xlm")
 
 
 FIND_PADDING = ("xlm",)
-"""Families that look for padding among the ids where no mask tells of it."""
+"""Families that look for padding among the ids where no mask shows it."""
 
 
 OFFSET = ("roberta", "xlm-roberta", "longformer")
@@ -154,22 +154,22 @@ def _counted_from_0(positions: Tensor, offset: int, mask: Tensor | None) -> Tens
     return counted.clamp_min(0)
 
 
-def _settle_documents(given: Arguments, ids: Tensor) -> None:
-    """Packed documents, told by numbers, by where they start, or by positions that start again."""
-    positions = given.get("position_ids")
-    numbers, starts = given.pop("seq_idx", None), given.pop("cu_seq_lens_q", None)
-    if "document_ids" in given:
+def _settle_documents(arguments: Arguments, ids: Tensor) -> None:
+    """document_ids of packed documents, from their numbers, their starts, or positions that restart."""
+    positions = arguments.get("position_ids")
+    numbers, starts = arguments.pop("seq_idx", None), arguments.pop("cu_seq_lens_q", None)
+    if "document_ids" in arguments:
         return
     if numbers is not None:
-        given["document_ids"] = numbers.long()
+        arguments["document_ids"] = numbers.long()
     elif starts is not None:
         places = torch.arange(ids.shape[1], device=starts.device)
-        found = torch.searchsorted(starts[1:].contiguous().long(), places, right=True)
-        given["document_ids"] = found.expand(ids.shape[:2])
-    elif positions is not None and "attention_mask" not in given and "past_key_values" not in given:
+        documents = torch.searchsorted(starts[1:].contiguous().long(), places, right=True)
+        arguments["document_ids"] = documents.expand(ids.shape[:2])
+    elif positions is not None and "attention_mask" not in arguments and "past_key_values" not in arguments:
         documents = packed_documents(positions.expand(ids.shape[:2]))
         if documents is not None:
-            given["document_ids"] = documents
+            arguments["document_ids"] = documents
 
 
 def packed_documents(positions: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Which class wraps which model, and transformers told of all of them."""
+"""Which class wraps which model, and their registration with transformers."""
 
 from typing import Any
 

@@ -20,21 +20,21 @@ class Labelled(PolyformerModel):
     result: ClassVar[Any] = outputs.MaskedLMOutput
 
     @taking(*TEXT, "labels", *MORE_TEXT, *SOURCE, *STATE, *ASKED)
-    def forward(self, given: Arguments) -> Any:
+    def forward(self, arguments: Arguments) -> Any:
         """As transformers' models of this task are called, with their results."""
-        return self._answered(given)
+        return self._answered(arguments)
 
-    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
-        return self._logits(given)
+    def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
+        return self._logits(arguments)
 
 
 class PolyformerForMaskedLM(Labelled):
     """Predicts masked tokens; also an encoder that predicts every token (XLM)."""
 
     @taking(*TEXT, "labels", *MORE_TEXT, *STATE, *ASKED, "logits_to_keep")
-    def forward(self, given: Arguments) -> Any:
+    def forward(self, arguments: Arguments) -> Any:
         """As transformers' models of this task are called, with their results."""
-        return self._answered(given)
+        return self._answered(arguments)
 
 
 class PolyformerForSequenceClassification(Labelled):
@@ -43,13 +43,13 @@ class PolyformerForSequenceClassification(Labelled):
     result = outputs.SequenceClassifierOutputWithPast
     both_result = outputs.Seq2SeqSequenceClassifierOutput
 
-    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
-        labels, config = given.get("labels"), self.model.config
+    def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
+        labels, config = arguments.get("labels"), self.model.config
         soft = labels is not None and labels.is_floating_point() and labels.shape[-1] > 1
         named = config.origin is not None and config.origin.model_type in SOFT
         if not (soft and named and config.head.problem is None):
-            return self._logits(given)
-        result = self.model(**{name: one for name, one in given.items() if name != "labels"})
+            return self._logits(arguments)
+        result = self.model(**{name: value for name, value in arguments.items() if name != "labels"})
         loss = -(result.logits.log_softmax(-1) * labels).sum(-1).mean()
         return dataclasses.replace(result, loss=loss), {"logits": result.logits}
 
@@ -71,18 +71,18 @@ class PolyformerForPreTraining(Labelled):
     """
 
     @taking(*TEXT, "labels", "next_sentence_label", "sentence_order_label", *MORE_TEXT, *ASKED)
-    def forward(self, given: Arguments) -> Any:
+    def forward(self, arguments: Arguments) -> Any:
         """As transformers' models of this task are called, with their results."""
         for name in ("next_sentence_label", "sentence_order_label"):
-            if name in given:
-                given["sentence_labels"] = given.pop(name).flatten()
-        return self._answered(given)
+            if name in arguments:
+                arguments["sentence_labels"] = arguments.pop(name).flatten()
+        return self._answered(arguments)
 
-    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
-        result = self.model(**given)
+    def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
+        result = self.model(**arguments)
         logits, sentence = result.logits, result.sentence_logits
-        found = {"logits": logits, "prediction_logits": logits}
-        return result, {**found, "seq_relationship_logits": sentence, "sop_logits": sentence}
+        predictions = {"logits": logits, "prediction_logits": logits}
+        return result, {**predictions, "seq_relationship_logits": sentence, "sop_logits": sentence}
 
     def _kind(self) -> Any:
         origin = self.model.config.origin
@@ -91,10 +91,10 @@ class PolyformerForPreTraining(Labelled):
         ordered = origin is not None and origin.model_type == "albert"
         return AlbertForPreTrainingOutput if ordered else BertForPreTrainingOutput
 
-    def _counted(self, given: Arguments) -> Tensor:
-        if "labels" not in given:
-            return torch.tensor(len(given["sentence_labels"]))
-        chosen = given["labels"] != -100
-        if not self.model.head.predicts_sentence and given.get("attention_mask") is not None:
-            chosen &= given["attention_mask"].bool()  # replaced tokens are looked for among real ones
+    def _counted(self, arguments: Arguments) -> Tensor:
+        if "labels" not in arguments:
+            return torch.tensor(len(arguments["sentence_labels"]))
+        chosen = arguments["labels"] != -100
+        if not self.model.head.predicts_sentence and arguments.get("attention_mask") is not None:
+            chosen &= arguments["attention_mask"].bool()  # replaced tokens are looked for among real ones
         return chosen.sum()

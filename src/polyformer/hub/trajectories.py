@@ -6,7 +6,7 @@ from torch import nn
 from transformers.models.decision_transformer.modeling_decision_transformer import DecisionTransformerOutput
 
 from polyformer.core.errors import InputError
-from polyformer.hub.base import PolyformerModel
+from polyformer.hub.base import OUTPUT_OPTIONS, PolyformerModel
 from polyformer.hub.config import PolyformerConfig
 from polyformer.hub.inputs import ASKED, Arguments, taking
 from polyformer.hub.offload import loaded
@@ -24,18 +24,19 @@ class PolyformerDecisionTransformer(PolyformerModel):
         return TrajectoryTransformer(settled)
 
     def get_input_embeddings(self) -> nn.Module:
+        """Always an `InputError`: there is no token table."""
         raise InputError("get_input_embeddings: a Decision Transformer reads no tokens")
 
     @taking("states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask", *ASKED)
-    def forward(self, given: Arguments) -> Any:
+    def forward(self, arguments: Arguments) -> Any:
         """As transformers' model is called, with its results; `rewards` are read by neither."""
-        shown = given.pop("return_dict", self.config.return_dict)
-        given.pop("rewards", None)
-        for name in ("output_attentions", "output_hidden_states"):
-            given[name] = bool(given.get(name, getattr(self.config, name, False)))
+        as_dict = arguments.pop("return_dict", self.config.return_dict)
+        arguments.pop("rewards", None)
+        for name in OUTPUT_OPTIONS:
+            arguments[name] = bool(arguments.get(name, getattr(self.config, name, False)))
         with loaded(self.model):
-            result = self.model(**given)
-        found = DecisionTransformerOutput(
+            result = self.model(**arguments)
+        output = DecisionTransformerOutput(
             state_preds=result.states,
             action_preds=result.actions,
             return_preds=result.returns,
@@ -43,7 +44,7 @@ class PolyformerDecisionTransformer(PolyformerModel):
             hidden_states=result.hidden_states,
             attentions=result.attentions,
         )
-        return found if shown is not False else found.to_tuple()
+        return output if as_dict is not False else output.to_tuple()
 
 
 PolyformerModel.for_trajectories = PolyformerDecisionTransformer

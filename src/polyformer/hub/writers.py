@@ -27,10 +27,11 @@ class Writer(PolyformerModel, GenerationMixin):
 
     @classmethod
     def can_generate(cls) -> bool:
+        """True: `forward` returns the logits of the next token."""
         return True
 
-    def _call(self, given: Arguments) -> tuple[ModelOutput, Arguments]:
-        return self._logits(given)
+    def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
+        return self._logits(arguments)
 
     def _prepare_cache_for_generation(
         self,
@@ -64,31 +65,32 @@ class PolyformerForCausalLM(Writer):
     result: ClassVar[Any] = outputs.CausalLMOutputWithCrossAttentions
 
     @taking(*TEXT, "labels", *MORE_TEXT, *STATE, *ASKED, "logits_to_keep")
-    def forward(self, given: Arguments) -> Any:
+    def forward(self, arguments: Arguments) -> Any:
         """As transformers' causal language models are called, with their results."""
         origin = self.model.config.origin
-        if origin is not None and origin.model_type in UNSHIFTED and "labels" in given:
-            given.setdefault("shift_labels", given["labels"])
-        if "shift_labels" in given:
-            given.pop("labels", None)  # they say the same
-        return self._answered(given)
+        if origin is not None and origin.model_type in UNSHIFTED and "labels" in arguments:
+            arguments.setdefault("shift_labels", arguments["labels"])
+        if "shift_labels" in arguments:
+            arguments.pop("labels", None)  # they say the same
+        return self._answered(arguments)
 
-    def _counted(self, given: Arguments) -> Tensor:
-        goals = given.get("shift_labels")
+    def _counted(self, arguments: Arguments) -> Tensor:
+        goals = arguments.get("shift_labels")
         if goals is None:
-            mask, labels = given.get("attention_mask"), given["labels"]
+            mask, labels = arguments.get("attention_mask"), arguments["labels"]
             valid = None if mask is None else mask[:, -labels.shape[1] :].bool()
-            goals = next_labels(labels, given.get("document_ids"), valid)
+            goals = next_labels(labels, arguments.get("document_ids"), valid)
         return (goals != -100).sum()
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
-        given = GenerationMixin.prepare_inputs_for_generation(self, input_ids, **kwargs)  # type: ignore[arg-type]
-        ids = given.get("input_ids")
-        length = (given["inputs_embeds"] if ids is None else ids).shape[1]
+        """The inputs of the next step: languages, segments and the like of the tokens not read yet."""
+        arguments = GenerationMixin.prepare_inputs_for_generation(self, input_ids, **kwargs)  # type: ignore[arg-type]
+        ids = arguments.get("input_ids")
+        length = (arguments["inputs_embeds"] if ids is None else ids).shape[1]
         for name in (*GROWING, "global_attention_mask"):
-            if given.get(name) is not None:
-                given[name] = given[name][:, -length:]
-        return given
+            if arguments.get(name) is not None:
+                arguments[name] = arguments[name][:, -length:]
+        return arguments
 
     def _update_model_kwargs_for_generation(
         self, outputs: Any, model_kwargs: dict[str, Any], *places: Any, **options: Any
@@ -108,9 +110,9 @@ class PolyformerForSeq2SeqLM(Writer):
     both_result: ClassVar[Any] = outputs.Seq2SeqLMOutput
 
     @taking(*TEXT[:2], *SOURCE, "labels", *TEXT[2:], *MORE_TEXT, *STATE, *ASKED)
-    def forward(self, given: Arguments) -> Any:
+    def forward(self, arguments: Arguments) -> Any:
         """As transformers' encoder-decoders are called, with their results."""
-        return self._answered(given)
+        return self._answered(arguments)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """labels [B, T] one token later, after the token that output starts from: what collators ask for."""
