@@ -49,9 +49,9 @@ def parts(config: Config, listed: bool = True) -> Iterator[Config]:
     yield config
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        for one in value if listed and isinstance(value, tuple) else (value,):
-            if isinstance(one, Config):
-                yield from parts(one, listed)
+        for child in value if listed and isinstance(value, tuple) else (value,):
+            if isinstance(child, Config):
+                yield from parts(child, listed)
 
 
 def replaced(config: Any, family: Family, function: Callable[[Any], Config]) -> Any:
@@ -73,7 +73,7 @@ def shrunk(config: ModelConfig, heads: int = HEADS) -> ModelConfig:
         if isinstance(data, dict):
             return {name: small(value, name) for name, value in data.items()}
         if isinstance(data, list):
-            return [small(one) if isinstance(one, dict) else one for one in data]
+            return [small(item) if isinstance(item, dict) else item for item in data]
         if key == "num_attention_heads":
             return heads
         if key == "fraction" and data is not None:  # of a head's channels, which must be even in number
@@ -97,8 +97,8 @@ def bases() -> dict[str, ModelConfig]:
 
 def families() -> list[Family]:
     """The families whose members a model is made of."""
-    found: set[Family] = {type(part).family for base in bases().values() for part in parts(base)}
-    return sorted((one for one in found if one.kinds), key=lambda one: one.__name__)
+    used: set[Family] = {type(part).family for base in bases().values() for part in parts(base)}
+    return sorted((family for family in used if family.kinds), key=lambda family: family.__name__)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class Case:
 
     def can(self, ability: str) -> bool:
         """Whether every mechanism in it has the ability."""
-        return all(getattr(one, ability) for one in parts(self.config) if isinstance(one, MechanismConfig))
+        return all(getattr(part, ability) for part in parts(self.config) if isinstance(part, MechanismConfig))
 
     def apart(self, actual: Tensor, exact: Tensor) -> float:
         """The relative distance of hidden states [B, T, E] from exact ones.
@@ -128,7 +128,7 @@ class Case:
         elsewhere, and where that happens differs from processor to processor.
         """
         far, size = ((x.detach().double()).norm(dim=-1) for x in (actual.double() - exact, exact))
-        chooses = any(isinstance(one, CHOOSING) for one in parts(self.config))
+        chooses = any(isinstance(part, CHOOSING) for part in parts(self.config))
         return float((far / size).median() if chooses else far.norm() / size.norm())
 
     def changed(self, family: Family, function: Callable[[Any], Config]) -> "Case":
@@ -139,7 +139,7 @@ class Case:
 
     def definition(self) -> "Case":
         """The same model with every mechanism computed by its plain equation."""
-        return self.changed(MechanismConfig, lambda one: one.definition())
+        return self.changed(MechanismConfig, lambda mechanism: mechanism.definition())
 
     def model(self, dtype: torch.dtype = torch.float64) -> Transformer:
         """In evaluation, with weights that are all away from their special initial values."""
@@ -162,38 +162,38 @@ class Case:
         """The batch with all that the model reads: labels, also of pairs of tokens, languages, marks."""
         torch.manual_seed(2)
         ids = batch.get("decoder_input_ids", batch["input_ids"])
-        counts = [one.num_labels for one in parts(self.config) if isinstance(one, RelationLabelsConfig)]
+        counts = [part.num_labels for part in parts(self.config) if isinstance(part, RelationLabelsConfig)]
         if counts:
             names = {name: name.replace("input", "relation") for name in batch}
             batch = batch | {
                 new: torch.randint(-1, counts[0], (*batch[name].shape, batch[name].shape[1]))
                 for name, new in names.items()
             }
-        found = {
+        extra = {
             "labels": self.config.head.example_labels(len(ids), ids.shape[1], VOCAB),
             "sentence_labels": self.config.head.example_sentence_labels(len(ids)),
         }
         if self.config.embedding.num_languages:
-            found["langs"] = torch.randint(self.config.embedding.num_languages, batch["input_ids"].shape)
+            extra["langs"] = torch.randint(self.config.embedding.num_languages, batch["input_ids"].shape)
         encoder = self.config.encoder
         if encoder is not None and reads_marks(encoder.attention.mechanism):
             first = torch.arange(batch["input_ids"].shape[1]) < 2
-            found["global_attention_mask"] = first.long().expand(batch["input_ids"].shape)
-        return batch | {name: one for name, one in found.items() if one is not None}
+            extra["global_attention_mask"] = first.long().expand(batch["input_ids"].shape)
+        return batch | {name: tensor for name, tensor in extra.items() if tensor is not None}
 
 
 @functools.cache
 def cases() -> tuple[Case, ...]:
     """The first example of each member in every shape that can hold it (a pattern alone), others in one."""
-    found, seen = [], set[Any]()
+    result, seen = [], set[Any]()
     for name, part in members():
         able = [base for shape, base in bases().items() if fits(part, shape)]
         pattern = getattr(part, "pattern", None)
         kind = type(pattern or part)
         most = 1 if kind in seen else 2 if pattern else len(able)
-        found += [Case(name, shrunk(with_part(base, part))) for base in able[:most]]
+        result += [Case(name, shrunk(with_part(base, part))) for base in able[:most]]
         seen.add(kind)
-    found += [
+    result += [
         Case(name, shrunk(change(base))) for name, change in VARIANTS.items() for base in bases().values()
     ]
     presets: list[Case] = []  # the sizes of one family are one tiny model
@@ -202,9 +202,9 @@ def cases() -> tuple[Case, ...]:
         if not isinstance(config, ModelConfig):
             continue  # trajectories: their own tests
         config = shrunk(config)
-        if all(config != one.config for one in presets):
+        if all(config != preset.config for preset in presets):
             presets.append(Case(name, config))
-    return (*found, *presets)
+    return (*result, *presets)
 
 
 def one_each() -> list[Case]:
@@ -219,12 +219,12 @@ def with_part(base: ModelConfig, part: Config) -> ModelConfig:
 
 def members() -> list[tuple[str, Config]]:
     """Every example of every member of every family, and every pattern as a mechanism."""
-    found: list[tuple[str, Config]] = []
+    result: list[tuple[str, Config]] = []
     for family in families():
         for member in registered(family.kinds):
             name = f"{family.__name__.removesuffix('Config')}-{member.kind}"
-            found += [(f"{name}-{i}", one) for i, one in enumerate(member.examples())]
-    return found + [(f"Pattern-{name}", SoftmaxConfig(pattern=one)) for name, one in patterns()]
+            result += [(f"{name}-{i}", example) for i, example in enumerate(member.examples())]
+    return result + [(f"Pattern-{name}", SoftmaxConfig(pattern=pattern)) for name, pattern in patterns()]
 
 
 def patterns() -> list[tuple[str, Pattern]]:
@@ -234,8 +234,13 @@ def patterns() -> list[tuple[str, Pattern]]:
     ]
 
 
-def mechanisms() -> list[tuple[str, MechanismConfig]]:
-    return [(name, one) for name, one in members() if isinstance(one, MechanismConfig)]
+def mechanisms(*abilities: str) -> list[tuple[str, MechanismConfig]]:
+    """Every example of every mechanism that has all the abilities."""
+    return [
+        (name, config)
+        for name, config in members()
+        if isinstance(config, MechanismConfig) and all(getattr(config, ability) for ability in abilities)
+    ]
 
 
 def fits(part: Config, shape: str) -> bool:
@@ -245,19 +250,19 @@ def fits(part: Config, shape: str) -> bool:
 
 VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     "grouped": lambda base: replaced(
-        base, AttentionConfig, lambda one: dataclasses.replace(one, num_key_value_heads=1, bias=False)
+        base, AttentionConfig, lambda config: dataclasses.replace(config, num_key_value_heads=1, bias=False)
     ),
     "global": lambda base: replaced(
         base,
         AttentionConfig,
-        lambda one: dataclasses.replace(
-            one, mechanism=SoftmaxConfig(pattern=Window(2) | Global(2)), global_projections=True
+        lambda config: dataclasses.replace(
+            config, mechanism=SoftmaxConfig(pattern=Window(2) | Global(2)), global_projections=True
         ),
     ),
     "embedding": lambda base: replaced(
         base,
         EmbeddingConfig,
-        lambda one: EmbeddingConfig(scaled=True, normed=True, type_vocab_size=2, shared=False, tied=False),
+        lambda config: EmbeddingConfig(scaled=True, normed=True, type_vocab_size=2, shared=False, tied=False),
     ),
 }
 """Options that belong to no member."""
@@ -265,7 +270,9 @@ VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
 
 def selected(*abilities: str, shape: tuple[str, ...] = ("decoder", "encoder", "pair")) -> list[Case]:
     """The cases of these shapes whose mechanisms have all the abilities."""
-    return [one for one in cases() if one.shape in shape and all(one.can(ability) for ability in abilities)]
+    return [
+        case for case in cases() if case.shape in shape and all(case.can(ability) for ability in abilities)
+    ]
 
 
 def score(output: ModelOutput, mask: Tensor | None = None) -> Tensor:
@@ -280,8 +287,8 @@ def score(output: ModelOutput, mask: Tensor | None = None) -> Tensor:
 def gradients(model: Transformer, value: Tensor) -> dict[str, Tensor]:
     """The gradient of `value` for every parameter, zeros where it does not reach."""
     named = dict(model.named_parameters())
-    found = torch.autograd.grad(value, list(named.values()), allow_unused=True)
-    return {name: torch.zeros_like(named[name]) if one is None else one for name, one in zip(named, found)}
+    grads = torch.autograd.grad(value, list(named.values()), allow_unused=True)
+    return {name: torch.zeros_like(named[name]) if grad is None else grad for name, grad in zip(named, grads)}
 
 
 def assert_same(actual: Any, expected: Any, tolerance: float = 1e-10) -> None:

@@ -6,12 +6,13 @@ from typing import ClassVar
 
 import pytest
 import torch
-from members import bases, mechanisms, shrunk, with_part
+from members import bases, mechanisms, patterns, shrunk, with_part
 
 from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
 from polyformer.attention.base import ABILITIES, WAYS_OUT, MechanismConfig
 from polyformer.core.errors import InputError
+from polyformer.core.registry import in_package
 from polyformer.model import Transformer
 from polyformer.position import AlibiConfig
 
@@ -56,13 +57,52 @@ def use(ability: str, part: MechanismConfig) -> None:
         Transformer(shrunk(with_part(bases()["encoder"], part))).get_submodule("encoder").new_states(0)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("ability", list(ABILITIES))
-@pytest.mark.parametrize(("name", "part"), mechanisms())
-def test_a_member_does_what_it_declares_and_refuses_the_rest(name: str, part: MechanismConfig, ability: str):
-    if getattr(part, ability):
-        use(ability, part)
-    else:
-        refused(ability, part)
+REFUSALS = {
+    "linformer": {"causal", "packs", "caches", "relates"},
+    "lsh": {"relates"},
+    "memory_compressed": {"relates"},
+    "performer": {"relates"},
+    "rfa": {"relates"},
+    "routing": {"relates"},
+    "svd": {"causal", "packs", "caches", "relates"},
+}
+"""All that mechanisms refuse. Contracts do not ask for these: they are generated for what a member can do."""
+
+BIDIRECTIONAL = {"(Causal() | Whole(tokens=5))", "GlobalEnd(tokens=1)", "Whole(tokens=100)"}
+"""The examples of patterns in which a token attends to later ones: softmax with them refuses a decoder."""
+
+
+def test_all_refusals_are_listed():
+    """A new one, or one fewer, is noticed here."""
+    own = [part for name, part in mechanisms() if name.startswith("Mechanism-") and in_package(type(part))]
+    refusals = {part.kind: {ability for ability in ABILITIES if not getattr(part, ability)} for part in own}
+    assert {kind: abilities for kind, abilities in refusals.items() if abilities} == REFUSALS
+    for part in own:  # of all examples of a kind, the same
+        assert {ability for ability in ABILITIES if not getattr(part, ability)} == refusals[part.kind]
+    assert {
+        text for text, pattern in patterns() if in_package(type(pattern)) and not pattern.causal()
+    } == BIDIRECTIONAL
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "ability"),
+    [(*mechanism, ability) for ability in ABILITIES for mechanism in mechanisms(ability)],
+)
+def test_a_member_does_what_it_declares(name: str, part: MechanismConfig, ability: str):
+    use(ability, part)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "ability"),
+    [
+        (name, part, ability)
+        for name, part in mechanisms()
+        for ability in ABILITIES
+        if not getattr(part, ability)
+    ],
+)
+def test_a_member_refuses_the_rest(name: str, part: MechanismConfig, ability: str):
+    refused(ability, part)
 
 
 @pytest.mark.parametrize("ability", list(ABILITIES))

@@ -1,6 +1,5 @@
 """Batches without a row and texts without a token: taken as they are, or refused by an `InputError`."""
 
-import re
 from typing import Any
 
 import pytest
@@ -9,13 +8,14 @@ from members import Case, cases, mechanisms, selected
 
 from polyformer.attention.base import MechanismConfig
 from polyformer.core.errors import InputError
+from polyformer.core.registry import in_package
 from polyformer.dot_product.attend import attend
 from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig
 
 EMPTY = pytest.mark.parametrize(("rows", "length"), [(0, 7), (2, 0), (0, 0)])
-NO_TEXT = re.compile("one vector for a text is made of 1 token or more")
-"""The only refusal: of heads that pool."""
+POOLING_HEADS = {"classify", "embed", "pretraining"}
+"""The heads that refuse texts without a token: they make one vector of the tokens of a text."""
 
 
 @EMPTY
@@ -35,42 +35,72 @@ def test_mechanisms_take_calls_without_a_row_or_a_token(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "config"), mechanisms())
+@pytest.mark.parametrize(("name", "config"), mechanisms("causal", "caches"))
 def test_a_step_without_a_token_changes_no_state(name: str, config: MechanismConfig):
-    if not (config.causal and config.caches):
-        pytest.skip("declared")
     for form in (config, config.definition()):
         torch.manual_seed(17)
         mechanism = form.build(2, 4).double().eval()
         inputs = [torch.randn(2, 2, 6, 4, dtype=torch.float64) for _ in range(3)]
         expected, _ = mechanism(*inputs, Context(6, 6, causal=True), None, None)
-        state, found, past = mechanism.new_state(0), [], 0
+        state, outputs, past = mechanism.new_state(0), [], 0
         for new in (0, 4, 0, 2):
-            part = [one[:, :, past : past + new] for one in inputs]
+            part = [tensor[:, :, past : past + new] for tensor in inputs]
             past += new
             y, state = mechanism(*part, Context(new, past, causal=True), state, None)
-            found.append(y)
-        torch.testing.assert_close(torch.cat(found, 2), expected, rtol=1e-10, atol=1e-10)
+            outputs.append(y)
+        torch.testing.assert_close(torch.cat(outputs, 2), expected, rtol=1e-10, atol=1e-10)
 
 
-@EMPTY
-@pytest.mark.parametrize("case", cases(), ids=str)
-def test_models_take_batches_without_a_row_or_a_token(case: Case, rows: int, length: int):
-    model, batch = case.model(torch.float32), case.labels(case.batch())
+def pools(case: Case) -> bool:
+    return case.config.head.kind in POOLING_HEADS
+
+
+def takes_empty_texts(case: Case) -> bool:
+    """Of the heads of installed packages it is not known."""
+    return not pools(case) and in_package(type(case.config.head))
+
+
+def empty_batches(case: Case, rows: int, length: int) -> list[dict[str, torch.Tensor]]:
+    """A batch of `rows` texts of `length` tokens, without a mask and with one."""
+    batch = case.labels(case.batch())
     if not length:  # labels of texts, or of spans, have no axis of tokens
         batch = {name: tensor for name, tensor in batch.items() if "label" not in name}
     batch = {name: cut(tensor, rows, length) for name, tensor in batch.items()}
     mask = torch.ones(batch["input_ids"].shape, dtype=torch.long)
+    return [batch, {**batch, "attention_mask": mask}]
+
+
+@pytest.mark.parametrize(
+    ("case", "rows", "length"),
+    [
+        *((case, 0, 7) for case in cases()),
+        *((case, rows, 0) for case in cases() if takes_empty_texts(case) for rows in (2, 0)),
+    ],
+    ids=str,
+)
+def test_models_take_batches_without_a_row_or_a_token(case: Case, rows: int, length: int):
+    model = case.model(torch.float32)
     for training in (False, True):
         model.train(training)
-        for options in ({}, {"attention_mask": mask}):
-            try:
-                output = model(**batch, **options)
-                output.last_hidden_state.sum().backward()
-                assert len(output.last_hidden_state) == len(output.logits) == rows
-            except InputError as error:
-                assert not length, error  # noqa: PT017 - what else is raised fails
-                assert NO_TEXT.search(str(error)), error  # noqa: PT017
+        for batch in empty_batches(case, rows, length):
+            output = model(**batch)
+            output.last_hidden_state.sum().backward()
+            assert len(output.last_hidden_state) == len(output.logits) == rows
+
+
+@pytest.mark.parametrize("rows", [2, 0])
+@pytest.mark.parametrize("case", [case for case in cases() if pools(case)], ids=str)
+def test_heads_that_pool_refuse_texts_without_a_token(case: Case, rows: int):
+    model = case.model(torch.float32)
+    for training in (False, True):
+        model.train(training)
+        for batch in empty_batches(case, rows, 0):
+            with pytest.raises(InputError, match="one vector for a text is made of 1 token or more"):
+                model(**batch)
+
+
+def test_every_head_that_pools_has_a_case():
+    assert {case.config.head.kind for case in cases()} >= POOLING_HEADS
 
 
 def cut(tensor: torch.Tensor, rows: int, length: int) -> torch.Tensor:

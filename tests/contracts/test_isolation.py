@@ -32,7 +32,7 @@ def mask(pattern: Pattern, context: Context) -> Tensor:
     return whole.mask(context, b, h, torch.arange(T).view(-1, 1), torch.arange(T)).expand(B, H, T, T)
 
 
-def spoilt(dtype: torch.dtype, bad: Tensor, value: float) -> list[Tensor]:
+def corrupted(dtype: torch.dtype, bad: Tensor, value: float) -> list[Tensor]:
     """q, k and v; `value` in the keys `bad`, in the values of the next of them, in both of the last."""
     torch.manual_seed(4)
     q, k, v = (torch.randn(B, H, T, D, dtype=dtype) for _ in range(3))
@@ -53,11 +53,14 @@ def test_what_is_hidden_does_not_reach(name: str, pattern: Pattern, backend: str
         if context.causal and not pattern.causal():
             continue
         innocent = ~mask(pattern, context)[..., bad].any(-1)  # [B, H, T]
-        clean, options = spoilt(dtype, bad, 1.0), {"pattern": pattern, "context": context, "backend": backend}
+        clean, options = (
+            corrupted(dtype, bad, 1.0),
+            {"pattern": pattern, "context": context, "backend": backend},
+        )
         expected = attend(*clean, **options)
         wanted = torch.autograd.grad((expected * innocent.unsqueeze(-1)).sin().sum(), clean)
         for value in (torch.nan, torch.inf):
-            inputs = spoilt(dtype, bad, value)
+            inputs = corrupted(dtype, bad, value)
             with torch.no_grad():
                 for _ in range(2):  # the second time as planned by the first
                     torch.testing.assert_close(attend(*inputs, **options)[innocent], expected[innocent])
@@ -78,7 +81,7 @@ def test_what_a_score_mod_hides_or_makes_infinite_does_not_reach(backend: str, m
             return torch.where(i >= j, s, -torch.inf)
         return s + (i - j).log()  # NaN for what the pattern masks, minus infinity for the token itself
 
-    q, k, v = (x.detach() for x in spoilt(torch.float64, torch.tensor([20]), torch.nan))
+    q, k, v = (x.detach() for x in corrupted(torch.float64, torch.tensor([20]), torch.nan))
     out = attend(q, k, v, pattern=Causal(), score_mod=mod, backend=backend)
     assert out[:, :, :20].isfinite().all()
     assert out[:, :, 21:].isnan().all()

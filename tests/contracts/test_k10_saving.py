@@ -111,7 +111,7 @@ def test_members_have_a_kind_a_docstring_and_no_catch_all(family: type[Config]):
         assert member.__doc__
         for name, function in inspect.getmembers(member, inspect.isfunction):
             named = inspect.signature(function).parameters.values()
-            catches = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in named)
+            catches = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in named)
             assert name.startswith("__") or not catches, function
 
 

@@ -9,13 +9,15 @@ from polyformer.attention import SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.sequence.context import Context
 
-TYPES = [pytest.param(one, id=str(one).removeprefix("torch.")) for one in (torch.bfloat16, torch.float16)]
+TYPES = [
+    pytest.param(dtype, id=str(dtype).removeprefix("torch.")) for dtype in (torch.bfloat16, torch.float16)
+]
 
 
 def inputs(dtype: torch.dtype, size: float, width: int = 16) -> list[Tensor]:
     torch.manual_seed(15)
     q, k, v = (torch.randn(2, 2, 67, width).to(dtype) for _ in range(3))
-    return [one.requires_grad_() for one in (q * size, k * size, v)]
+    return [x.requires_grad_() for x in (q * size, k * size, v)]
 
 
 def run(
@@ -31,10 +33,10 @@ def run(
 
 def errors(config: MechanismConfig, tensors: list[Tensor], context: Context) -> list[tuple[float, float]]:
     """Distance from float64, and size, of the output and each gradient."""
-    doubled = [one.detach().double().requires_grad_() for one in tensors]
+    doubled = [x.detach().double().requires_grad_() for x in tensors]
     exact = run(config, doubled, context, tensors[0].dtype)
-    found = run(config, tensors, context)
-    return [(float((a.double() - b).norm()), float(b.norm())) for a, b in zip(found, exact)]
+    actual = run(config, tensors, context)
+    return [(float((a.double() - b).norm()), float(b.norm())) for a, b in zip(actual, exact)]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -55,12 +57,12 @@ def test_error_is_at_most_twice_that_of_dense_attention(
 @pytest.mark.parametrize(("name", "config"), mechanisms())
 def test_large_scores_do_not_overflow(name: str, config: MechanismConfig, dtype: torch.dtype):
     """q k^T is beyond float16 here, though the scaled scores are not; in every form of the member."""
-    tensors = [(torch.randn_like(one).sign() * 100).requires_grad_() for one in inputs(dtype, 1.0)]
+    tensors = [(torch.randn_like(x).sign() * 100).requires_grad_() for x in inputs(dtype, 1.0)]
     tensors[1] = tensors[0].detach().clone().requires_grad_()
     tensors[2] = (tensors[2] / 100).detach().requires_grad_()
     assert (tensors[0][0, 0, 0].double() @ tensors[1][0, 0, 0].double()) > torch.finfo(torch.float16).max
-    for one in (config, config.definition()):
-        for tensor in run(one, tensors, Context(67, 67, causal=config.causal)):
+    for form in (config, config.definition()):
+        for tensor in run(form, tensors, Context(67, 67, causal=config.causal)):
             assert tensor.isfinite().all()
 
 
@@ -76,4 +78,6 @@ def test_models_run_in_half_precision(case: Case, dtype: torch.dtype):
     value = output.loss if output.loss is not None else output.logits.float().square().sum()
     assert value.isfinite()
     value.backward()
-    assert all(one.grad is not None and one.grad.isfinite().all() for one in model.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters()
+    )

@@ -5,15 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from members import Case, assert_same, cases, gradients, mechanisms, patterns, score, selected
+from members import Case, assert_same, cases, gradients, mechanisms, parts, patterns, score, selected
 from torch import Tensor
 
 from polyformer.attention import SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
+from polyformer.core.errors import InputError
+from polyformer.core.registry import in_package
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.plan import BACKENDS
 from polyformer.dot_product.request import prepare
+from polyformer.model import Transformer
 from polyformer.patterns import Pattern
+from polyformer.position import PositionConfig
 from polyformer.sequence.context import Context
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -27,30 +31,66 @@ def test_model_equals_its_definition(case: Case, heads: int):
     batch["attention_mask"] = torch.ones(3, 13, dtype=torch.long)
     batch["attention_mask"][1, 9:] = 0
     outputs, slopes = [], []
-    for one in (case, case.definition()):
-        model = one.model()
+    for form in (case, case.definition()):
+        model = form.model()
         outputs.append(model(**batch))
         slopes.append(gradients(model, score(outputs[-1])))
     assert_same(outputs[0].last_hidden_state, outputs[1].last_hidden_state)
     assert_same(*slopes)
 
 
-@pytest.mark.parametrize("backend", ["tiled", "sdpa"])
-@pytest.mark.parametrize("case", selected(shape=("decoder", "encoder")), ids=str)
+SELF_ATTENTION = selected(shape=("decoder", "encoder"))
+REFUSED_BY_SDPA = {"da", "deberta", "etc_labels", "shaw", "transformer_xl"}
+"""The position schemes whose terms of the scores are no bias that is added, which alone SDPA takes."""
+
+
+def schemes(case: Case) -> list[PositionConfig]:
+    return [part for part in parts(case.config) if isinstance(part, PositionConfig)]
+
+
+def sdpa_refuses(case: Case) -> bool:
+    return any(scheme.kind in REFUSED_BY_SDPA for scheme in schemes(case))
+
+
+def sdpa_takes(case: Case) -> bool:
+    """Of the schemes of installed packages it is not known."""
+    return not sdpa_refuses(case) and all(in_package(type(scheme)) for scheme in schemes(case))
+
+
+def through(case: Case, backend: str) -> Transformer:
+    """The model of the case with all softmax attention computed by `backend`."""
+    config = case.changed(SoftmaxConfig, lambda mechanism: dataclasses.replace(mechanism, backend=backend))
+    return config.model()
+
+
+@pytest.mark.parametrize(
+    ("case", "backend"),
+    [
+        *((case, "tiled") for case in SELF_ATTENTION),
+        *((case, "sdpa") for case in SELF_ATTENTION if sdpa_takes(case)),
+    ],
+    ids=str,
+)
 def test_model_is_the_same_through_every_backend(case: Case, backend: str):
-    """Whole models, position schemes included; a backend may refuse, but not differ."""
-    asked = case.changed(SoftmaxConfig, lambda one: dataclasses.replace(one, backend=backend))
+    """Whole models, position schemes included."""
     batch = case.batch(length=13)
-    try:
-        model = asked.model()
-        output = model(**batch)
-    except ValueError as error:
-        assert f"backend {backend!r} cannot take this call" in str(error)  # noqa: PT017 - other errors are raised below
-        return
+    model = through(case, backend)
+    output = model(**batch)
     oracle = case.definition().model()
     expected = oracle(**batch)
     assert_same(output.last_hidden_state, expected.last_hidden_state)
     assert_same(gradients(model, score(output)), gradients(oracle, score(expected)))
+
+
+@pytest.mark.parametrize("case", [case for case in SELF_ATTENTION if sdpa_refuses(case)], ids=str)
+def test_sdpa_refuses_models_whose_positions_change_scores(case: Case):
+    with pytest.raises(InputError, match=r"backend 'sdpa' cannot take this call: .* use 'auto'"):
+        through(case, "sdpa")(**case.batch(length=13))
+
+
+def test_every_scheme_that_sdpa_refuses_has_a_case():
+    kinds = {scheme.kind for case in SELF_ATTENTION for scheme in schemes(case)}
+    assert kinds >= REFUSED_BY_SDPA
 
 
 def contexts(rows: int, queries: int, keys: int) -> list[Context]:
@@ -76,26 +116,30 @@ def tensors(rows: int, heads: int, groups: int, queries: int, keys: int, device:
     """q, k, v and what the output is multiplied by to get a number."""
     torch.manual_seed(5)
     shapes = (rows, heads, queries, 4), (rows, heads // groups, keys, 4), (rows, heads // groups, keys, 4)
-    made = [torch.randn(shape, dtype=torch.float64, device=device, requires_grad=True) for shape in shapes]
-    return [*made, torch.randn(rows, heads, queries, 4, dtype=torch.float64, device=device)]
+    leaves = [torch.randn(shape, dtype=torch.float64, device=device, requires_grad=True) for shape in shapes]
+    return [*leaves, torch.randn(rows, heads, queries, 4, dtype=torch.float64, device=device)]
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3])
-@pytest.mark.parametrize(("queries", "keys"), [(13, 13), (1, 9), (5, 12)])
-@pytest.mark.parametrize(("name", "config"), mechanisms())
+@pytest.mark.parametrize(
+    ("name", "config", "queries", "keys"),
+    [
+        *((*mechanism, 13, 13) for mechanism in mechanisms()),
+        # Only with a state are there fewer queries than keys.
+        *((*mechanism, *size) for mechanism in mechanisms("caches") for size in ((1, 9), (5, 12))),
+    ],
+)
 def test_mechanism_equals_its_definition(
     name: str, config: MechanismConfig, queries: int, keys: int, heads: int
 ):
-    if queries != keys and not config.caches:
-        pytest.skip("without a state queries and keys are the same tokens")
     *inputs, weight = tensors(2, heads, 1, queries, keys)
     for context in contexts(2, queries, keys):
         if (context.causal and not config.causal) or (context.q_doc is not None and not config.packs):
             continue
         results = []
-        for one in (config, config.definition()):
+        for form in (config, config.definition()):
             torch.manual_seed(6)  # for what a mechanism draws
-            y, _ = one.build(heads, 4).double().eval()(*inputs, context, None, None)
+            y, _ = form.build(heads, 4).double().eval()(*inputs, context, None, None)
             results.append((y, *torch.autograd.grad((y * weight).sum(), inputs, allow_unused=True)))
         for actual, expected in zip(*results):
             assert_same(actual, expected)
@@ -121,14 +165,14 @@ def test_backends_agree(name: str, pattern: Pattern, groups: int, device: str):
             request = prepare(
                 *inputs, pattern=pattern, score_mod=mod, context=context, scale=None, dropout=0.0
             )
-            found = {}
+            results = {}
             for backend, module in BACKENDS.items():
                 if module.refuses(request, False) is None:
                     y = attend(*inputs, pattern=pattern, score_mod=mod, context=context, backend=backend)
-                    found[backend] = (y, *torch.autograd.grad((y * weight).sum(), inputs))
-            assert {"definition", "tiled"} <= found.keys()
-            for results in found.values():
-                for actual, expected in zip(results, found["definition"]):
+                    results[backend] = (y, *torch.autograd.grad((y * weight).sum(), inputs))
+            assert {"definition", "tiled"} <= results.keys()
+            for result in results.values():
+                for actual, expected in zip(result, results["definition"]):
                     assert_same(actual, expected)
 
 

@@ -118,7 +118,11 @@ def test_a_state_is_a_value(case: Case):
     """Going on from it in two ways, and from its copies, leaves each continuation what it is alone."""
     model, batch = case.model(), case.batch()
     ids = ids_of(case, batch)
-    copies = (lambda one: one, lambda one: one.detach(), lambda one: one.reorder(torch.arange(len(ids))))
+    copies = (
+        lambda state: state,
+        lambda state: state.detach(),
+        lambda state: state.reorder(torch.arange(len(ids))),
+    )
     for copied in copies:
         _, state = step(case, model, ids[:, :3], start(case, model, batch))
         copy = copied(state)

@@ -15,12 +15,12 @@ from polyformer.model import Transformer
 from polyformer.stack import StackConfig
 
 
-def number(model: Transformer, batch: dict[str, Tensor]) -> Tensor:
-    """Something to lower that hangs on all of the output: the loss or the predictions, and every token."""
+def objective(model: Transformer, batch: dict[str, Tensor]) -> Tensor:
+    """A loss that depends on all of the output: the loss or the logits, and every hidden state."""
     output = model(**batch)
     hidden = output.last_hidden_state
-    told = weighted(output.logits) if output.loss is None else output.loss
-    return told + weighted(hidden)
+    loss = weighted(output.logits) if output.loss is None else output.loss
+    return loss + weighted(hidden)
 
 
 def weighted(values: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def test_every_parameter_gets_a_gradient(case: Case):
     """
     model, batch = case.model(), case.labels(case.batch())
     copies = {name: tensor.clone() for name, tensor in batch.items()}
-    number(model, batch).backward()
+    objective(model, batch).backward()
     learns = dict[str, bool]()
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad, name
@@ -74,7 +74,7 @@ def trained(case: Case) -> dict[str, Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
-        number(model, batch).backward()
+        objective(model, batch).backward()
         optimizer.step()
     return model.state_dict()
 
@@ -129,7 +129,9 @@ def test_generation_reads_no_global_random_state(case: Case):
 
 @pytest.mark.parametrize("case", selected(shape=("decoder",)), ids=str)
 def test_dropout_is_active_in_training_alone(case: Case):
-    case = case.changed(StackConfig, lambda one: dataclasses.replace(one, dropout=0.1))  # not all have some
+    case = case.changed(
+        StackConfig, lambda stack: dataclasses.replace(stack, dropout=0.1)
+    )  # not all have some
     model, batch = case.model(), case.batch()
     still = model(**batch).last_hidden_state
     model.train()

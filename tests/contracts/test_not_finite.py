@@ -17,9 +17,9 @@ from polyformer.sequence.context import Context
 
 LENGTH = 13
 OWN = [
-    (name, one)
-    for name, one in mechanisms()
-    if not isinstance(one, SoftmaxConfig | AdaptiveSpanConfig | AlternateConfig)
+    (name, config)
+    for name, config in mechanisms()
+    if not isinstance(config, SoftmaxConfig | AdaptiveSpanConfig | AlternateConfig)
 ]
 
 DOCUMENTS = torch.tensor([[0] * 5 + [1] * 8]).expand(2, -1)
@@ -29,11 +29,10 @@ PLACES = {
     "padding": (Context(LENGTH, LENGTH, kv_valid=VALID), slice(0, 8), slice(8, LENGTH)),
     "documents": (Context(LENGTH, LENGTH, q_doc=DOCUMENTS, kv_doc=DOCUMENTS), slice(5, LENGTH), slice(0, 5)),
 }
-"""A context, the tokens that are looked at, and those they may not see."""
+"""A context, the tokens that are looked at, and those they may not attend to."""
 
-
-def able(config: MechanismConfig, place: str) -> bool:
-    return {"future": config.causal, "padding": True, "documents": config.packs}[place]
+NEEDED = {"future": "causal", "padding": None, "documents": "packs"}
+"""The ability without which a mechanism refuses such a context."""
 
 
 def run(config: MechanismConfig, inputs: list[Tensor], context: Context, real: slice) -> list[Tensor]:
@@ -42,7 +41,7 @@ def run(config: MechanismConfig, inputs: list[Tensor], context: Context, real: s
     mechanism = config.build(2, 4).to(inputs[0].dtype).eval()
     for parameter in mechanism.parameters():
         torch.nn.init.normal_(parameter)
-    leaves = [one.clone().requires_grad_() for one in inputs]
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     y, _ = mechanism(*leaves, dataclasses.replace(context, memo={}), None, None)
     y = y[:, :, real]
     weight = torch.linspace(1, 2, y.shape[-1], dtype=y.dtype)
@@ -52,23 +51,28 @@ def run(config: MechanismConfig, inputs: list[Tensor], context: Context, real: s
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("place", list(PLACES))
-@pytest.mark.parametrize(("name", "config"), OWN)
+@pytest.mark.parametrize(
+    ("name", "config", "place"),
+    [
+        (name, config, place)
+        for name, config in OWN
+        for place, ability in NEEDED.items()
+        if ability is None or getattr(config, ability)
+    ],
+)
 def test_what_may_not_be_seen_does_not_reach(name: str, config: MechanismConfig, place: str, value: float):
-    if not able(config, place):
-        pytest.skip("declared")
     context, real, hidden = PLACES[place]
     for form in (config, config.definition()):
         for dtype in (torch.float64, torch.float32):
             torch.manual_seed(5)
             inputs = [torch.randn(2, 2, LENGTH, 4, dtype=dtype) for _ in range(3)]
-            spoilt = [one.clone() for one in inputs]
-            for one in spoilt:
-                one[:, :, hidden] = value
+            corrupted = [tensor.clone() for tensor in inputs]
+            for tensor in corrupted:
+                tensor[:, :, hidden] = value
             expected = run(form, inputs, context, real)
-            for one in (inputs, expected[1:4]):  # a token that is not looked at has no gradient
-                assert all(tensor.isfinite().all() for tensor in one)
-            for actual, wanted in zip(run(form, spoilt, context, real), expected):
+            for group in (inputs, expected[1:4]):  # a token that is not looked at has no gradient
+                assert all(tensor.isfinite().all() for tensor in group)
+            for actual, wanted in zip(run(form, corrupted, context, real), expected):
                 assert_same(actual, wanted, 1e-10 if dtype == torch.float64 else 1e-4)
 
 

@@ -39,7 +39,7 @@ class Precision:
 
 PRECISIONS = [
     Precision(None, 1e-4),
-    *(Precision(one, 16 * torch.finfo(one).eps) for one in (torch.bfloat16, torch.float16)),
+    *(Precision(dtype, 16 * torch.finfo(dtype).eps) for dtype in (torch.bfloat16, torch.float16)),
 ]
 
 PRECISE = pytest.mark.parametrize("precision", PRECISIONS, ids=str)

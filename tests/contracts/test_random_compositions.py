@@ -92,8 +92,8 @@ def test_whatever_is_composed_agrees(
     inputs = [torch.randn(2, HEADS, length, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     weight = torch.randn(2, HEADS, length, WIDTH, dtype=torch.float64)
     results = []
-    for one in (backend, "definition"):
-        mechanism = SoftmaxConfig(pattern=pattern, backend=one).build(HEADS, WIDTH)
+    for name in (backend, "definition"):
+        mechanism = SoftmaxConfig(pattern=pattern, backend=name).build(HEADS, WIDTH)
         q, k = position.rotate(inputs[0], inputs[1], context, site)
         y, _ = mechanism(q, k, inputs[2], context, None, Terms(position, site))
         learned = [*inputs, *position.parameters()]

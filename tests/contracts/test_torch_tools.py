@@ -19,25 +19,25 @@ from polyformer.patterns import Window
 PRESETS = "decoder-tiny", "gpt2", "bert-base", "transformer-base", "t5-base", "deberta-base"
 
 
-def model(preset: str) -> Transformer:
+def tiny_model(preset: str) -> Transformer:
     torch.manual_seed(0)
-    made = polyformer.create_model(
+    model = polyformer.create_model(
         preset, num_hidden_layers=1, hidden_size=32, num_attention_heads=2, vocab_size=50
     )
-    return made.eval()
+    return model.eval()
 
 
-def batch(made: Transformer, rows: int = 2, more: int = 0) -> dict[str, Tensor]:
+def batch(model: Transformer, rows: int = 2, more: int = 0) -> dict[str, Tensor]:
     ids = {"input_ids": torch.randint(3, 50, (rows, 9 + more))}
-    if made.encoder is not None and made.decoder is not None:
+    if model.encoder is not None and model.decoder is not None:
         ids["decoder_input_ids"] = torch.randint(3, 50, (rows, 5 + more))
     return ids
 
 
 @pytest.mark.parametrize("preset", ["decoder-tiny", "transformer-base"])
 def test_an_output_is_a_pytree_and_can_be_pickled(preset: str) -> None:
-    made = model(preset)
-    output = made(**batch(made), output_hidden_states=True)
+    model = tiny_model(preset)
+    output = model(**batch(model), output_hidden_states=True)
     double = tree_map(lambda x: 2 * x if isinstance(x, Tensor) else x, output)
     assert isinstance(double, polyformer.ModelOutput)
     assert torch.equal(double.logits, 2 * output.logits)
@@ -50,9 +50,9 @@ def test_an_output_is_a_pytree_and_can_be_pickled(preset: str) -> None:
 
 
 def test_a_loss_alone_computes_no_predictions() -> None:
-    made = model("decoder-tiny")
-    ids = batch(made)
-    output = made(**ids, labels=ids["input_ids"])
+    model = tiny_model("decoder-tiny")
+    ids = batch(model)
+    output = model(**ids, labels=ids["input_ids"])
     assert not any(x.shape[-1] == 50 for x in tree_leaves(output) if isinstance(x, Tensor) and x.dim())
     same = tree_map(lambda x: x, output)
     assert torch.equal(same.logits, output.logits)
@@ -60,14 +60,14 @@ def test_a_loss_alone_computes_no_predictions() -> None:
 
 @pytest.mark.parametrize("preset", ["decoder-tiny", "bert-base", "transformer-base", "deberta-base"])
 def test_export_with_any_batch_and_length(preset: str) -> None:
-    made = model(preset)
+    model = tiny_model(preset)
     rows = torch.export.Dim("rows", min=2, max=64)
-    ids = batch(made)
+    ids = batch(model)
     shapes = {name: {0: rows, 1: torch.export.Dim(name, min=2, max=30)} for name in ids}
-    exported = torch.export.export(made, (), ids, dynamic_shapes=shapes, strict=False)
-    other = batch(made, rows=3, more=4)
+    exported = torch.export.export(model, (), ids, dynamic_shapes=shapes, strict=False)
+    other = batch(model, rows=3, more=4)
     ours = exported.module()(**other)
-    torch.testing.assert_close(ours.logits, made(**other).logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.logits, model(**other).logits, rtol=1e-4, atol=1e-5)
     file = io.BytesIO()
     torch.export.save(exported, file)
     file.seek(0)
@@ -78,35 +78,35 @@ def test_export_with_any_batch_and_length(preset: str) -> None:
 class Logits(nn.Module):
     """A model for `torch.jit.trace`, which takes tensors in turn and gives tensors."""
 
-    def __init__(self, made: Transformer, names: list[str]) -> None:
+    def __init__(self, model: Transformer, names: list[str]) -> None:
         super().__init__()
-        self.made, self.names = made, names
+        self.model, self.names = model, names
 
     def forward(self, *ids: Tensor) -> Tensor:
-        return self.made(**dict(zip(self.names, ids))).logits
+        return self.model(**dict(zip(self.names, ids))).logits
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is (deprecated|not supported):DeprecationWarning")
 @pytest.mark.parametrize("preset", PRESETS)
 def test_jit_trace(preset: str) -> None:
-    made = model(preset)
-    ids = batch(made)
-    traced: Any = torch.jit.trace(Logits(made, list(ids)), tuple(ids.values()), check_trace=False)
-    other = batch(made)
-    torch.testing.assert_close(traced(*other.values()), made(**other).logits, rtol=1e-4, atol=1e-5)
+    model = tiny_model(preset)
+    ids = batch(model)
+    traced: Any = torch.jit.trace(Logits(model, list(ids)), tuple(ids.values()), check_trace=False)
+    other = batch(model)
+    torch.testing.assert_close(traced(*other.values()), model(**other).logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_functional_calls_differentiate(preset: str) -> None:
-    made = model(preset)
-    ids, weights = batch(made), dict(made.named_parameters())
+    model = tiny_model(preset)
+    ids, weights = batch(model), dict(model.named_parameters())
 
     def loss(weights: dict[str, Tensor]) -> Tensor:
-        return torch.func.functional_call(made, weights, (), ids).logits.square().mean()
+        return torch.func.functional_call(model, weights, (), ids).logits.square().mean()
 
     grads = torch.func.grad(loss)(weights)
-    made(**ids).logits.square().mean().backward()
+    model(**ids).logits.square().mean().backward()
     for name, weight in weights.items():
         expected = torch.zeros_like(weight) if weight.grad is None else weight.grad
         torch.testing.assert_close(grads[name], expected, rtol=1e-4, atol=1e-6)
@@ -134,21 +134,21 @@ def test_tiled_says_what_torch_func_can_use(transform: Any) -> None:
         )
 
 
-def quantized(made: nn.Module) -> nn.Module:
+def quantized(model: nn.Module) -> nn.Module:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.(ao.quantization|quantize_per_tensor).* deprecated")
-        return torch.ao.quantization.quantize_dynamic(made, {nn.Linear})
+        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
 
 
 def test_quantising_our_linear_layers_warns_with_the_way_out() -> None:
-    made = model("decoder-tiny")
+    model = tiny_model("decoder-tiny")
     with pytest.warns(UserWarning, match="Linear is not quantised as a torch.nn.Linear.*as_torch"):
-        quantized(made)
-    ids = batch(made)
-    expected = made(**ids).logits
-    plain = polyformer.ops.linear.as_torch(made)
+        quantized(model)
+    ids = batch(model)
+    expected = model(**ids).logits
+    plain = polyformer.ops.linear.as_torch(model)
     torch.testing.assert_close(plain(**ids).logits, expected, rtol=1e-4, atol=1e-5)
     small = quantized(plain)
-    assert any("quantized" in type(one).__module__ for one in small.modules())
+    assert any("quantized" in type(module).__module__ for module in small.modules())
     error = (small(**ids).logits - expected).abs().max()
     assert 0 < error < 0.1 * expected.abs().max()
