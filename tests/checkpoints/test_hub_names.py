@@ -9,7 +9,6 @@ import pytest
 import polyformer
 from polyformer.checkpoints import config_of
 from polyformer.core.errors import InputError
-from polyformer.data import Tokenizer
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.presets import create_model
 
@@ -63,7 +62,7 @@ def test_a_name_means_what_it_was_at_a_revision(cache: Path, name: str, revision
     ],
 )
 def test_what_is_no_revision(cache: Path, name: str, revision: str | None, message: str):
-    for load in (polyformer.from_pretrained, Tokenizer.load):
+    for load in (polyformer.from_pretrained, load_tokenizer):
         with pytest.raises(InputError) as caught:
             load(name, revision=revision)
         assert message in str(caught.value)
@@ -71,6 +70,6 @@ def test_what_is_no_revision(cache: Path, name: str, revision: str | None, messa
 
 def test_a_directory_has_no_revision(cache: Path, tmp_path: Path):
     folder = shutil.copytree(cache / "models--own--model" / "snapshots" / OLD, tmp_path / "own")
-    for load in (polyformer.from_pretrained, Tokenizer.load):
+    for load in (polyformer.from_pretrained, load_tokenizer):
         with pytest.raises(InputError, match=r"revision: .*/own is on this machine and has none"):
             load(folder, revision="v1")
