@@ -72,12 +72,13 @@ def attend(
 
     Args:
         q: [B, H, Tq, D]. k: [B, Hkv, Tk, D]. v: [B, Hkv, Tk, Dv]. H is a multiple of Hkv (grouped queries).
-        pattern: who may see whom: a `Pattern`, or any FlexAttention `mask_mod(b, h, q_idx, kv_idx)`. Mods
-            mean what they mean there, for scalar indices. With a `context` q_idx counts among all keys, so
-            that a decoder with a cache asks what one pass would; without one it counts from 0.
+        pattern: the keys each query attends to, as a `Pattern` or as any FlexAttention
+            `mask_mod(b, h, q_idx, kv_idx)`, a function of scalar indices as there. With a `context` q_idx
+            counts among all keys, so that decoding with a cache masks as one pass would; without one it
+            counts from 0.
         mask_mod: a FlexAttention `mask_mod` by its own name; with a pattern too, both must allow a key.
         layout: the keys that `mask_mod` needs, a function (start, stop) -> `Keys` of a run of queries, or
-            the rows of a `Layout`; without it every key is looked at. What it leaves out is not seen.
+            the rows of a `Layout`. Keys outside it are masked; without it `mask_mod` is asked about all.
         score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, on scaled scores.
         relative: terms that depend on the distance of two tokens alone, faster than a score_mod that looks
             them up; added before it.
@@ -85,11 +86,11 @@ def attend(
         scale: by default 1 / sqrt(D).
         dropout: probability of dropping an attention weight.
         backend: "auto" or one of `BACKENDS`; `explain` says which and why.
-        return_lse: also return the log-sum-exp of every row, to join parts with.
+        return_lse: also return the log-sum-exp of every query's scores, to combine several sets of keys.
 
     Returns:
-        [B, H, Tq, Dv], and with `return_lse` also [B, H, Tq]. A query that sees nothing gives zeros (and
-        minus infinity).
+        [B, H, Tq, Dv], and with `return_lse` also [B, H, Tq]. A query whose keys are all masked gives
+        zeros (and minus infinity).
 
     Raises:
         InputError: shapes, dtypes or devices that do not fit; a backend that cannot take the request.
