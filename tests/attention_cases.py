@@ -76,8 +76,8 @@ class LargestTensor(TorchDispatchMode):
 
 def assert_same(ours: list[Tensor], expected: list[Tensor]) -> None:
     """Equal to 1e-10, relative and absolute."""
-    for one, other in zip(ours, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    for actual, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(actual, other, rtol=1e-10, atol=1e-10)
 
 
 def distance_bias(keys: int, heads: int) -> tuple[Tensor, Callable[..., Tensor]]:

@@ -42,21 +42,21 @@ def llama_config(
 
 
 def waves(config: RopeConfig, width: int, pos: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, width / 2] in float64: theirs are made in float32."""
+    """cos and sin [T, width / 2] in float64: theirs are computed in float32."""
     angles = pos.double().unsqueeze(-1) * frequencies(config, width, pos.device)
     size = 1.0 if config.extension is None else config.extension.size
     return angles.cos() * size, angles.sin() * size
 
 
 @pytest.mark.parametrize(
-    ("given", "extension"),
+    ("options", "extension"),
     [(PLAIN, None), (YARN, YarnConfig(factor=4.0, original_max_positions=16))],
     ids=["plain", "yarn"],
 )
-def test_llama_attention(given: dict[str, object], extension: RopeExtensionConfig | None):
+def test_llama_attention(options: dict[str, object], extension: RopeExtensionConfig | None):
     """Grouped heads, causal, from position 5 on: outputs and the gradients of all weights."""
     torch.manual_seed(0)
-    theirs = llama.LlamaAttention(llama_config(given), 0).double()
+    theirs = llama.LlamaAttention(llama_config(options), 0).double()
     attention = AttentionConfig(
         num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS, head_size=HEAD, bias=False
     )
@@ -68,7 +68,7 @@ def test_llama_attention(given: dict[str, object], extension: RopeExtensionConfi
     mask = torch.full((7, 7), -torch.inf, dtype=torch.float64).triu(1).expand(2, 1, 7, 7)
     position = config.build(Shape(hidden_size=WIDTH, num_heads=HEADS, head_size=HEAD))
     actual, _ = ours(x, Context(7, 7, causal=True, q_pos=pos, kv_pos=pos), position)
-    rotary = llama.LlamaRotaryEmbedding(llama_config(given))
+    rotary = llama.LlamaRotaryEmbedding(llama_config(options))
     coarse, _ = theirs(x, rotary(x, pos.expand(2, -1)), mask)
     torch.testing.assert_close(actual, coarse, rtol=0, atol=1e-5)
     exact = tuple(torch.cat([item, item], -1).expand(2, -1, -1) for item in waves(config, HEAD, pos))
