@@ -54,7 +54,7 @@ def test_results_are_written_and_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "sub" / "att.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_slopes_and_ratios_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slopes_and_ratios_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(small(tmp_path))
     printed = capsys.readouterr().out
     assert "attention, forward: batch 1, 2 heads of 8, float32, cpu" in printed
@@ -63,7 +63,7 @@ def test_slopes_and_ratios_are_told(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "x at 16, " in printed
 
 
-def test_what_a_scheme_costs_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_scheme_costs_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(small(tmp_path, members=("Window(4)", "Window(4) + alibi"), against=(), causal=True))
     results = {(line.name, line.length): line.median_ms for line in lines}
     ratio = results["Window(4) + alibi", 16] / results["Window(4)", 16]
@@ -72,7 +72,7 @@ def test_what_a_scheme_costs_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert printed.startswith("causal attention, forward: ")
 
 
-def test_the_share_of_pairs_is_told(tmp_path: Path) -> None:
+def test_the_share_of_pairs_is_printed(tmp_path: Path) -> None:
     lines = run(small(tmp_path, members=("Window(4, 0)", "Window({sqrt}, 0)"), lengths=(16, 64)))
     shares = {(line.name, line.length): line.density for line in lines}
     assert shares["sdpa", 16] is None

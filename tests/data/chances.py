@@ -15,4 +15,4 @@ def is_share(count: int, draws: int, probability: float) -> bool:
 def are_shares(counts: Sequence[int], probabilities: Sequence[float]) -> bool:
     """The same for several outcomes (chi-square test); the probabilities need not sum to 1."""
     draws, whole = sum(counts), sum(probabilities)
-    return stats.chisquare(counts, [draws * one / whole for one in probabilities]).pvalue > RARE
+    return stats.chisquare(counts, [draws * p / whole for p in probabilities]).pvalue > RARE

@@ -15,27 +15,27 @@ MARKS = {"cls_id": 1, "sep_id": 2}
 
 
 def test_windows_by_hand():
-    found = windows([7], [10, 11, 12, 13, 14, 15], length=7, stride=2, **MARKS)
-    assert [one.input_ids for one in found] == [
+    cut = windows([7], [10, 11, 12, 13, 14, 15], length=7, stride=2, **MARKS)
+    assert [window.input_ids for window in cut] == [
         [1, 7, 2, 10, 11, 12, 2],
         [1, 7, 2, 12, 13, 14, 2],
         [1, 7, 2, 14, 15, 2],
     ]
-    assert found[2].token_type_ids == [0, 0, 0, 1, 1, 1]
-    assert [(one.place, one.first, one.size) for one in found] == [(3, 0, 3), (3, 2, 3), (3, 4, 2)]
-    assert [one.labels((2, 2)) for one in found] == [(5, 5), (3, 3), (0, 0)]
-    assert [one.labels((1, 3)) for one in found] == [(0, 0)] * 3  # whole in none
-    assert [one.labels(None) for one in found] == [(0, 0)] * 3
+    assert cut[2].token_type_ids == [0, 0, 0, 1, 1, 1]
+    assert [(window.place, window.first, window.size) for window in cut] == [(3, 0, 3), (3, 2, 3), (3, 4, 2)]
+    assert [window.labels((2, 2)) for window in cut] == [(5, 5), (3, 3), (0, 0)]
+    assert [window.labels((1, 3)) for window in cut] == [(0, 0)] * 3  # whole in none
+    assert [window.labels(None) for window in cut] == [(0, 0)] * 3
 
 
 @pytest.mark.parametrize("size", range(12))
 @pytest.mark.parametrize("stride", [1, 2, 4])
 def test_windows_cover_the_text_and_none_is_in_vain(size: int, stride: int):
-    found = windows([7, 8], range(10, 10 + size), length=9, stride=stride, **MARKS)
-    seen = {one.first + i for one in found for i in range(one.size)}
+    cut = windows([7, 8], range(10, 10 + size), length=9, stride=stride, **MARKS)
+    seen = {window.first + i for window in cut for i in range(window.size)}
     assert seen == set(range(size))
-    assert all(one.first + one.size < size for one in found[:-1])
-    assert all(len(one.input_ids) <= 9 for one in found)
+    assert all(window.first + window.size < size for window in cut[:-1])
+    assert all(len(window.input_ids) <= 9 for window in cut)
 
 
 def test_refuses_what_leaves_no_room_or_a_gap():
@@ -79,9 +79,9 @@ def test_answers_come_back(algorithm, shared_data: Callable[[str], Path]):
     for row, (ids, offsets) in zip(rows, encode_with_offsets(tokenizer, texts)):
         assert len(ids) == len(offsets)
         (text,), (start,) = row["answers"]["text"], row["answers"]["answer_start"]
-        found = answer_tokens(offsets, start, start + len(text))
-        assert found is not None
-        back = answer_text(row["context"], offsets, *found)
+        tokens = answer_tokens(offsets, start, start + len(text))
+        assert tokens is not None
+        back = answer_text(row["context"], offsets, *tokens)
         assert text.strip() in back
         exact += normal_form(back) == normal_form(text)
     assert exact >= 0.95 * len(rows)

@@ -22,15 +22,15 @@ TINY = ("--steps", "1", "--device", "cpu", "--model.hidden_size", "16", "--train
 
 def said() -> dict[str, list[str]]:
     """What the page says of each command."""
-    found: dict[str, list[str]] = {}
+    commands: dict[str, list[str]] = {}
     for _, _, text in (block for block in BLOCKS if block[0] == "console"):
         for line in text.splitlines():
             if line.startswith("$ "):
                 command = line.removeprefix("$ ")
-                found[command] = []
+                commands[command] = []
             else:
-                found[command].append(line)
-    return found
+                commands[command].append(line)
+    return commands
 
 
 @pytest.fixture
@@ -61,10 +61,10 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 (tmp_path / folder / label / f"{i}.txt").write_text(f"a {label} film")
     (tmp_path / "mixed" / "good" / "2.docx").write_bytes(b"PK")
     pixels = np.random.default_rng(0).integers(0, 256, (6, 40, 50, 3), dtype=np.uint8)
-    for i, one in enumerate(pixels):
+    for i, picture in enumerate(pixels):
         folder = tmp_path / "pets" / ("cat" if i % 2 else "dog")
         folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(one[: 30 + i]).save(folder / f"{i}.{'png' if i < 3 else 'jpg'}")
+        Image.fromarray(picture[: 30 + i]).save(folder / f"{i}.{'png' if i < 3 else 'jpg'}")
     steps = np.random.default_rng(0).normal(size=(40, 3))
     arrays = {"observations": steps, "actions": steps[:, :2], "rewards": steps[:, 2]}
     np.savez(tmp_path / "walker.npz", **arrays, terminals=np.arange(40) % 8 == 7)
@@ -158,9 +158,9 @@ def test_splits_beside_a_file_and_in_a_directory(tmp_path: Path):
     folder.mkdir()
     for name in ("train.en.gz", "train.vi.gz", "valid.en", "valid.vi"):
         (folder / name).write_bytes(b"a\n")
-    found = guess(str(folder), {})
-    assert found.data == {"path": f"{folder}/train.{{en,vi}}.gz", "validation": f"{folder}/valid.{{en,vi}}"}
-    assert found.kind == "translate"
+    guessed = guess(str(folder), {})
+    assert guessed.data == {"path": f"{folder}/train.{{en,vi}}.gz", "validation": f"{folder}/valid.{{en,vi}}"}
+    assert guessed.kind == "translate"
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "a.xyz").touch()
     with pytest.raises(

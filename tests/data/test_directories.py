@@ -51,9 +51,9 @@ def test_files_that_come_along_with_data_are_left_out(
 def test_what_is_left_out_is_said(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("a few words\n")
     (tmp_path / "README").write_text("about the notes\n")
-    found = guess(str(tmp_path), {})
-    assert found.data["path"] == str(tmp_path / "notes.txt")
-    assert "left out: README (--data FILE trains on another file)" in found.said
+    guessed = guess(str(tmp_path), {})
+    assert guessed.data["path"] == str(tmp_path / "notes.txt")
+    assert "left out: README (--data FILE trains on another file)" in guessed.said
 
 
 def test_several_kinds_of_data_are_asked_about(tmp_path: Path):
@@ -76,9 +76,9 @@ def test_folders_per_label_may_have_stray_files(tmp_path: Path):
 def test_patterns_of_files_are_looked_at_as_files_are(tmp_path: Path):
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("a fine film;1\ndull;0\nso fine;1\nso dull;0\n")
-    found = guess(f"{tmp_path}/*.csv", {})
-    assert found.data["header"] == ["text", "label"]
-    assert found.kind == "classify"
+    guessed = guess(f"{tmp_path}/*.csv", {})
+    assert guessed.data["header"] == ["text", "label"]
+    assert guessed.kind == "classify"
 
 
 def test_columns_beside_text_and_label_are_known():

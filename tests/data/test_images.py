@@ -80,8 +80,8 @@ def test_default_images_keep_their_17_levels():
 
     rows, digits = list(default_images()), load_digits().images
     assert len(rows) == len(digits) == 1797
-    found = np.stack([quantised(row["image"], 17) for row in rows])
-    np.testing.assert_array_equal(found, digits.reshape(1797, 64))
+    levels = np.stack([quantised(row["image"], 17) for row in rows])
+    np.testing.assert_array_equal(levels, digits.reshape(1797, 64))
 
 
 def test_without_scikit_learn_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch):

@@ -78,17 +78,17 @@ def hidden(seed, **options):
 
 def test_whole_words_by_hand():
     """Two tokens of seven: word 3, or words 1 and 2; word 0 is too long and never chosen."""
-    found = [hidden(seed, share=0.3, starts=STARTS) for seed in range(400)]
-    assert {frozenset(one) for one in found} == {frozenset({6, 7}), frozenset({3, 4})}
+    chosen = [hidden(seed, share=0.3, starts=STARTS) for seed in range(400)]
+    assert {frozenset(places) for places in chosen} == {frozenset({6, 7}), frozenset({3, 4})}
     # Word 3 is taken when it comes before words 1 and 2; else one of these leaves no room for it.
-    assert is_share(found.count({6, 7}), 400, 1 / 3)
+    assert is_share(chosen.count({6, 7}), 400, 1 / 3)
 
 
 def test_a_word_is_hidden_whole_or_not_at_all():
     for seed in range(200):
-        found = hidden(seed, share=0.6, starts=STARTS, longest=3)
-        assert all(word <= found or not word & found for word in WORDS)
-        assert len(found) <= round(0.6 * 7)
+        chosen = hidden(seed, share=0.6, starts=STARTS, longest=3)
+        assert all(word <= chosen or not word & chosen for word in WORDS)
+        assert len(chosen) <= round(0.6 * 7)
 
 
 def test_a_word_ends_at_a_special_token():

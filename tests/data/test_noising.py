@@ -29,7 +29,7 @@ def rng(seed: int) -> np.random.Generator:
 
 
 class Script:
-    """A generator that says what it is told."""
+    """A generator that returns scripted values."""
 
     def __init__(self, lengths: list[int], order: list[int]):
         self.lengths, self.order = lengths, order
@@ -97,14 +97,14 @@ def test_every_arrangement_is_as_likely(lengths: list[int], ways: int):
         corrupted = infill(np.arange(10, 14), script, mask_id=MASK, share=0.25)
         seen[tuple(corrupted.tolist())] += 1
     # A mask for nothing on either side of a mask for a token: four of the outcomes come about in two ways.
-    twice = [sum(pair == (MASK, MASK) for pair in itertools.pairwise(one)) for one in seen]
+    twice = [sum(pair == (MASK, MASK) for pair in itertools.pairwise(text)) for text in seen]
     assert len(seen) + sum(twice) == ways
     assert are_shares(list(seen.values()), [1 + n for n in twice])
 
 
 def test_sentences_by_hand():
     ids = np.array([5, 1, 6, 7, 1, 1, 8])
-    found = Counter(
+    orders_seen = Counter(
         tuple(permute_sentences(ids, rng(seed), end_ids=np.array([1])).tolist()) for seed in range(3000)
     )
     first, second, third = (5, 1), (6, 7, 1, 1), (8,)
@@ -116,8 +116,8 @@ def test_sentences_by_hand():
         (third, first, second),
         (third, second, first),
     ]
-    assert set(found) == {sum(order, ()) for order in orders}
-    assert are_shares(list(found.values()), [1] * 6)
+    assert set(orders_seen) == {sum(order, ()) for order in orders}
+    assert are_shares(list(orders_seen.values()), [1] * 6)
 
 
 def test_a_text_without_an_end_is_one_sentence():
@@ -127,9 +127,9 @@ def test_a_text_without_an_end_is_one_sentence():
 
 def test_a_rotation_starts_anywhere():
     ids = np.arange(5)
-    found = Counter(tuple(rotate(ids, rng(seed)).tolist()) for seed in range(2000))
-    assert set(found) == {(*range(i, 5), *range(i)) for i in range(5)}
-    assert are_shares(list(found.values()), [1] * 5)
+    rotations = Counter(tuple(rotate(ids, rng(seed)).tolist()) for seed in range(2000))
+    assert set(rotations) == {(*range(i, 5), *range(i)) for i in range(5)}
+    assert are_shares(list(rotations.values()), [1] * 5)
     assert rotate(ids[:0], rng(0)).tolist() == []
 
 

@@ -55,7 +55,7 @@ def test_colours_and_greys_come_as_they_are(tmp_path: Path):
 
 def test_a_jpeg_stands_as_its_camera_was_held(tmp_path: Path):
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
+    exif[0x0112] = 6  # rotated by 90 degrees
     (tmp_path / "a.jpg").write_bytes(encoded(Image.fromarray(COLOURS), "JPEG", exif=exif))
     row = first(tmp_path / "a.jpg")
     assert (row["height"], row["width"], len(row["image"])) == (6, 4, 72)  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def test_the_images_of_data_sets(tmp_path: Path):
 
 def test_cifar_is_read_pixel_by_pixel(tmp_path: Path):
     pixels = np.random.default_rng(1).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
-    planes = [one.transpose(2, 0, 1).tobytes() for one in pixels]
+    planes = [picture.transpose(2, 0, 1).tobytes() for picture in pixels]
     (tmp_path / "ten.bin").write_bytes(b"\x03" + planes[0] + b"\x09" + planes[1])
     (tmp_path / "hundred.bin.gz").write_bytes(gzip.compress(b"\x13\x63" + planes[0]))
     rows = list(read(DataConfig(format="cifar10"), (*NEEDS, "label"), str(tmp_path / "ten.bin")))

@@ -14,7 +14,7 @@ from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_p
 
 
 class Script:
-    """A generator that says what it is told, in turn."""
+    """A generator that returns scripted values in turn."""
 
     def __init__(self, random: Sequence[float], integers: Sequence[int]):
         self.left = {"random": list(random), "integers": list(integers)}
@@ -57,36 +57,36 @@ def test_next_sentences_by_hand():
 
 def test_sentence_order_by_hand():
     script: Any = Script(random=[0.5, 0.5, 0.4, 0.5], integers=[1, 2])
-    found = list(sentence_order_pairs([[[1], [2], [3], [4], [5], [6], [7]], [[8, 9, 9]]], script, length=3))
+    pairs = list(sentence_order_pairs([[[1], [2], [3], [4], [5], [6], [7]], [[8, 9, 9]]], script, length=3))
     # [1 2 3] cut behind 1 and kept, [4 5 6] cut behind 5 and swapped; 7 and the second document are alone
-    assert found == [Pair([1], [2, 3], 0), Pair([6], [4, 5], 1)]
+    assert pairs == [Pair([1], [2, 3], 0), Pair([6], [4, 5], 1)]
 
 
 def test_half_of_the_second_segments_are_next():
     documents = corpus(40, 30, 5)
-    found = [
-        one
+    pairs = [
+        pair
         for seed in range(20)
-        for one in next_sentence_pairs(documents, np.random.default_rng(seed), length=20, short_share=0)
+        for pair in next_sentence_pairs(documents, np.random.default_rng(seed), length=20, short_share=0)
     ]
     # A last sentence that is left alone is always followed by another document's.
-    choice = [one for one in found if one.first[0] % 1000 != 290]
-    assert is_share(sum(one.label for one in choice), len(choice), 0.5)
-    for one in found:
-        same = one.first[0] // 1000 == one.second[0] // 1000
-        assert same == (one.label == 0)
-        assert len(one.first) + len(one.second) <= 20
-        if one.label == 0:  # 3 + 2 sentences, say, are cut from either end of either segment
-            assert one.second[0] // 10 > one.first[-1] // 10
+    choice = [pair for pair in pairs if pair.first[0] % 1000 != 290]
+    assert is_share(sum(pair.label for pair in choice), len(choice), 0.5)
+    for pair in pairs:
+        same = pair.first[0] // 1000 == pair.second[0] // 1000
+        assert same == (pair.label == 0)
+        assert len(pair.first) + len(pair.second) <= 20
+        if pair.label == 0:  # 3 + 2 sentences, say, are cut from either end of either segment
+            assert pair.second[0] // 10 > pair.first[-1] // 10
 
 
 def test_random_segments_come_from_everywhere_else():
     documents = [[[10 * d + s] for s in range(4)] for d in range(5)]
     starts = Counter(
-        (one.first[0] // 10, one.second[0])
+        (pair.first[0] // 10, pair.second[0])
         for seed in range(600)
-        for one in next_sentence_pairs(documents, np.random.default_rng(seed), length=2, short_share=0)
-        if one.label
+        for pair in next_sentence_pairs(documents, np.random.default_rng(seed), length=2, short_share=0)
+        if pair.label
     )
     for d in range(5):
         counts = [starts[d, 10 * other + s] for other in range(5) if other != d for s in range(4)]
@@ -99,7 +99,7 @@ def test_nothing_of_a_document_is_lost():
     documents = corpus(3, 10, 2)
     for seed in range(20):
         pairs = list(next_sentence_pairs(documents, np.random.default_rng(seed), length=8, short_share=0))
-        own = [one.first for one in pairs] + [one.second for one in pairs if not one.label]
+        own = [pair.first for pair in pairs] + [pair.second for pair in pairs if not pair.label]
         assert sorted(token for ids in own for token in ids) == sorted(np.ravel(documents).tolist())
 
 
@@ -107,8 +107,8 @@ def test_a_tenth_of_the_documents_has_short_pairs():
     documents = corpus(1000, 10, 1)
     pairs = sentence_order_pairs(documents, np.random.default_rng(0), length=10)
     lengths: dict[int, int] = {}
-    for one in pairs:
-        lengths.setdefault(one.first[0] // 1000, len(one.first) + len(one.second))
+    for pair in pairs:
+        lengths.setdefault(pair.first[0] // 1000, len(pair.first) + len(pair.second))
     short = [length for length in lengths.values() if length < 10]
     assert is_share(len(short), 1000, 0.1 * 8 / 9)  # 10 % draw a length of 2 to 10, of which 10 is not short
 
@@ -116,22 +116,22 @@ def test_a_tenth_of_the_documents_has_short_pairs():
 def test_short_pairs_have_any_length():
     pairs = sentence_order_pairs(corpus(1000, 10, 1), np.random.default_rng(0), length=10, short_share=1.0)
     lengths: dict[int, int] = {}
-    for one in pairs:
-        lengths.setdefault(one.first[0] // 1000, len(one.first) + len(one.second))
+    for pair in pairs:
+        lengths.setdefault(pair.first[0] // 1000, len(pair.first) + len(pair.second))
     assert are_shares([list(lengths.values()).count(n) for n in range(2, 11)], [1] * 9)
 
 
 def test_half_of_the_orders_are_swapped():
     documents = corpus(300, 40, 3)
-    found = [
-        one
+    pairs = [
+        pair
         for seed in range(3)
-        for one in sentence_order_pairs(documents, np.random.default_rng(seed), length=24)
+        for pair in sentence_order_pairs(documents, np.random.default_rng(seed), length=24)
     ]
-    assert is_share(sum(one.label for one in found), len(found), 0.5)
-    for one in found:
-        assert one.first[0] // 1000 == one.second[0] // 1000
-        assert (one.first[0] < one.second[0]) == (one.label == 0)
+    assert is_share(sum(pair.label for pair in pairs), len(pairs), 0.5)
+    for pair in pairs:
+        assert pair.first[0] // 1000 == pair.second[0] // 1000
+        assert (pair.first[0] < pair.second[0]) == (pair.label == 0)
 
 
 def test_every_cut_between_sentences_is_as_likely():
@@ -139,7 +139,7 @@ def test_every_cut_between_sentences_is_as_likely():
         next(sentence_order_pairs(corpus(1, 5, 1), np.random.default_rng(seed), length=5, short_share=0))
         for seed in range(4000)
     ]
-    counts = Counter(len(one.second if one.label else one.first) for one in pairs)
+    counts = Counter(len(pair.second if pair.label else pair.first) for pair in pairs)
     assert are_shares([counts[n] for n in (1, 2, 3, 4)], [1] * 4)
 
 

@@ -135,8 +135,8 @@ def saved_rows(count, offset=0):
         label=datasets.ClassLabel(names=["bad", "good"]),
         tags=datasets.Sequence(datasets.ClassLabel(names=["O", "B"])),
     )
-    made = [{"text": f"t{i + offset}", "label": i % 2, "tags": [1, 0]} for i in range(count)]
-    return datasets.Dataset.from_list(made, features=features)
+    items = [{"text": f"t{i + offset}", "label": i % 2, "tags": [1, 0]} for i in range(count)]
+    return datasets.Dataset.from_list(items, features=features)
 
 
 def test_a_saved_data_set_gives_the_names_of_classes():
@@ -297,7 +297,7 @@ def test_values_of_the_wrong_kind():
         read(DataConfig(), ("label",), "b.jsonl")
 
 
-def test_formats_that_cannot_be_told():
+def test_formats_that_cannot_be_guessed():
     write("notes.md", "text")
     refuses(r"^notes.md: its name does not tell its format .* say format=, one of text, lines", "notes.md")
     assert texts("notes.md", format="text") == ["text"]
@@ -331,39 +331,3 @@ def test_config_is_plain_data_and_checked():
     assert DataConfig.from_yaml(config.to_yaml()) == config
     with pytest.raises(InputError, match=r"validation_fraction: expected a share from 0 to 0.5, got 0.7"):
         DataConfig(validation_fraction=0.7)
-
-
-def test_wikitext2(shared_data):
-    folder = shared_data("wikitext2")
-    articles = texts(f"{folder}/valid.txt.gz", format="articles")
-    assert len(articles) == 60
-    assert "".join(articles) == "".join(texts(f"{folder}/valid.txt.gz"))
-    assert len("".join(articles).encode()) == 1_121_681
-
-
-def test_sst2(shared_data):
-    folder = shared_data("sst2")
-    data = rows(f"{folder}/train.tsv", LABELLED, header=("text", "label"))
-    assert len(data) == 6920
-    assert {row["label"] for row in data} == {"0", "1"}
-
-
-def test_wnut17(shared_data):
-    folder = shared_data("wnut17")
-    train, dev, test = load(
-        DataConfig(
-            path=f"{folder}/wnut17train.conll",
-            validation=f"{folder}/emerging.dev.conll",
-            test=f"{folder}/emerging.test.annotated",
-        ),
-        TAGGED,
-    )
-    assert (len(train), len(dev), len(test)) == (3394, 1009, 1287)
-    assert len({tag for row in train for tag in row["tags"]}) == 13
-
-
-def test_multi30k(shared_data):
-    folder = shared_data("multi30k")
-    data = rows(f"{folder}/val.{{en,de}}.gz", PAIRS)
-    assert len(data) == 1014
-    assert data[0]["source"] == "A group of men are loading cotton onto a truck"

@@ -40,12 +40,12 @@ def test_by_hand(monkeypatch: pytest.MonkeyPatch):
 def restored(source: list[int], target: list[int]) -> list[int]:
     """The text, each sentinel of the input replaced by what follows it in the target."""
     spans: dict[int, list[int]] = {}
-    for one in target[:-1]:
-        if one in SENTINELS:
-            spans[one] = last = []
+    for token in target[:-1]:
+        if token in SENTINELS:
+            spans[token] = last = []
         else:
-            last.append(one)
-    return [token for one in source[:-1] for token in (spans.pop(one) if one in SENTINELS else [one])]
+            last.append(token)
+    return [token for kept in source[:-1] for token in (spans.pop(kept) if kept in SENTINELS else [kept])]
 
 
 @given(st.integers(2, 300), st.integers(0, 2**32), st.floats(0.01, 0.99), st.floats(1, 20))
@@ -58,7 +58,7 @@ def test_the_text_can_be_put_together_again(length: int, seed: int, density: flo
     assert restored(source.tolist(), target.tolist()) == ids
     assert source[-1] == target[-1] == EOS
     assert (len(source), len(target)) == corrupted_lengths(length, density, mean_span)
-    assert [one for one in source if one in SENTINELS] == list(SENTINELS[:spans])
+    assert [token for token in source if token in SENTINELS] == list(SENTINELS[:spans])
     assert len(target) == taken + spans + 1
 
 

@@ -60,16 +60,16 @@ def test_limits_below_one_are_named():
 
 def test_padding_stays_in_the_long_part():
     """Where it costs a window; at position 0 a layout would give it the whole row."""
-    rows = [structured(one, global_id=1, global_tokens=4) for one in ([[5, 6, 7]], [[5]])]
+    rows = [structured(sentences, global_id=1, global_tokens=4) for sentences in ([[5, 6, 7]], [[5]])]
     assert Collate(pad_id=0)(rows)["position_ids"].tolist() == [[0, 4, 5, 6], [0, 4, 4, 4]]
 
 
 def test_real_text_goes_through_a_model_as_if_every_row_were_alone():
     """Rows of many lengths in a batch, and padded slots in place of those left out, change nothing."""
-    sentences = [list(one.encode()) for one in split_sentences(default_documents()[0][:1500])]
+    sentences = [list(sentence.encode()) for sentence in split_sentences(default_documents()[0][:1500])]
     assert len(sentences) > 8
     documents = documents_of(sentences, global_tokens=GLOBAL, long_tokens=200)
-    rows = [structured(one, global_id=256, global_tokens=GLOBAL) for one in documents]
+    rows = [structured(document, global_id=256, global_tokens=GLOBAL) for document in documents]
     assert sum((row["token_type_ids"] == 1).sum() for row in rows) == sum(map(len, sentences))
     model = (
         create_model(

@@ -19,12 +19,12 @@ ROWS = [{"text": "a, fine\nfilm", "label": "1"}, {"text": 'so "long"; dull', "la
 def test_csv_of_spreadsheets(tmp_path: Path, delimiter: str, end: str, encoding: str):
     lines = ["text?label", '"a, fine\nfilm"?1', '"so ""long""; dull"?0', ""]
     content = end.join(lines).replace("?", delimiter).encode(encoding)
-    for name, written in (("a.csv", content), ("a.csv.gz", gzip.compress(content))):
-        (tmp_path / name).write_bytes(written)
+    for name, content_of_file in (("a.csv", content), ("a.csv.gz", gzip.compress(content))):
+        (tmp_path / name).write_bytes(content_of_file)
         assert list(read_csv(tmp_path / name)) == ROWS
-    found = guess(str(tmp_path / "a.csv"), {})
-    assert found.kind == "classify"
-    assert ("guessed delimiter" in found.said[0]) == (delimiter != ",")
+    guessed = guess(str(tmp_path / "a.csv"), {})
+    assert guessed.kind == "classify"
+    assert ("guessed delimiter" in guessed.said[0]) == (delimiter != ",")
 
 
 def test_the_delimiter_is_the_one_that_cuts_all_lines_alike():

@@ -66,13 +66,13 @@ def test_decomposed_text_has_the_tokens_of_composed_text(name):
 
 
 def test_the_form_can_be_chosen_and_is_kept_in_the_file(tmp_path):
-    written = "ﬁn ế"  # a ligature, and a letter with two accents
+    text = "ﬁn ế"  # a ligature, and a letter with two accents
     for form in ("nfc", "nfd", "nfkc", "nfkd", "none"):
         tokenizer = Tokenizer.train(TokenizerConfig(algorithm="bytes", normalization=form), [])
         tokenizer.save(tmp_path / form)
-        expected = written if form == "none" else unicodedata.normalize(form.upper(), written)
-        for made in (tokenizer, load_tokenizer(tmp_path / form)):
-            assert made.decode(made.encode(written)) == expected
+        expected = text if form == "none" else unicodedata.normalize(form.upper(), text)
+        for loaded in (tokenizer, load_tokenizer(tmp_path / form)):
+            assert loaded.decode(loaded.encode(text)) == expected
     with pytest.raises(InputError, match=r"normalization.*'nfx'"):
         TokenizerConfig.from_dict({"normalization": "nfx"})
 
@@ -112,8 +112,8 @@ def test_words_seen_in_training_survive_the_others(trained, name):
 def test_special_tokens_are_never_found_in_a_text(trained, name):
     tokenizer = trained[name]
     for token in ("<pad>", "<s>", "</s>", "<mask>", "[CLS]", "[SEP]", "[MASK]", "[PAD]"):
-        found = set(tokenizer.encode(f"fox{token}fox {token} ")) & tokenizer.special_ids
-        assert found <= {tokenizer.unk_id}
+        special = set(tokenizer.encode(f"fox{token}fox {token} ")) & tokenizer.special_ids
+        assert special <= {tokenizer.unk_id}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -157,8 +157,8 @@ def test_saving_and_loading_changes_nothing(trained, name, tmp_path):
     ],
 )
 def test_the_algorithms_own_files_load_too(trained, name, files, tmp_path):
-    written = trained[name].export(tmp_path)
-    assert sorted(path.name for path in written) == files
+    files_written = trained[name].export(tmp_path)
+    assert sorted(path.name for path in files_written) == files
     # the vocabulary has capitals, so that nothing is lowered, as in training
     assert_same(load_tokenizer(tmp_path), trained[name])
 

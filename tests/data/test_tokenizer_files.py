@@ -39,8 +39,8 @@ def test_settings_are_read(bert):
 
 
 def test_roles_and_added_tokens(bert):
-    given = {"cls_token": {"content": "<x>", "lstrip": True}, "pad_token": None}
-    write(bert, special_tokens_map=given, added_tokens={"[NEW]": 13})
+    special_tokens = {"cls_token": {"content": "<x>", "lstrip": True}, "pad_token": None}
+    write(bert, special_tokens_map=special_tokens, added_tokens={"[NEW]": 13})
     tokenizer = load_tokenizer(bert)
     assert (tokenizer.cls_id, tokenizer.pad_id, len(tokenizer)) == (5, None, 14)
     assert tokens(tokenizer, "fox[NEW]", "dog  <x>") == [
@@ -86,9 +86,9 @@ def test_what_is_trained_here_is_encoded_alone(tmp_path):
     """Also after saving, whatever model lies beside it."""
     tokenizer = Tokenizer.train(TokenizerConfig(vocab_size=290), TEXTS)
     write(tokenizer.save(tmp_path).parent, config={"model_type": "roberta"})
-    for one in (tokenizer, load_tokenizer(tmp_path)):
-        assert one.encode_for_model("the fox") == (tokenizer.encode("the fox"), [0, 0])
-        assert one.encode_for_model("<mask>")[0] == [tokenizer.mask_id]
+    for loaded in (tokenizer, load_tokenizer(tmp_path)):
+        assert loaded.encode_for_model("the fox") == (tokenizer.encode("the fox"), [0, 0])
+        assert loaded.encode_for_model("<mask>")[0] == [tokenizer.mask_id]
 
 
 def test_a_batch_needs_a_pair_for_each(bert):

@@ -39,8 +39,8 @@ def test_words(algorithm: str, expected: list[str]):
     assert marked(tokenizer, "hello worlds, is small.") == expected
     assert all(word_starts(tokenizer)[number] for number in tokenizer.special_ids)
     ends = sentence_ends(tokenizer)
-    found = [tokenizer.backend.id_to_token(int(number))[-1] for number in ends]
-    assert set(found) <= set(".!?")
+    last_characters = [tokenizer.backend.id_to_token(int(number))[-1] for number in ends]
+    assert set(last_characters) <= set(".!?")
     assert tokenizer.encode("a.")[-1] in ends
 
 
