@@ -142,7 +142,7 @@ def test_beams_as_wide_as_the_vocabulary_find_the_best_of_all_short_texts():
         )
 
 
-def test_the_length_penalties_are_those_of_the_papers():
+def test_the_divisors_are_those_of_the_papers():
     gnmt = BeamConfig(num_beams=2, length_penalty=0.6)
     assert gnmt.divisor(1) == 1.0
     assert gnmt.divisor(7) == pytest.approx(2**0.6)

@@ -24,7 +24,7 @@ class Generated:
     sequences: [N, T], of a decoder alone the prompt and what it wrote, of an encoder-decoder what it wrote;
     a text that ended early is filled up with the pad token. lengths: [N], tokens written, the end token
     included. scores: [N], the natural logarithm of the probability that the model gives to what was written;
-    of beam search divided by the length penalty, best first.
+    of beam search divided by `BeamConfig.divisor` of the length, best first.
     """
 
     sequences: Tensor

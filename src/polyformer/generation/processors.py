@@ -16,8 +16,8 @@ def process(processors: Sequence[Processor], logits: Tensor, history: Tensor) ->
     return logits
 
 
-def repetition_penalty(penalty: float) -> Processor:
-    """Positive logits of the history's tokens divided by `penalty`, negative ones multiplied.
+def repetition_penalty(theta: float) -> Processor:
+    """Positive logits of the history's tokens divided by `theta`, negative ones multiplied.
 
     Keskar et al. 2019 (CTRL), section 4.1, in the form that also works below zero.
     """
@@ -25,7 +25,7 @@ def repetition_penalty(penalty: float) -> Processor:
     def apply(logits: Tensor, history: Tensor) -> Tensor:
         tokens = torch.where(history < 0, history[:, -1:], history)  # in place of padding
         seen = logits.gather(1, tokens)
-        return logits.scatter(1, tokens, torch.where(seen > 0, seen / penalty, seen * penalty))
+        return logits.scatter(1, tokens, torch.where(seen > 0, seen / theta, seen * theta))
 
     return apply
 
