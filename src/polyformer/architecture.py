@@ -86,4 +86,5 @@ class ModelConfig(Saved):
 
     @classmethod
     def examples(cls) -> tuple["ModelConfig", ...]:
+        """An encoder of one layer."""
         return (cls(vocab_size=11, hidden_size=16, encoder=StackConfig(num_hidden_layers=1)),)

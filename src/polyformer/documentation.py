@@ -35,7 +35,7 @@ def members() -> Iterator[Member]:
     """Every registered member, users' own among them."""
     for package in FAMILIES:
         importlib.import_module(f"polyformer.{package}")
-    for family in sorted(Config.__subclasses__(), key=lambda one: one.__name__):
+    for family in sorted(Config.__subclasses__(), key=lambda config: config.__name__):
         for kind, member in sorted(family.kinds.items()):
             yield Member(family.__name__.removesuffix("Config"), kind, member)
     for name, pattern in sorted(Pattern.registry.items()):
@@ -83,11 +83,11 @@ def family_table() -> str:
         "|---|---|---|---|---|---|",
     ]
     for name in sorted(FAMILIES):
-        one = FAMILIES[name]
-        classes = ", ".join(f"`{one.class_prefix}{task}`" for task in one.tasks)
-        sizes = ", ".join(f"`{size}` ({parameters(size):,})" for size in one.sizes)
-        required = ", ".join(f"`{option}={value!r}`" for option, value in one.required.items())
-        lines.append(f"| `{name}` | {one.paper} | {one.objective} | {classes} | {sizes} | {required} |")
+        family = FAMILIES[name]
+        classes = ", ".join(f"`{family.class_prefix}{task}`" for task in family.tasks)
+        sizes = ", ".join(f"`{size}` ({parameters(size):,})" for size in family.sizes)
+        required = ", ".join(f"`{option}={value!r}`" for option, value in family.required.items())
+        lines.append(f"| `{name}` | {family.paper} | {family.objective} | {classes} | {sizes} | {required} |")
     return "\n".join(lines)
 
 
@@ -118,9 +118,9 @@ def files() -> dict[Path, str]:
     """Every file with generated parts, as it should be."""
     from polyformer.visual.pages import pages
 
-    made = {DOCS / name: text for name, text in pages().items()}
-    written = [path for path in [ROOT / README, *sorted(DOCS.glob("*.md"))] if path not in made]
-    return {path: generated(path.read_text(encoding="utf-8")) for path in written} | made
+    whole = {DOCS / name: text for name, text in pages().items()}
+    partial = [path for path in [ROOT / README, *sorted(DOCS.glob("*.md"))] if path not in whole]
+    return {path: generated(path.read_text(encoding="utf-8")) for path in partial} | whole
 
 
 def main(arguments: list[str] | None = None) -> int:

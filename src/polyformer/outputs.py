@@ -67,14 +67,14 @@ class ModelOutput:
     @property
     def logits(self) -> Tensor:
         """The head's predictions, computed when read: with labels given, most callers need the loss alone."""
-        found = self.predictions()
-        return found[0] if isinstance(found, tuple) else found
+        predictions = self.predictions()
+        return predictions[0] if isinstance(predictions, tuple) else predictions
 
     @property
     def sentence_logits(self) -> Tensor | None:
         """What the head `pretraining` predicts of the whole text [B, labels]; None from other heads."""
-        found = self.predictions()
-        return found[1] if isinstance(found, tuple) else None
+        predictions = self.predictions()
+        return predictions[1] if isinstance(predictions, tuple) else None
 
     def __getstate__(self) -> dict[str, Any]:
         """With the predictions themselves: how to make them cannot be pickled."""

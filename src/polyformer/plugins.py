@@ -38,7 +38,9 @@ class Saved(Config):
             return super().from_dict(data, where)
         names = decode(tuple[str, ...], data["imports"], "imports")
         with telling(names):
-            return super().from_dict({name: one for name, one in data.items() if name != "imports"}, where)
+            return super().from_dict(
+                {name: value for name, value in data.items() if name != "imports"}, where
+            )
 
 
 @contextlib.contextmanager
@@ -106,9 +108,9 @@ def _named(name: str) -> None:
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     importlib.invalidate_caches()  # the file may have been written since the last look
-    found = importlib.util.find_spec(module)
-    if found is None or found.origin is None or Path(found.origin).resolve() != file:
-        other = found.origin if found and found.origin else "another module"
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != file:
+        other = spec.origin if spec and spec.origin else "another module"
         raise InputError(f"--import {name}: the name {quote(module)} is taken by {other}; rename the file")
     return _import(module, name)
 
@@ -136,8 +138,8 @@ def _name(module: str) -> str:
 
 def _parts(value: Any) -> Iterator[Config | Pattern]:
     if isinstance(value, tuple):
-        for one in value:
-            yield from _parts(one)
+        for item in value:
+            yield from _parts(item)
     elif isinstance(value, Config | Pattern):
         yield value
         for field in dataclasses.fields(value):

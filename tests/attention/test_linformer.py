@@ -23,12 +23,12 @@ def inputs(length: int, heads: int = 3, key_heads: int | None = None) -> list[Te
     """q, k, v of 2 rows."""
     torch.manual_seed(0)
     return [
-        torch.randn(2, one, length, 4, dtype=torch.float64, requires_grad=True)
-        for one in (heads, key_heads or heads, key_heads or heads)
+        torch.randn(2, count, length, 4, dtype=torch.float64, requires_grad=True)
+        for count in (heads, key_heads or heads, key_heads or heads)
     ]
 
 
-def made(heads: int = 3, **options) -> Linformer:
+def build(heads: int = 3, **options) -> Linformer:
     torch.manual_seed(1)
     return LinformerConfig(**options).build(heads, 4).double().eval()
 
@@ -48,19 +48,19 @@ def matrices(parts: torch.nn.ModuleList, heads: int) -> list[Tensor]:
 @pytest.mark.parametrize("sharing", SHARING)
 def test_it_is_the_equation(sharing: str, length: int):
     """Equation 7 head by head, for inputs of n tokens and of fewer, with every gradient."""
-    mechanism, tensors = made(max_length=13, k=5, sharing=sharing), inputs(length)
+    mechanism, tensors = build(max_length=13, k=5, sharing=sharing), inputs(length)
     parameters = list(mechanism.parameters())
     heads = []
     for h, (e, f) in enumerate(zip(matrices(mechanism.keys, 3), matrices(mechanism.values, 3))):
-        q, k, v = (one[:, h] for one in tensors)
+        q, k, v = (tensor[:, h] for tensor in tensors)
         scores = q @ (e[:, :length] @ k).mT / math.sqrt(4)
         heads.append(torch.softmax(scores, -1) @ (f[:, :length] @ v))
-    expected, found = torch.stack(heads, 1), run(mechanism, tensors)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    expected, actual = torch.stack(heads, 1), run(mechanism, tensors)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
     weight = torch.randn_like(expected)
-    slopes = [torch.autograd.grad((y * weight).sum(), [*tensors, *parameters]) for y in (found, expected)]
-    for one, two in zip(*slopes):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12)
+    slopes = [torch.autograd.grad((y * weight).sum(), [*tensors, *parameters]) for y in (actual, expected)]
+    for slope, expected_slope in zip(*slopes):
+        torch.testing.assert_close(slope, expected_slope, rtol=1e-10, atol=1e-12)
 
 
 def whole(tensors: list[Tensor], context: Context) -> Tensor:
@@ -70,7 +70,7 @@ def whole(tensors: list[Tensor], context: Context) -> Tensor:
 @pytest.mark.parametrize("sharing", SHARING)
 def test_with_identities_it_is_full_attention(sharing: str):
     tensors, context = inputs(11), Context(11, 11)
-    mechanism = made(max_length=11, k=11, sharing=sharing)
+    mechanism = build(max_length=11, k=11, sharing=sharing)
     for part in [*mechanism.keys, *mechanism.values]:
         assert isinstance(part, LinearProjection)
         part.weight.data = torch.eye(11, dtype=torch.float64).expand_as(part.weight).clone()
@@ -88,7 +88,7 @@ def padded_context() -> Context:
 @pytest.mark.parametrize("projection", ["convolution", "mean", "max"])
 def test_windows_of_one_position_are_full_attention(projection: str):
     """With k = n at any length: a window without a token takes no part in the softmax."""
-    tensors, mechanism = inputs(11), made(max_length=20, k=20, projection=projection)
+    tensors, mechanism = inputs(11), build(max_length=20, k=20, projection=projection)
     for part in [*mechanism.keys, *mechanism.values]:
         if isinstance(part, ConvolutionProjection):
             part.weight.data = torch.eye(4, dtype=torch.float64).expand_as(part.weight).clone()
@@ -110,10 +110,10 @@ def test_pools_by_hand():
 
 def test_a_token_has_the_column_of_its_position():
     """Left padding moves slots, not columns."""
-    mechanism, tensors = made(max_length=30, k=5), inputs(11)
+    mechanism, tensors = build(max_length=30, k=5), inputs(11)
     y = run(mechanism, tensors, padded_context())
-    left = run(mechanism, [one[:1, :, 3:] for one in tensors])
-    right = run(mechanism, [one[1:, :, :7] for one in tensors])
+    left = run(mechanism, [tensor[:1, :, 3:] for tensor in tensors])
+    right = run(mechanism, [tensor[1:, :, :7] for tensor in tensors])
     torch.testing.assert_close(y[:1, :, 3:], left, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(y[1:, :, :7], right, rtol=1e-10, atol=1e-12)
 
@@ -121,11 +121,11 @@ def test_a_token_has_the_column_of_its_position():
 @pytest.mark.parametrize("projection", ["linear", "mean", "max", "convolution"])
 def test_masks_are_not_silently_ignored(projection: str):
     """A fault of public code: what the mask hides changes nothing, and the mask itself does."""
-    mechanism, tensors = made(max_length=12, k=4, projection=projection), inputs(11)
+    mechanism, tensors = build(max_length=12, k=4, projection=projection), inputs(11)
     context = padded_context()
     y = run(mechanism, tensors, context)
     hidden = ~context.kv_valid[:, None, :, None]  # type: ignore[index]
-    changed = [tensors[0], *(one.masked_fill(hidden, 1e6) for one in tensors[1:])]
+    changed = [tensors[0], *(tensor.masked_fill(hidden, 1e6) for tensor in tensors[1:])]
     torch.testing.assert_close(run(mechanism, changed, context), y, rtol=0, atol=0)
     assert (run(mechanism, tensors) - y).abs().max() > 1e-2
 
@@ -140,7 +140,7 @@ def test_shared_projections_leave_keys_and_values_their_own():
     """A fault of public code, whose `share_kv` makes W_V the same as W_K: here only E and F are one."""
     model = Transformer(encoder(LinformerConfig(max_length=8, k=4, sharing="key-value")))
     names = [name for name, _ in model.named_parameters() if "layers.0.attention" in name]
-    assert {f"encoder.layers.0.attention.{one}.weight" for one in ("key", "value")} <= set(names)
+    assert {f"encoder.layers.0.attention.{kind}.weight" for kind in ("key", "value")} <= set(names)
     attention = model.get_submodule("encoder.layers.0.attention")
     mechanism = attention.mechanism
     assert isinstance(mechanism, Linformer)
@@ -148,14 +148,14 @@ def test_shared_projections_leave_keys_and_values_their_own():
     assert attention.key.weight is not attention.value.weight  # type: ignore[union-attr]
     tensors = inputs(8)
     tensors[1] = tensors[2].detach() + 1
-    mechanism = made(max_length=8, k=4, sharing="key-value")
+    mechanism = build(max_length=8, k=4, sharing="key-value")
     with_same = run(mechanism, [tensors[0], tensors[2], tensors[2]])
     assert (run(mechanism, tensors) - with_same).abs().max() > 1e-3
 
 
 def projections(model: Transformer, name: str = "mechanism") -> int:
     """Different matrices of the model: those of heads lie in one tensor."""
-    own = {id(one): len(one) for key, one in model.named_parameters() if name in key}
+    own = {id(parameter): len(parameter) for key, parameter in model.named_parameters() if name in key}
     return sum(own.values())
 
 
@@ -168,7 +168,9 @@ def test_twelve_layers_of_twelve_heads_share_as_in_the_paper(sharing: str, count
         model = Transformer(encoder(config, layers=12, heads=12))
     assert projections(model) == count
     shape = (16, 64) if projection == "linear" else (4, 2, 2)
-    assert all(one.shape[1:] == shape for key, one in model.named_parameters() if "mechanism" in key)
+    assert all(
+        parameter.shape[1:] == shape for key, parameter in model.named_parameters() if "mechanism" in key
+    )
 
 
 @pytest.mark.parametrize("projection", ["mean", "max"])
@@ -190,9 +192,9 @@ def test_what_layers_share_is_shared_after_loading(tmp_path):
     ids = torch.arange(6).view(1, 6)
     loaded.train()(ids, labels=ids).loss.backward()
     optimizer.step()
-    shared = [one for name, one in loaded.state_dict().items() if "mechanism" in name]
+    shared = [weight for name, weight in loaded.state_dict().items() if "mechanism" in name]
     assert len(shared) == 6
-    assert all(torch.equal(one, shared[0]) for one in shared)
+    assert all(torch.equal(weight, shared[0]) for weight in shared)
     assert not torch.equal(
         shared[0], model.state_dict()["encoder.layers.0.attention.mechanism.keys.0.weight"]
     )
@@ -201,8 +203,8 @@ def test_what_layers_share_is_shared_after_loading(tmp_path):
 def test_k_by_layer_begins_again():
     config = LinformerConfig(max_length=16, k=(8, 4), sharing="key-value")
     model = Transformer(encoder(config, layers=3))
-    weights = [one for name, one in model.named_parameters() if "mechanism" in name]
-    assert [tuple(one.shape) for one in weights] == [(1, 8, 16), (1, 4, 16), (1, 8, 16)]
+    weights = [weight for name, weight in model.named_parameters() if "mechanism" in name]
+    assert [tuple(weight.shape) for weight in weights] == [(1, 8, 16), (1, 4, 16), (1, 8, 16)]
 
 
 @pytest.mark.parametrize(
@@ -214,24 +216,24 @@ def test_k_by_layer_begins_again():
 )
 def test_k_by_head(projection: str, sharing: str):
     """Heads of 4, 8, 4 and 8 rows: each as a mechanism of its k gives it, in the order of the heads."""
-    mechanism = made(4, max_length=16, k=((4, 8),), projection=projection, sharing=sharing)
+    mechanism = build(4, max_length=16, k=((4, 8),), projection=projection, sharing=sharing)
     tensors, context = inputs(11, 4), padded_context()
     y = run(mechanism, tensors, context)
     for index, (k, heads) in enumerate({4: [0, 2], 8: [1, 3]}.items()):
-        one = made(2, max_length=16, k=k, projection=projection, sharing="none")
-        one.keys[0].load_state_dict(mechanism.keys[index].state_dict())
-        one.values[0].load_state_dict(mechanism.values[index].state_dict())
-        expected = run(one, [x[:, heads] for x in tensors], context)
+        single = build(2, max_length=16, k=k, projection=projection, sharing="none")
+        single.keys[0].load_state_dict(mechanism.keys[index].state_dict())
+        single.values[0].load_state_dict(mechanism.values[index].state_dict())
+        expected = run(single, [x[:, heads] for x in tensors], context)
         torch.testing.assert_close(y[:, heads], expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("k", [8, ((4, 8),)])
 def test_weights_can_be_looked_at(k):
     """One record a call, a row a query and a column a row of E; heads of fewer rows have zeros beyond."""
-    mechanism, tensors = made(4, max_length=16, k=k, sharing="none"), inputs(11, 4)
+    mechanism, tensors = build(4, max_length=16, k=k, sharing="none"), inputs(11, 4)
     with recorded() as records:
         y = run(mechanism, tensors)
-    assert [one.shape for one in records] == [(2, 4, 11, 8)]
+    assert [record.shape for record in records] == [(2, 4, 11, 8)]
     torch.testing.assert_close(records[0].sum(-1), torch.ones(2, 4, 11, dtype=torch.float64))
     torch.testing.assert_close(y, run(mechanism, tensors), rtol=1e-10, atol=1e-12)
     assert (records[0][:, 0, :, 4:].abs().max() == 0) == (k != 8)
@@ -240,14 +242,14 @@ def test_weights_can_be_looked_at(k):
 @pytest.mark.parametrize("sharing", ["none", "head"])
 def test_grouped_keys(sharing: str):
     """Query heads that share keys and values, with an E of their own or one for all."""
-    mechanism, (q, k, v) = made(4, max_length=12, k=5, sharing=sharing), inputs(11, 4, 2)
-    repeated = [one.repeat_interleave(2, dim=1) for one in (k, v)]
+    mechanism, (q, k, v) = build(4, max_length=12, k=5, sharing=sharing), inputs(11, 4, 2)
+    repeated = [tensor.repeat_interleave(2, dim=1) for tensor in (k, v)]
     expected = run(mechanism, [q, *repeated])
     torch.testing.assert_close(run(mechanism, [q, k, v]), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_dropout_is_of_weights_in_training():
-    mechanism, tensors = made(max_length=12, k=5, dropout=0.5), inputs(11)
+    mechanism, tensors = build(max_length=12, k=5, dropout=0.5), inputs(11)
     still = run(mechanism, tensors)
     torch.testing.assert_close(run(mechanism, tensors), still, rtol=0, atol=0)
     mechanism.train()
@@ -266,14 +268,14 @@ def test_it_is_the_public_package():
         x = torch.randn(2, length, 24, dtype=torch.float64)
         q, k, v = (to(x).unflatten(2, (3, 8)).transpose(1, 2) for to in (layer.to_q, layer.to_k, layer.to_v))
         y = run(mechanism, [q, k, v])
-        found = layer.to_out(y.transpose(1, 2).flatten(2))
-        torch.testing.assert_close(found, layer(x), rtol=1e-10, atol=1e-12)
+        result = layer.to_out(y.transpose(1, 2).flatten(2))
+        torch.testing.assert_close(result, layer(x), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("projection", ["linear", "mean", "max", "convolution"])
 def test_a_padded_call_is_one_graph(projection: str):
     mechanism, tensors, context = (
-        made(max_length=12, k=4, projection=projection),
+        build(max_length=12, k=4, projection=projection),
         inputs(11),
         padded_context(),
     )
@@ -285,7 +287,10 @@ def test_a_padded_call_is_one_graph(projection: str):
 
 
 def test_tokens_beyond_the_last_column_are_refused():
-    mechanism, why = made(max_length=8, k=4), "it has a token at position 8, .* max_length 8; cut it, or make"
+    mechanism, why = (
+        build(max_length=8, k=4),
+        "it has a token at position 8, .* max_length 8; cut it, or make",
+    )
     with pytest.raises(InputError, match=why):
         run(mechanism, inputs(9))
     valid = torch.ones(2, 9, dtype=torch.bool)

@@ -24,7 +24,7 @@ MEMBERS: list[MechanismConfig] = [
 ]
 
 
-def made(config: MechanismConfig, seed: int = 0, heads: int = 2, width: int = 8) -> Mechanism:
+def build(config: MechanismConfig, seed: int = 0, heads: int = 2, width: int = 8) -> Mechanism:
     torch.manual_seed(seed)
     return config.build(heads, width).double().eval()
 
@@ -40,16 +40,16 @@ def run(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, causal: bool = Tr
 
 def test_positive_features_are_those_of_the_paper():
     """phi(q) . phi(k) summed key by key, as lemma 2 writes it, causally and by hand."""
-    mechanism, (q, k, v) = made(PerformerConfig(features=6)), tensors(5)
+    mechanism, (q, k, v) = build(PerformerConfig(features=6)), tensors(5)
     w = mechanism.get_submodule("directions")(q)
-    one, two = (x * 8**-0.25 for x in (q, k))
+    scaled_q, scaled_k = (x * 8**-0.25 for x in (q, k))
 
     def phi(x: Tensor) -> Tensor:
         return torch.exp(x @ w.T - x.square().sum(-1, keepdim=True) / 2) / math.sqrt(6)
 
     expected = torch.empty_like(v)
     for i in range(5):
-        seen = (phi(one[:, :, i : i + 1]) * phi(two[:, :, : i + 1])).sum(-1, keepdim=True)
+        seen = (phi(scaled_q[:, :, i : i + 1]) * phi(scaled_k[:, :, : i + 1])).sum(-1, keepdim=True)
         expected[:, :, i] = (seen * v[:, :, : i + 1]).sum(2) / seen.sum(2)
     torch.testing.assert_close(run(mechanism, q, k, v), expected, rtol=1e-12, atol=1e-12)
 
@@ -59,8 +59,8 @@ def test_positive_features_are_those_of_the_paper():
 def test_without_a_floor_the_estimate_is_raw(causal: bool, dtype: torch.dtype):
     """Denominators of features with signs may be negative: the ratio is then what the equation says."""
     config = PerformerConfig(features=3, map="trigonometric", floor=0.0)
-    mechanism = made(config).to(dtype)
-    q, k, v = (one.to(dtype) for one in tensors(150))
+    mechanism = build(config).to(dtype)
+    q, k, v = (tensor.to(dtype) for tensor in tensors(150))
     w = mechanism.get_submodule("directions")(q)
     a, b = (x * 8**-0.25 @ w.T for x in (q, k))
     weight = (k.square().sum(-1) * 8**-0.5 / 2).exp().unsqueeze(-2)
@@ -71,14 +71,14 @@ def test_without_a_floor_the_estimate_is_raw(causal: bool, dtype: torch.dtype):
     expected = scores @ v / total
     sure = total.squeeze(-1).abs() > 1e-2 * scores.abs().sum(-1)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-2
-    for form in (mechanism, made(config.definition()).to(dtype)):
+    for form in (mechanism, build(config.definition()).to(dtype)):
         y = run(form, q, k, v, causal=causal)
         torch.testing.assert_close(y[sure], expected[sure], rtol=tolerance, atol=tolerance)
 
 
 def test_gates_are_the_recurrence_of_the_paper():
     """S = g S + (1 - g) phi(k) v^T and z likewise, one token after the other."""
-    mechanism, (q, k, v) = made(RFAConfig(features=40, gated=True)), tensors(150)
+    mechanism, (q, k, v) = build(RFAConfig(features=40, gated=True)), tensors(150)
     with torch.no_grad():
         for parameter in mechanism.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
@@ -88,8 +88,10 @@ def test_gates_are_the_recurrence_of_the_paper():
     expected = []
     for t in range(150):
         gate = torch.sigmoid((k[:, :, t] * named["gate.vector"]).sum(-1) + named["gate.bias"]).unsqueeze(-1)
-        one, two = (x[:, :, t] / x[:, :, t].norm(dim=-1, keepdim=True) / sigma @ w.T for x in (q, k))
-        of_q, of_k = (torch.cat([x.sin(), x.cos()], -1) / math.sqrt(40) for x in (one, two))
+        angles_q, angles_k = (
+            x[:, :, t] / x[:, :, t].norm(dim=-1, keepdim=True) / sigma @ w.T for x in (q, k)
+        )
+        of_q, of_k = (torch.cat([x.sin(), x.cos()], -1) / math.sqrt(40) for x in (angles_q, angles_k))
         s = gate.unsqueeze(-1) * s + ((1 - gate) * of_k).unsqueeze(-1) * v[:, :, t].unsqueeze(2)
         z = gate * z + (1 - gate) * of_k
         expected.append((of_q.unsqueeze(2) @ s).squeeze(2) / (of_q * z).sum(-1, keepdim=True))
@@ -101,12 +103,12 @@ def limit_error(config: MechanismConfig, unit: bool) -> float:
     """Mean square distance from softmax attention, over seeds."""
     q, k, v = (x / 2 for x in tensors(24))
     if unit:
-        one, two = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
-        expected = torch.softmax(one @ two.mT, -1) @ v
+        unit_q, unit_k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
+        expected = torch.softmax(unit_q @ unit_k.mT, -1) @ v
     else:
         expected = torch.softmax(q @ k.mT / math.sqrt(8), -1) @ v
-    found = [run(made(config, seed), q, k, v, causal=False) for seed in range(12)]
-    return float(torch.stack([(one - expected).square().mean() for one in found]).mean())
+    estimates = [run(build(config, seed), q, k, v, causal=False) for seed in range(12)]
+    return float(torch.stack([(estimate - expected).square().mean() for estimate in estimates]).mean())
 
 
 @pytest.mark.parametrize(
@@ -140,14 +142,14 @@ def kernel_error(name: str, orthogonal: bool, apart: float = 0.0) -> float:
     q, k = (torch.randn(48, 8, dtype=torch.float64, generator=generator) / 6 for _ in range(2))
     q[:, 0] += apart
     k[:, 0] -= apart
-    found = 0.0
+    total = 0.0
     for seed in range(30):
         w = directions(64, 8, orthogonal, torch.Generator().manual_seed(seed))
         kernel = Kernel(MAPS[name], w)
         (of_q, a), (of_k, b) = kernel.features(q), kernel.features(k)
         estimate = (of_q @ of_k.T) * (a.unsqueeze(1) + b).exp()
-        found += float((estimate - (q @ k.T).exp()).square().mean())
-    return found
+        total += float((estimate - (q @ k.T).exp()).square().mean())
+    return total
 
 
 def test_directions_are_orthogonal_in_blocks_and_as_long_as_normal_ones():
@@ -162,34 +164,34 @@ def test_directions_are_orthogonal_in_blocks_and_as_long_as_normal_ones():
 @pytest.mark.parametrize("config", MEMBERS, ids=str)
 def test_the_stabiliser_does_not_see_the_future(config: MechanismConfig):
     """Public code takes one maximum over all keys: a huge key in the future then empties the past."""
-    mechanism, (q, k, v) = made(config), tensors(200)
+    mechanism, (q, k, v) = build(config), tensors(200)
     expected = run(mechanism, q, k, v)
     k, v, q = k.clone(), v.clone(), q.clone()
     k[:, :, 70:] *= 1e4
     q[:, :, 70:] *= 1e4
     v[:, :, 70:] = 1e30
-    found = run(mechanism, q, k, v)
-    torch.testing.assert_close(found[:, :, :70], expected[:, :, :70], rtol=0, atol=1e-12)
-    assert found.isfinite().all()
+    result = run(mechanism, q, k, v)
+    torch.testing.assert_close(result[:, :, :70], expected[:, :, :70], rtol=0, atol=1e-12)
+    assert result.isfinite().all()
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("config", MEMBERS, ids=str)
 def test_padding_is_in_no_denominator_and_no_stabiliser(config: MechanismConfig, causal: bool):
-    mechanism, (q, k, v) = made(config), tensors(140)
+    mechanism, (q, k, v) = build(config), tensors(140)
     expected = run(mechanism, q, k, v, causal)
     around = [torch.full((2, 2, size, 8), 1e3, dtype=torch.float64) for size in (5, 9)]
     q, k, v = (torch.cat([around[0], x, around[1]], 2) for x in (q, k, v))
     valid = torch.zeros(2, 154, dtype=torch.bool)
     valid[:, 5:145] = True
-    found = run(mechanism, q, k, v, causal, kv_valid=valid)[:, :, 5:145]
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    result = run(mechanism, q, k, v, causal, kv_valid=valid)[:, :, 5:145]
+    torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-10)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("config", MEMBERS, ids=str)
 def test_the_state_has_one_size(config: MechanismConfig):
-    mechanism, (q, k, v) = made(config), tensors(180)
+    mechanism, (q, k, v) = build(config), tensors(180)
     expected, state, sizes, outs, start = run(mechanism, q, k, v), mechanism.new_state(0), set(), [], 0
     for size in (130, 1, 1, 47, 1):
         part = [x[:, :, start : start + size] for x in (q, k, v)]
@@ -215,26 +217,26 @@ def test_features_are_drawn_anew_in_training_alone_and_the_same_each_time():
         return seen
 
     config = PerformerConfig(features=8, redraw_every=2)
-    first, second = made(config).train(), made(config).train()
-    one = steps(first, 4)
-    assert torch.equal(one[0], one[1])
-    assert not torch.equal(one[1], one[2])
-    assert torch.equal(one[2], one[3])
-    for a, b in zip(one[:3], steps(second, 3)):
+    first, second = build(config).train(), build(config).train()
+    draws = steps(first, 4)
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[1], draws[2])
+    assert torch.equal(draws[2], draws[3])
+    for a, b in zip(draws[:3], steps(second, 3)):
         assert torch.equal(a, b)
-    third = made(config, seed=5).train()
+    third = build(config, seed=5).train()
     third.load_state_dict(second.state_dict())
     assert torch.equal(steps(third, 2)[1], steps(second, 2)[1])
     evaluated = steps(first.eval(), 4)
-    assert all(torch.equal(evaluated[0], one) for one in evaluated)
+    assert all(torch.equal(evaluated[0], draw) for draw in evaluated)
 
 
 def test_drawing_leaves_the_global_random_state_alone():
-    found = RandomDirections(16, 8, redraw_every=1)
+    directions = RandomDirections(16, 8, redraw_every=1)
     before = torch.get_rng_state()
-    found(torch.zeros(1))
-    found.origin[1] += 1
-    found(torch.zeros(1))
+    directions(torch.zeros(1))
+    directions.origin[1] += 1
+    directions(torch.zeros(1))
     assert torch.equal(torch.get_rng_state(), before)
 
 

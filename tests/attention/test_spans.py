@@ -26,7 +26,7 @@ def inputs(length: int, keys: int | None = None) -> list[Tensor]:
     """q, k, v of 2 rows and 3 heads."""
     torch.manual_seed(0)
     lengths = length, keys or length, keys or length
-    return [torch.randn(2, 3, one, 5, dtype=torch.float64, requires_grad=True) for one in lengths]
+    return [torch.randn(2, 3, length, 5, dtype=torch.float64, requires_grad=True) for length in lengths]
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, z: Tensor, ramp: int, most: int, causal: bool) -> Tensor:
@@ -42,9 +42,9 @@ def naive(q: Tensor, k: Tensor, v: Tensor, z: Tensor, ramp: int, most: int, caus
 
 
 def adaptive(fractions: list[float], **options) -> AdaptiveSpan:
-    made = AdaptiveSpanConfig(**options).build(3, 5)
-    made.fraction.data = torch.tensor(fractions, dtype=torch.float64)
-    return made
+    mechanism = AdaptiveSpanConfig(**options).build(3, 5)
+    mechanism.fraction.data = torch.tensor(fractions, dtype=torch.float64)
+    return mechanism
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -59,9 +59,9 @@ def test_adaptive_spans_are_the_equation(length: int, keys: int, causal: bool):
     slopes = torch.autograd.grad((expected * weight).sum(), [*tensors, z])
     y, _ = mechanism(q, k, v, Context(length, keys, causal=causal), None, None)
     torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-12)
-    *found, fraction = torch.autograd.grad((y * weight).sum(), [*tensors, mechanism.fraction])
-    for one, two in zip(found, slopes):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12)
+    *actual, fraction = torch.autograd.grad((y * weight).sum(), [*tensors, mechanism.fraction])
+    for slope, expected_slope in zip(actual, slopes):
+        torch.testing.assert_close(slope, expected_slope, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(fraction[1], slopes[-1][1] * 90, rtol=1e-10, atol=1e-12)
 
 
@@ -80,8 +80,10 @@ def test_dynamic_spans_are_the_equation(length: int, keys: int, causal: bool):
     slopes = torch.autograd.grad((expected * weight).sum(), [*tensors, *parameters])
     y, _ = mechanism(q, k, v, Context(length, keys, causal=causal), None, None)
     torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-12)
-    for one, two in zip(torch.autograd.grad((y * weight).sum(), [*tensors, *parameters]), slopes):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-11)
+    for slope, expected_slope in zip(
+        torch.autograd.grad((y * weight).sum(), [*tensors, *parameters]), slopes
+    ):
+        torch.testing.assert_close(slope, expected_slope, rtol=1e-10, atol=1e-11)
 
 
 def test_the_mask_of_the_paper():
@@ -104,12 +106,12 @@ def scores(pattern: Pattern, length: int) -> int:
 
 def test_work_falls_with_adaptive_spans():
     """Heads look as far as their spans and the ramp, rounded up to 64; heads of like spans share a layout."""
-    found = []
+    counts = []
     for fractions in ([1.0, 1.0, 1.0], [0.5, 0.5, 0.5], [0.1, 0.12, 1.0], [0.0, 0.0, 0.0]):
         mechanism = adaptive(fractions, max_span=1024, ramp=32)
-        found.append(scores(mechanism._pattern(), 4096))
-    assert found[0] > 1.4 * found[1] > 1.4 * found[2] > 1.4 * found[3]
-    assert found[0] > 3 * found[3]
+        counts.append(scores(mechanism._pattern(), 4096))
+    assert counts[0] > 1.4 * counts[1] > 1.4 * counts[2] > 1.4 * counts[3]
+    assert counts[0] > 3 * counts[3]
     mechanism = adaptive([0.1, 0.12, 1.0], max_span=1024, ramp=32)
     assert mechanism._pattern() == Spans(((192,), (192,), (1024,)))
     assert mechanism._pattern().head_pattern(0) == mechanism._pattern().head_pattern(1)
@@ -136,8 +138,8 @@ TWO = [
 POSITIONS = [AlibiConfig(), T5BiasConfig(), RopeConfig(), ShawConfig()]
 
 
-@pytest.mark.parametrize("position", POSITIONS, ids=lambda one: one.kind)
-@pytest.mark.parametrize("config", TWO, ids=lambda one: one.kind)
+@pytest.mark.parametrize("position", POSITIONS, ids=lambda config: config.kind)
+@pytest.mark.parametrize("config", TWO, ids=lambda config: config.kind)
 def test_spans_go_with_every_kind_of_position(config, position):
     """And with full spans they are plain attention."""
     results = []
@@ -158,12 +160,12 @@ def test_spans_go_with_every_kind_of_position(config, position):
 
 def test_the_auxiliary_loss_is_on_the_mean_span():
     mechanism = adaptive([0.5, -0.2, 1.5], max_span=10, ramp=2, penalty=0.3)
-    with collect_auxiliary_losses() as found:
+    with collect_auxiliary_losses() as losses:
         mechanism(*inputs(4), Context(4, 4), None, None)
     wall = (0.2**2 + 0.5**2) / 3
     expected = torch.tensor(0.3 * (5 + 0 + 10) / 3 + wall, dtype=torch.float64)
-    torch.testing.assert_close(found["span"], expected)
-    found["span"].backward()
+    torch.testing.assert_close(losses["span"], expected)
+    losses["span"].backward()
     # 0.3 * 10 / 3 where the span can shrink; what lies outside is drawn back inside.
     expected = torch.tensor([1.0, -0.4 / 3, 1.0 / 3], dtype=torch.float64)
     torch.testing.assert_close(mechanism.fraction.grad, expected)
@@ -175,11 +177,11 @@ def test_the_auxiliary_loss_of_dynamic_spans_counts_real_tokens():
     q, k, v = inputs(4)
     torch.nn.init.normal_(mechanism.vector)
     valid = torch.tensor([[True] * 4, [False, True, True, False]])
-    with collect_auxiliary_losses() as found:
+    with collect_auxiliary_losses() as losses:
         mechanism(q, k, v, Context(4, 4, kv_valid=valid), None, None)
     z = mechanism.spans(q)
     expected = torch.cat([z[0], z[1, :, 1:3]], 1).mean() * 0.3
-    torch.testing.assert_close(found["span"], expected)
+    torch.testing.assert_close(losses["span"], expected)
 
 
 def test_training_shrinks_spans_that_nothing_needs():
@@ -190,15 +192,15 @@ def test_training_shrinks_spans_that_nothing_needs():
     torch.manual_seed(0)
     model = Transformer(ModelConfig(vocab_size=7, hidden_size=16, encoder=stack)).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    before = {name: sum(one) for name, one in spans(model).items()}
+    before = {name: sum(values) for name, values in spans(model).items()}
     assert before == {"encoder.layers.0.attention.mechanism": pytest.approx(2 * 0.9 * 16)}
     for _ in range(30):
         ids = torch.randint(7, (4, 12))
         optimizer.zero_grad()
         model(ids, labels=ids).loss.backward()
         optimizer.step()
-    for name, one in spans(model).items():
-        assert sum(one) < 0.2 * before[name], name
+    for name, values in spans(model).items():
+        assert sum(values) < 0.2 * before[name], name
 
 
 @pytest.mark.parametrize(

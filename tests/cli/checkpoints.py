@@ -36,8 +36,10 @@ def byte_files(folder: Path, model_type: str) -> Tokenizer:
 def piece_files(folder: Path, single: str = "$A </s>", languages: tuple[str, ...] = ()) -> Tokenizer:
     """tokenizer.json of T5's kind, or of M2M's with its languages."""
     tokenizer = Tokenizer.train(TokenizerConfig(algorithm="unigram", vocab_size=90), TEXT)
-    tokenizer.backend.add_special_tokens([AddedToken(f"__{one}__", special=True) for one in languages])
-    names = ["</s>", *(f"__{one}__" for one in languages[:1])]
+    tokenizer.backend.add_special_tokens(
+        [AddedToken(f"__{language}__", special=True) for language in languages]
+    )
+    names = ["</s>", *(f"__{language}__" for language in languages[:1])]
     ids = [(name, tokenizer.backend.token_to_id(name)) for name in names]
     tokenizer.backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
     Tokenizer(tokenizer.backend).save(folder)
@@ -63,9 +65,9 @@ def save(
     torch.manual_seed(0)
     model = create_model(preset, vocab_size=vocabulary, **{**TINY, **options}, **own)
     with torch.no_grad():
-        for one in model.parameters():
-            if one.dim() > 1:  # norms stay as they are
-                one.normal_(std=0.3)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:  # norms stay as they are
+                parameter.normal_(std=0.3)
     model.save_pretrained(folder, format="hub")
     described = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**described, **(hub or {})}))

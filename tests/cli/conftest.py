@@ -1,4 +1,4 @@
-"""Tiny data and tiny trained runs, made through the command line itself."""
+"""Tiny data and tiny trained runs, made through the command line itself; what the command line says."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,3 +35,30 @@ def train_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return done[task]
 
     return train
+
+
+@pytest.fixture
+def output(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`output(*words)`: what the command prints, run on the CPU."""
+
+    def run(*words: object) -> str:
+        capsys.readouterr()
+        assert main([*map(str, words), "--device", "cpu"]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def complaint(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`complaint(*words)`: the one line that a command says that ends with an error."""
+
+    def run(*words: object) -> str:
+        capsys.readouterr()
+        assert main([*map(str, words)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("polyformer: error: ")
+        assert error.count("\n") == 1
+        return error
+
+    return run

@@ -25,19 +25,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def complaint(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    def run(*words: str) -> str:
-        capsys.readouterr()
-        assert main(words) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("polyformer: error: ")
-        assert error.count("\n") == 1
-        return error
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

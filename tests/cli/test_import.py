@@ -101,19 +101,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.fixture
-def complaint(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    def run(*words: str) -> str:
-        capsys.readouterr()
-        assert main(words) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("polyformer: error: ")
-        assert error.count("\n") == 1
-        return error
-
-    return run
-
-
 @pytest.mark.parametrize("name", PARTS)
 def test_own_parts_are_saved_and_loaded(name: str, mine: Path, tmp_path: Path, forget: Callable[[], None]):
     import_named(str(mine))

@@ -38,9 +38,11 @@ def test_texts_stay_texts():
 
 
 def test_values_are_read_as_yaml():
-    rest, found = split_settings(["--a.b=1", "x", "--c.d", "true", "--e.f-g", "[1, 2]", "--h", "-2"], DOTTED)
+    rest, settings = split_settings(
+        ["--a.b=1", "x", "--c.d", "true", "--e.f-g", "[1, 2]", "--h", "-2"], DOTTED
+    )
     assert rest == ["x", "--h", "-2"]
-    assert found == {"a.b": 1, "c.d": True, "e.f-g": [1, 2]}
+    assert settings == {"a.b": 1, "c.d": True, "e.f-g": [1, 2]}
     assert split_settings(["attention", "--length", "64", "--help"], BARE) == (
         ["attention", "--help"],
         {"length": 64},
@@ -58,9 +60,9 @@ def test_a_setting_of_a_bench_takes_all_values_after_it():
         "--backward",
         "--d=-1",
     ]
-    found = {"members": "Window(4) | Global(1)", "lengths": [16, 32], "backward": True, "d": -1}
-    assert split_settings(words, BARE, several=True) == (["attention"], found)
-    assert parse("bench", bench, words).changes == found
+    settings = {"members": "Window(4) | Global(1)", "lengths": [16, 32], "backward": True, "d": -1}
+    assert split_settings(words, BARE, several=True) == (["attention"], settings)
+    assert parse("bench", bench, words).changes == settings
 
 
 @pytest.mark.parametrize(

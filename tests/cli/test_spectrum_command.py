@@ -150,4 +150,4 @@ def test_no_attention_matrix(saved: Callable[[Transformer], str], complaint: Cal
 def test_wrong_words(words: str, message: str, complaint: Callable[..., str]):
     Path("short.txt").write_text("short")
     assert re.search(message, complaint(*words.split()))
-    assert [one.name for one in Path().iterdir()] == ["short.txt"]
+    assert [path.name for path in Path().iterdir()] == ["short.txt"]

@@ -31,10 +31,10 @@ def test_terms_of_one_name_add_up():
 
 
 def test_a_collector_ends_with_its_block():
-    with pytest.raises(RuntimeError), collect_auxiliary_losses() as found:
+    with pytest.raises(RuntimeError), collect_auxiliary_losses() as losses:
         raise RuntimeError
     add_auxiliary_loss("a", torch.tensor(1.0))
-    assert found == {}
+    assert losses == {}
 
 
 SPANS = AdaptiveSpanConfig(max_span=10, ramp=2, initial=0.5, penalty=0.1)
@@ -66,7 +66,7 @@ def test_training_adds_them_and_evaluation_does_not():
     assert output.loss is not None
     torch.testing.assert_close(output.losses["span"], torch.tensor(1.5, dtype=torch.float64))
     torch.testing.assert_close(output.loss, output.losses["prediction"] + 1.5)
-    assert not any(one.requires_grad for one in output.losses.values())
+    assert not any(loss.requires_grad for loss in output.losses.values())
     judged = net.eval()(ids, labels=ids)
     torch.testing.assert_close(judged.loss, output.losses["prediction"])
     assert judged.losses is not None
@@ -84,15 +84,15 @@ def test_both_sides_of_a_pair_count_and_cross_attention_has_none():
     "config", [SPANS, DynamicSpanConfig(max_span=10, ramp=2, initial=0.0, penalty=0.1)], ids=str
 )
 def test_recomputed_activations_count_once(config):
-    ids, found = torch.randint(11, (2, 9)), []
+    ids, results = torch.randint(11, (2, 9)), []
     for recompute in (False, True):
         net = model(config).train()
         assert net.decoder is not None
         net.decoder.recompute = recompute
         output = net(ids, labels=ids)
-        found.append([output.loss, *torch.autograd.grad(output.loss, list(net.parameters()))])
-    for one, two in zip(*found):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12)
+        results.append([output.loss, *torch.autograd.grad(output.loss, list(net.parameters()))])
+    for actual, expected in zip(*results):
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_models_that_train_in_two_threads_keep_their_own_terms():

@@ -146,7 +146,7 @@ def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
     tensors = {
         "whole": base,
         "same": base,
-        "turned": base.t(),
+        "transposed": base.t(),
         "part": base[1],
         "half": torch.randn(2, 3).bfloat16(),
         "none": torch.zeros(0, 3),

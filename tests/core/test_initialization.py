@@ -39,45 +39,45 @@ def near(tensor: Tensor, deviation: float) -> None:
 
 def sorts(model: Transformer) -> dict[str, list[Tensor]]:
     """Weights by the rows of the table."""
-    found: dict[str, list[Tensor]] = {"vectors": [], "matrices": [], "last": [], "ones": [], "zeros": []}
+    groups: dict[str, list[Tensor]] = {"vectors": [], "matrices": [], "last": [], "ones": [], "zeros": []}
     norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
     for name, parameter in model.named_parameters():
         owner = name.rsplit(".", 1)[0]
         if name.endswith("bias"):
-            found["zeros"].append(parameter)
+            groups["zeros"].append(parameter)
         elif owner in norms:
-            found["ones"].append(parameter)
+            groups["ones"].append(parameter)
         elif "tokens" in name or "tables" in name or name == "head.weight":
-            found["vectors"].append(parameter)
+            groups["vectors"].append(parameter)
         elif ".layers." in name and name.endswith(("output.weight", "down.weight")):
-            found["last"].append(parameter)
+            groups["last"].append(parameter)
         else:
-            found["matrices"].append(parameter)
-    assert all(found.values())
-    return found
+            groups["matrices"].append(parameter)
+    assert all(groups.values())
+    return groups
 
 
 def test_with_a_range():
     """GPT-2's scheme: normal, and the last matrices of sub-layers scaled down by the depth."""
-    found = sorts(model(0.05))
-    for tensor in found["vectors"] + found["matrices"]:
+    groups = sorts(model(0.05))
+    for tensor in groups["vectors"] + groups["matrices"]:
         near(tensor, 0.05)
-    for tensor in found["last"]:
+    for tensor in groups["last"]:
         near(tensor, 0.05 / math.sqrt(2 * 3))
-    assert all((tensor == 0).all() for tensor in found["zeros"])
-    assert all((tensor == 1).all() for tensor in found["ones"])
+    assert all((tensor == 0).all() for tensor in groups["zeros"])
+    assert all((tensor == 1).all() for tensor in groups["ones"])
 
 
 def test_without_one():
     """The scheme of 2017: Glorot's uniform matrices, vectors of length about one."""
-    found = sorts(model(None))
-    for tensor in found["vectors"]:
+    groups = sorts(model(None))
+    for tensor in groups["vectors"]:
         near(tensor, 1 / math.sqrt(WIDTH))
-    for tensor in found["matrices"] + found["last"]:
+    for tensor in groups["matrices"] + groups["last"]:
         bound = math.sqrt(6 / sum(tensor.shape))
         near(tensor, bound / math.sqrt(3))
         assert tensor.abs().max() <= bound
-    assert all((tensor == 0).all() for tensor in found["zeros"])
+    assert all((tensor == 0).all() for tensor in groups["zeros"])
 
 
 @pytest.mark.parametrize("initializer_range", [0.02, None])

@@ -25,8 +25,8 @@ def held(cache: KeyValueCache) -> tuple[Tensor, Tensor]:
 
 def assert_holds(cache: KeyValueCache, *chunks: tuple[Tensor, Tensor]) -> None:
     keys, values = held(cache)
-    assert torch.equal(keys, torch.cat([one[0] for one in chunks], 2))
-    assert torch.equal(values, torch.cat([one[1] for one in chunks], 2))
+    assert torch.equal(keys, torch.cat([pair[0] for pair in chunks], 2))
+    assert torch.equal(values, torch.cat([pair[1] for pair in chunks], 2))
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -35,8 +35,8 @@ def test_appending_joins(lengths, grad):
     chunks = [chunk(length, seed) for seed, length in enumerate(lengths)]
     cache = KeyValueCache()
     with torch.set_grad_enabled(grad):
-        for number, one in enumerate(chunks, 1):
-            keys, values, cache = cache.append(*one)
+        for number, pair in enumerate(chunks, 1):
+            keys, values, cache = cache.append(*pair)
             assert_holds(cache, *chunks[:number])
             assert torch.equal(keys, held(cache)[0])
             assert torch.equal(values, held(cache)[1])
@@ -77,11 +77,11 @@ def test_without_a_reserve_the_buffer_doubles():
 
 @torch.no_grad()
 def test_a_detached_cache_still_knows_that_the_buffer_is_shared():
-    start, one, other = chunk(3, 0), chunk(1, 1), chunk(1, 2)
+    start, more, other = chunk(3, 0), chunk(1, 1), chunk(1, 2)
     cache = KeyValueCache().append(*start)[2]
-    first = cache.detach().append(*one)[2]
+    first = cache.detach().append(*more)[2]
     second = cache.append(*other)[2]
-    assert_holds(first, start, one)
+    assert_holds(first, start, more)
     assert_holds(second, start, other)
 
 
@@ -125,30 +125,30 @@ def test_an_owner_reorders_between_two_buffers():
 def test_reordering_keeps_the_room():
     cache = KeyValueCache(reserve=100).append(*chunk(3, 0))[2]
     picked = cache.reorder(torch.tensor([1, 0]))
-    for one in (picked, cache):
-        longer = one.append(*chunk(97, 1))[2]
-        assert one.keys is not None
+    for shorter in (picked, cache):
+        longer = shorter.append(*chunk(97, 1))[2]
+        assert shorter.keys is not None
         assert longer.keys is not None
-        assert longer.keys.data_ptr() == one.keys.data_ptr()
+        assert longer.keys.data_ptr() == shorter.keys.data_ptr()
 
 
 def test_gradients_reach_keys_of_earlier_calls():
     cache = KeyValueCache()
-    chunks = [tuple(one.requires_grad_() for one in chunk(2, seed)) for seed in range(3)]
+    chunks = [tuple(tensor.requires_grad_() for tensor in chunk(2, seed)) for seed in range(3)]
     for keys, values in chunks:
         every_key, _, cache = cache.append(keys, values)
         cache = cache.reorder(torch.tensor([1, 0]))
     weights = torch.arange(every_key.numel(), dtype=torch.float64).view_as(every_key)
     (every_key * weights).sum().backward()
-    turned = weights[[1, 0]]
+    swapped = weights[[1, 0]]
     # The last chunk was joined as it came, the one before after one swap, the first after two.
-    expected = [weights[:, :, 0:2], turned[:, :, 2:4], weights[:, :, 4:6]]
+    expected = [weights[:, :, 0:2], swapped[:, :, 2:4], weights[:, :, 4:6]]
     for (keys, _), gradient in zip(chunks, expected):
         assert torch.equal(keys.grad, gradient)
 
 
 def test_without_gradients_a_differentiable_past_is_copied_not_overwritten():
-    start = tuple(one.requires_grad_() for one in chunk(2, 0))
+    start = tuple(tensor.requires_grad_() for tensor in chunk(2, 0))
     cache = KeyValueCache().append(*start)[2]
     with torch.no_grad():
         longer = cache.append(*chunk(1, 1))[2]

@@ -42,24 +42,24 @@ def part(config: ModelConfig, name: str) -> Any:
 @pytest.mark.parametrize(("name", "text", "expected"), PARTS)
 def test_every_way_names_the_same_part(name: str, text: str, expected: Config):
     base = model_config("encoder-tiny")
-    for given in (text, expected, expected.to_dict()):
-        changed = base.override(name, given)
+    for value in (text, expected, expected.to_dict()):
+        changed = base.override(name, value)
         assert part(changed, name) == expected
         assert ModelConfig.from_yaml(changed.to_yaml()) == changed
-    written = ModelChoice.from_dict({"preset": "encoder-tiny", name: text})
-    assert part(written.config(), name) == expected
-    assert part(Recipe.from_yaml(Recipe(model=written).to_yaml()).model.config(), name) == expected
+    choice = ModelChoice.from_dict({"preset": "encoder-tiny", name: text})
+    assert part(choice.config(), name) == expected
+    assert part(Recipe.from_yaml(Recipe(model=choice).to_yaml()).model.config(), name) == expected
     assert part(create_model("encoder-tiny", **{name: text}).config, name) == expected
 
 
 @pytest.mark.parametrize("name", ["attention", "mechanism"])
-@pytest.mark.parametrize("given", [PATTERN, "Window(64) | Global(1)", "(Window(64) | Global(1))"])
-def test_a_pattern_stands_for_softmax_attention_over_it(name: str, given: Any):
-    assert part(model_config("encoder-tiny", {name: given}), name) == SoftmaxConfig(pattern=PATTERN)
-    assert MechanismConfig.from_dict(given) == SoftmaxConfig(pattern=PATTERN)
-    if isinstance(given, str):
+@pytest.mark.parametrize("value", [PATTERN, "Window(64) | Global(1)", "(Window(64) | Global(1))"])
+def test_a_pattern_stands_for_softmax_attention_over_it(name: str, value: Any):
+    assert part(model_config("encoder-tiny", {name: value}), name) == SoftmaxConfig(pattern=PATTERN)
+    assert MechanismConfig.from_dict(value) == SoftmaxConfig(pattern=PATTERN)
+    if isinstance(value, str):
         tree = model_config("encoder-tiny").to_dict()
-        tree["encoder"]["attention"] = given
+        tree["encoder"]["attention"] = value
         assert part(ModelConfig.from_dict(tree), name) == SoftmaxConfig(pattern=PATTERN)
 
 
@@ -91,14 +91,14 @@ PATHS = (
 
 @pytest.mark.parametrize("preset", ["t5-small", "gpt-neo-125m"])
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("given", [PATTERN, PATTERN.to_text()])
-def test_a_pattern_keeps_a_preset_s_scale_wherever_it_is_put(preset: str, path: str, given: Any):
+@pytest.mark.parametrize("value", [PATTERN, PATTERN.to_text()])
+def test_a_pattern_keeps_a_preset_s_scale_wherever_it_is_put(preset: str, path: str, value: Any):
     base = model_config(preset)
-    written = nested(path, given) if isinstance(given, str) else {path: given}
+    data = nested(path, value) if isinstance(value, str) else {path: value}
     for config in (
-        model_config(preset, {path: given}),
-        overridden(base, {path: given}),
-        ModelChoice.from_dict({"preset": preset, **written}).config(),
+        model_config(preset, {path: value}),
+        overridden(base, {path: value}),
+        ModelChoice.from_dict({"preset": preset, **data}).config(),
     ):
         assert config.decoder is not None
         mechanism = config.decoder.attention.mechanism
@@ -109,8 +109,8 @@ def test_a_pattern_keeps_a_preset_s_scale_wherever_it_is_put(preset: str, path: 
 
 def test_a_mapping_without_a_kind_changes_the_part_that_is_there():
     base = model_config("gpt-neo-125m")
-    for given in ({"attention": {"num_attention_heads": 6}}, {"attention.num_attention_heads": 6}):
-        changed = model_config("gpt-neo-125m", given)
+    for options in ({"attention": {"num_attention_heads": 6}}, {"attention.num_attention_heads": 6}):
+        changed = model_config("gpt-neo-125m", options)
         assert changed == base.override("num_attention_heads", 6)
     assert part(base.override("mechanism", {"scale": 2.0}), "mechanism").pattern is not None
     dotted = model_config("reformer-small", {"mechanism.mechanisms.rounds": 3})
@@ -124,7 +124,7 @@ def test_a_bare_name_reaches_every_one_of_several_parts():
     alternated = part(config, "mechanism")
     assert isinstance(alternated, AlternateConfig)
     assert len(alternated.mechanisms) > 1
-    assert all(one.dropout == 0.37 for one in alternated.mechanisms)  # type: ignore[attr-defined]
+    assert all(mechanism.dropout == 0.37 for mechanism in alternated.mechanisms)  # type: ignore[attr-defined]
 
 
 def test_a_recipe_s_expression_is_changed_option_by_option():
@@ -140,7 +140,7 @@ def test_a_recipe_s_expression_is_changed_option_by_option():
 def test_a_recipe_s_attention_is_given_other_heads(text: str):
     base = {"model": {"preset": "t5-small", "attention": text}}
     changed = merged(base, nested("model.attention.num_attention_heads", 2))
-    choice, plain = (ModelChoice.from_dict(one["model"]).config() for one in (changed, base))
+    choice, plain = (ModelChoice.from_dict(recipe["model"]).config() for recipe in (changed, base))
     assert choice == plain.override("num_attention_heads", 2)
     assert part(choice, "attention") == part(plain, "attention")
 
@@ -153,7 +153,7 @@ def test_a_recipe_s_pattern_is_changed_for_another(path: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "message"),
+    ("name", "value", "message"),
     [
         ("attention", "lhs", "unknown mechanism or pattern of attention 'lhs': did you mean 'lsh'"),
         ("attention", "Windw(3)", "unknown mechanism or pattern of attention 'Windw': did you mean 'Window'"),
@@ -164,16 +164,16 @@ def test_a_recipe_s_pattern_is_changed_for_another(path: str):
         ("position", "rope(500)", "position: expected 'kind(name=value, ...)', got 'rope(500)'"),
     ],
 )
-def test_what_is_wrong_is_named(name: str, given: Any, message: str):
+def test_what_is_wrong_is_named(name: str, value: Any, message: str):
     with pytest.raises(InputError) as caught:
-        model_config("encoder-tiny", {name: given})
+        model_config("encoder-tiny", {name: value})
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize(("name", "given"), [("attention", 3), ("attention", "lhs"), ("mechanism", [1])])
-def test_an_error_tells_every_way(name: str, given: Any):
+@pytest.mark.parametrize(("name", "value"), [("attention", 3), ("attention", "lhs"), ("mechanism", [1])])
+def test_an_error_tells_every_way(name: str, value: Any):
     with pytest.raises(InputError) as caught:
-        model_config("encoder-tiny", {name: given})
+        model_config("encoder-tiny", {name: value})
     ways = (
         "a kind ('",
         "(name=value)'",

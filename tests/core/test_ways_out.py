@@ -8,7 +8,7 @@ import torch
 from polyformer import InputError, create_model
 from polyformer.attention.base import MechanismConfig
 
-UNRELATED = sorted(kind for kind, one in MechanismConfig.kinds.items() if not one.relates)
+UNRELATED = sorted(kind for kind, mechanism in MechanismConfig.kinds.items() if not mechanism.relates)
 
 
 @pytest.mark.parametrize("kind", UNRELATED)

@@ -20,7 +20,7 @@ def tiny():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_a_number_that_is_none_is_named(value: float, dtype: torch.dtype):
-    weights = {name: one.to(dtype) for name, one in tiny().state_dict().items()}
+    weights = {name: tensor.to(dtype) for name, tensor in tiny().state_dict().items()}
     weights["tokens.weight"][3, 2] = value
     with pytest.raises(InputError, match=r"x: 'tokens.weight' holds NaN or infinity"):
         load_weights(tiny(), weights, "x")

@@ -20,8 +20,8 @@ def inputs(tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Ten
     )
     labels = torch.randint(VOCAB, (tokens,))
     labels[::3] = -100
-    made = [one.to(dtype).requires_grad_() for one in (hidden, weight, bias)]
-    return made[0], made[1], made[2], labels
+    tensors = [tensor.to(dtype).requires_grad_() for tensor in (hidden, weight, bias)]
+    return tensors[0], tensors[1], tensors[2], labels
 
 
 @pytest.fixture
@@ -66,14 +66,14 @@ def test_without_labels_the_loss_is_zero_and_so_are_gradients():
 
 def test_leading_axes_are_kept_out_of_it():
     hidden, weight, _, labels = inputs(12)
-    one = linear_cross_entropy(hidden.view(3, 4, WIDTH), weight, None, labels.view(3, 4))
-    assert torch.equal(one, linear_cross_entropy(hidden, weight, None, labels))
+    loss = linear_cross_entropy(hidden.view(3, 4, WIDTH), weight, None, labels.view(3, 4))
+    assert torch.equal(loss, linear_cross_entropy(hidden, weight, None, labels))
 
 
 def test_it_passes_gradcheck(small_chunks: int):
     hidden, weight, bias, labels = inputs(9)
     assert torch.autograd.gradcheck(
-        lambda *one: linear_cross_entropy(*one, labels, 0.1), (hidden, weight, bias)
+        lambda *tensors: linear_cross_entropy(*tensors, labels, 0.1), (hidden, weight, bias)
     )
 
 
@@ -103,7 +103,9 @@ def test_all_logits_never_stand_in_memory(monkeypatch: pytest.MonkeyPatch):
     labels, kept = torch.randint(vocab, (tokens,)), []
     with (
         Sizes() as sizes,
-        torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one.numel()) or one, lambda x: x),
+        torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: kept.append(tensor.numel()) or tensor, lambda x: x
+        ),
     ):
         linear_cross_entropy(hidden, weight, None, labels).backward()
     assert sizes.largest <= tokens * width < tokens * vocab
@@ -114,7 +116,7 @@ def test_all_logits_never_stand_in_memory(monkeypatch: pytest.MonkeyPatch):
 def test_half_precision_is_near(dtype: torch.dtype):
     hidden, weight, bias, labels = inputs(17, dtype)
     loss = linear_cross_entropy(hidden, weight, bias, labels)
-    exact = [one.detach().double().requires_grad_() for one in (hidden, weight, bias)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight, bias)]
     expected = F.cross_entropy(F.linear(*exact), labels)
     assert loss.dtype == torch.float32
     assert (loss.detach().double() - expected.detach()).abs() < 8 * torch.finfo(dtype).eps
@@ -136,7 +138,7 @@ def test_a_scaled_loss_keeps_small_gradients_in_float16():
     labels = torch.randint(vocab, (tokens,))
     scale = 2.0**16
     grads = torch.autograd.grad(scale * linear_cross_entropy(hidden, weight, None, labels), [hidden, weight])
-    exact = [one.detach().double().requires_grad_() for one in (hidden, weight)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
     expected = torch.autograd.grad(F.cross_entropy(F.linear(*exact), labels), exact)
     for mine, theirs in zip(grads, expected):
         assert (mine.double() / scale - theirs).norm() < 4e-3 * theirs.norm()

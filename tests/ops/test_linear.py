@@ -23,16 +23,16 @@ def inputs(rows: int, wide: int, out: int, dtype: torch.dtype = torch.float32) -
 @pytest.mark.parametrize("bias", [True, False])
 def test_values_and_gradients_are_those_of_torch(shape, dtype, bias):
     x, weight, offset = inputs(*shape, dtype)
-    given = [one.requires_grad_() for one in (x, weight, offset)[: 3 if bias else 2]]
+    arguments = [tensor.requires_grad_() for tensor in (x, weight, offset)[: 3 if bias else 2]]
     upstream = torch.randn(*x.shape[:-1], shape[2], dtype=dtype, generator=torch.Generator().manual_seed(9))
-    got, expected = linear(*given), F.linear(*given)
+    got, expected = linear(*arguments), F.linear(*arguments)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     for ours, theirs in zip(
-        torch.autograd.grad(got, given, upstream), torch.autograd.grad(expected, given, upstream)
+        torch.autograd.grad(got, arguments, upstream), torch.autograd.grad(expected, arguments, upstream)
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
     with torch.no_grad():
-        torch.testing.assert_close(linear(*given), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(linear(*arguments), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_only_the_gradients_asked_for_are_made():
@@ -44,7 +44,7 @@ def test_only_the_gradients_asked_for_are_made():
 
 
 def test_second_derivatives_are_those_of_torch():
-    x, weight, offset = (one.requires_grad_() for one in inputs(4, 5, 6))
+    x, weight, offset = (tensor.requires_grad_() for tensor in inputs(4, 5, 6))
 
     def second(function):
         (first,) = torch.autograd.grad(function(x, weight, offset).pow(3).sum(), x, create_graph=True)
@@ -60,13 +60,15 @@ def test_any_strides_will_do(view):
     torch.testing.assert_close(
         linear(view(x), weight, offset), F.linear(view(x), weight, offset), rtol=1e-5, atol=1e-5
     )
-    turned = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)).T
-    torch.testing.assert_close(linear(x, turned, offset), F.linear(x, turned, offset), rtol=1e-5, atol=1e-5)
+    transposed = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)).T
+    torch.testing.assert_close(
+        linear(x, transposed, offset), F.linear(x, transposed, offset), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 22, ROW_STEP])
 def test_what_it_returns_may_be_changed_in_place(rows):
-    x, weight, offset = (one.requires_grad_() for one in inputs(rows, 257, 301))
+    x, weight, offset = (tensor.requires_grad_() for tensor in inputs(rows, 257, 301))
     with torch.no_grad():
         later = linear(x, weight, offset)
     for y in (linear(x, weight, offset), F.linear(x, weight, offset)):
@@ -75,8 +77,8 @@ def test_what_it_returns_may_be_changed_in_place(rows):
     later += weight.sum()
     assert later.requires_grad
     total = (F.linear(x, weight, offset) + 1).square().sum()
-    for one, expected in zip((x, weight, offset), torch.autograd.grad(total, (x, weight, offset))):
-        torch.testing.assert_close(one.grad, 2 * expected, rtol=1e-4, atol=1e-2)
+    for tensor, expected in zip((x, weight, offset), torch.autograd.grad(total, (x, weight, offset))):
+        torch.testing.assert_close(tensor.grad, 2 * expected, rtol=1e-4, atol=1e-2)
 
 
 def test_no_rows_give_no_rows():
@@ -168,7 +170,7 @@ def test_batches_of_many_lengths_meet_few_shapes():
 def test_layers_of_one_input_are_read_as_one(rows):
     layers = [Linear(300, 400), Linear(300, 200, bias=False), Linear(300, 200)]
     x = torch.randn(1, rows, 300, generator=torch.Generator().manual_seed(rows))
-    expected = [F.linear(x, one.weight, one.bias) for one in layers]
+    expected = [F.linear(x, layer.weight, layer.bias) for layer in layers]
     packed = PackedWeights()
     with packed:
         for _ in range(2):
@@ -183,11 +185,11 @@ def test_layers_of_one_input_are_read_as_one(rows):
 @torch.no_grad()
 def test_a_layer_that_is_watched_or_no_linear_layer_runs_by_itself():
     x = inputs(5, 300, 400)[0]
-    for change in (lambda one: one.register_forward_hook(lambda *_: None), lambda one: one.double()):
+    for change in (lambda layer: layer.register_forward_hook(lambda *_: None), lambda layer: layer.double()):
         layers = [Linear(300, 400), Linear(300, 400)]
         change(layers[1])
         if layers[1].weight.dtype == torch.float64:
-            layers = [one.double() for one in layers]
+            layers = [layer.double() for layer in layers]
         packed = PackedWeights()
         with packed:
             got = linears(x.to(layers[0].weight.dtype), layers)

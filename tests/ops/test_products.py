@@ -31,7 +31,7 @@ def test_heads_are_made_dense_before_onednn_takes_them(transposed: bool, monkeyp
     a = torch.randn(4, 128 if transposed else 256, 64 if transposed else 512)
     b = HEADS.mT if transposed else HEADS
     with Weights() as weights:
-        found = product(a, b)
-    torch.testing.assert_close(found, torch.bmm(a, b), rtol=1e-4, atol=1e-3)
+        result = product(a, b)
+    torch.testing.assert_close(result, torch.bmm(a, b), rtol=1e-4, atol=1e-3)
     assert len(weights.found) == 4
-    assert all(one.is_contiguous() or one.mT.is_contiguous() for one in weights.found)
+    assert all(weight.is_contiguous() or weight.mT.is_contiguous() for weight in weights.found)

@@ -40,5 +40,5 @@ def test_sizes_are_the_papers_and_parameters_as_many_as_theirs(
         ours = create_model(name)
         theirs = transformers.DecisionTransformerModel(transformers.DecisionTransformerConfig(**SIZES[name]))
     tables = {"encoder.wte.weight", "encoder.wpe.weight"}
-    counted = sum(one.numel() for key, one in theirs.named_parameters() if key not in tables)
-    assert sum(one.numel() for one in ours.parameters()) == counted
+    counted = sum(parameter.numel() for key, parameter in theirs.named_parameters() if key not in tables)
+    assert sum(parameter.numel() for parameter in ours.parameters()) == counted

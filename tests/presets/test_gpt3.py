@@ -1,4 +1,4 @@
-"""GPT-3 by name: the sizes of the paper's table 2.1, and layers that see all or a band in turn."""
+"""GPT-3 by name: the sizes of the paper's table 2.1; layers attend in turn to all tokens and to a window."""
 
 import pytest
 import torch
@@ -29,26 +29,26 @@ def test_sizes_of_the_table(name: str, table: float, layers: int, width: int, he
     assert (stack.attention.width(width), config.max_position_embeddings) == (head, 2048)
     with torch.device("meta"):
         model = Transformer(config)
-    count = sum(one.numel() for one in model.parameters())
+    count = sum(parameter.numel() for parameter in model.parameters())
     plain = 50257 * width + 2048 * width + layers * (12 * width**2 + 13 * width) + 2 * width
     assert count == plain
     assert abs(count / table - 1) < 0.01
 
 
-def test_every_other_layer_is_banded():
+def test_every_other_layer_has_a_window():
     stack = model_config("gpt3-125m").decoder
     assert stack is not None
     mechanism = stack.attention.mechanism
     assert isinstance(mechanism, SoftmaxConfig)
-    bands = [isinstance(mechanism.at(layer).pattern, Window) for layer in range(12)]
-    assert bands == [False, True] * 6
+    windowed = [isinstance(mechanism.at(layer).pattern, Window) for layer in range(12)]
+    assert windowed == [False, True] * 6
 
 
-def test_a_banded_layer_sees_its_band_alone():
+def test_a_windowed_layer_attends_to_its_window_alone():
     sizes = {"num_hidden_layers": 2, "hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20}
     model = create_model("gpt3-125m", **sizes, vocab_size=23, max_position_embeddings=300).eval()
     ids = torch.randint(23, (1, 300))
-    whole, band = model(ids, output_attentions=True).attentions
-    assert (whole[0, :, 299] > 0).all()
-    assert (band[0, :, 299, :44] == 0).all()
-    assert (band[0, :, 299, 44:] > 0).all()
+    full, window = model(ids, output_attentions=True).attentions
+    assert (full[0, :, 299] > 0).all()
+    assert (window[0, :, 299, :44] == 0).all()
+    assert (window[0, :, 299, 44:] > 0).all()

@@ -46,9 +46,9 @@ def test_parts_are_set_by_kind():
     assert small.decoder.block == PreNormConfig()
 
 
-@pytest.mark.parametrize("given", [Window(4) | Global(1), SoftmaxConfig(pattern=Window(4) | Global(1))])
-def test_attention_takes_a_pattern_or_a_mechanism(given: Any):
-    model = create_model("encoder-tiny", attention=given)
+@pytest.mark.parametrize("attention", [Window(4) | Global(1), SoftmaxConfig(pattern=Window(4) | Global(1))])
+def test_attention_takes_a_pattern_or_a_mechanism(attention: Any):
+    model = create_model("encoder-tiny", attention=attention)
     assert model.config.encoder is not None
     assert model.config.encoder.attention.mechanism == SoftmaxConfig(pattern=Window(4) | Global(1))
     ids = torch.randint(300, (1, 9))

@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 
 
 def count(model: torch.nn.Module) -> int:
-    return sum(one.numel() for one in model.parameters())
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def encoder(name: str) -> StackConfig:
@@ -43,7 +43,7 @@ def test_bigbird_has_the_parameters_of_the_published_one():
     assert (config.vocab_size, config.max_position_embeddings, config.block_size) == (50358, 4096, 64)
     with torch.device("meta"):
         theirs = transformers.BigBirdForMaskedLM(config)
-    pooler = sum(one.numel() for name, one in theirs.named_parameters() if "pooler" in name)
+    pooler = sum(parameter.numel() for name, parameter in theirs.named_parameters() if "pooler" in name)
     assert on_meta(model_config("bigbird-base")) == count(theirs) - pooler == 127_520_694
 
 
@@ -51,8 +51,8 @@ def test_bigbird_draws_other_blocks_in_every_layer():
     pattern = pattern_of("bigbird-base")
     assert isinstance(pattern, PerLayer)
     assert [
-        f"Random(blocks=3, size=64, seed={layer})" in one.to_text()
-        for layer, one in enumerate(pattern.patterns)
+        f"Random(blocks=3, size=64, seed={layer})" in member.to_text()
+        for layer, member in enumerate(pattern.patterns)
     ] == [True] * 12
 
 

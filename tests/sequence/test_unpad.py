@@ -82,8 +82,8 @@ def test_a_model_without_its_padding_is_the_model(preset: str, side: str, monkey
         out = model(ids, attention_mask=real, labels=labels, output_hidden_states=True)
         out.loss.backward()
         logits = out.logits if out.logits.dim() == 2 else out.logits[real.bool()]
-        hidden = [one[real.bool()] for one in out.hidden_states]
-        results.append([logits, out.loss, *hidden, *(one.grad for one in model.parameters())])
+        hidden = [state[real.bool()] for state in out.hidden_states]
+        results.append([logits, out.loss, *hidden, *(parameter.grad for parameter in model.parameters())])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 

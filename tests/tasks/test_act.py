@@ -36,8 +36,8 @@ def rows(number: int = 40, discrete: bool = False) -> list[Row]:
     return [episode(generator, int(generator.integers(3, 12)), discrete) for _ in range(number)]
 
 
-def written(path: Path, given: list[Row]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+def write(path: Path, episodes: list[Row]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in episodes))
     return path
 
 
@@ -56,38 +56,42 @@ def tiny(path: Path, steps: int = 6, **data: Any) -> Recipe:
 
 
 def test_returns_are_what_is_still_to_come():
-    given = {"observations": [1, 2, 3], "actions": [0, 1, 0], "rewards": [1.0, 10.0, 100.0]}
-    found = Episodes.of([given, given])
-    assert found.returns.tolist() == [111, 110, 100] * 2
-    assert found.starts.tolist() == [0, 3, 6]
-    assert found.discrete
-    assert not Episodes.of([{**given, "actions": [0.0, 1.0, 0.0]}]).discrete
+    row = {"observations": [1, 2, 3], "actions": [0, 1, 0], "rewards": [1.0, 10.0, 100.0]}
+    episodes = Episodes.of([row, row])
+    assert episodes.returns.tolist() == [111, 110, 100] * 2
+    assert episodes.starts.tolist() == [0, 3, 6]
+    assert episodes.discrete
+    assert not Episodes.of([{**row, "actions": [0.0, 1.0, 0.0]}]).discrete
 
 
 def test_windows_stay_in_their_episode_and_are_padded_on_the_left():
-    found = Episodes.of(rows(6))
-    windows = Windows(found, context=4, batch_size=7, seed=1)
+    episodes = Episodes.of(rows(6))
+    windows = Windows(episodes, context=4, batch_size=7, seed=1)
     firsts, steps = [], 0
     for _, batch in windows.epoch(0):
         for row, real in enumerate(batch["attention_mask"].bool()):
             kept = int(real.sum())
             assert real.tolist() == [False] * (4 - kept) + [True] * kept
-            place = int(np.flatnonzero((found.observations == batch["states"][row, -kept].numpy()).all(1))[0])
+            place = int(
+                np.flatnonzero((episodes.observations == batch["states"][row, -kept].numpy()).all(1))[0]
+            )
             firsts.append(place)
-            last = int(found.starts[found.starts > place][0])
+            last = int(episodes.starts[episodes.starts > place][0])
             assert kept == min(4, last - place)
-            one = slice(place, place + kept)
-            assert batch["states"][row, -kept:].numpy().tolist() == found.observations[one].tolist()
-            assert batch["labels"][row, -kept:].numpy().tolist() == found.actions[one].tolist()
-            assert batch["returns_to_go"][row, -kept:, 0].numpy().tolist() == found.returns[one].tolist()
-            times = place - int(found.starts[found.starts <= place][-1]) + np.arange(kept)
+            window = slice(place, place + kept)
+            assert batch["states"][row, -kept:].numpy().tolist() == episodes.observations[window].tolist()
+            assert batch["labels"][row, -kept:].numpy().tolist() == episodes.actions[window].tolist()
+            assert (
+                batch["returns_to_go"][row, -kept:, 0].numpy().tolist() == episodes.returns[window].tolist()
+            )
+            times = place - int(episodes.starts[episodes.starts <= place][-1]) + np.arange(kept)
             assert batch["timesteps"][row, -kept:].tolist() == times.tolist()
             assert not batch["states"][row, :-kept].any()
             steps += 1
-    assert sorted(firsts) == list(range(len(found.returns)))
+    assert sorted(firsts) == list(range(len(episodes.returns)))
     assert firsts != sorted(firsts)
-    held = Windows(found, context=4, batch_size=7, shuffle=False)
-    assert sum(int(one["attention_mask"].sum()) for _, one in held.epoch(0)) == len(found.returns)
+    held = Windows(episodes, context=4, batch_size=7, shuffle=False)
+    assert sum(int(batch["attention_mask"].sum()) for _, batch in held.epoch(0)) == len(episodes.returns)
 
 
 def test_an_epoch_goes_on_from_a_position():
@@ -95,13 +99,15 @@ def test_an_epoch_goes_on_from_a_position():
     whole = list(windows.epoch(2))
     rest = list(windows.epoch(2, position=whole[2][0]))
     assert len(rest) == len(whole) - 3
-    assert all(torch.equal(one["states"], other["states"]) for (_, one), (_, other) in zip(rest, whole[3:]))
+    assert all(
+        torch.equal(batch["states"], other["states"]) for (_, batch), (_, other) in zip(rest, whole[3:])
+    )
     assert not torch.equal(next(windows.epoch(3))[1]["states"], whole[0][1]["states"])
 
 
 @pytest.mark.parametrize("discrete", [False, True])
 def test_it_learns_what_the_return_tells(discrete: bool, tmp_path: Path):
-    recipe = tiny(written(tmp_path / "a.jsonl", rows(150, discrete)), steps=100)
+    recipe = tiny(write(tmp_path / "a.jsonl", rows(150, discrete)), steps=100)
     recipe = dataclasses.replace(recipe, model=ModelChoice(preset="dt-tiny", options={"dropout": 0.0}))
     fitted = fit(recipe, tmp_path / "run")
     score = fitted.scores["validation"]
@@ -110,10 +116,10 @@ def test_it_learns_what_the_return_tells(discrete: bool, tmp_path: Path):
         assert score["accuracy"] > 0.75 > score["baseline_accuracy"]
         # what the return says is what is done: asked for the opposite, it acts otherwise
         batch = next(fitted.task.held_out(fitted.splits.validation).batches.epoch(0))[1]
-        inputs = {name: one for name, one in batch.items() if name != "labels"}
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         asked = {**inputs, "returns_to_go": -inputs["returns_to_go"]}
         with torch.no_grad():
-            before, after = (fitted.model(**one).actions.argmax(-1) for one in (inputs, asked))
+            before, after = (fitted.model(**arguments).actions.argmax(-1) for arguments in (inputs, asked))
         real = batch["attention_mask"].bool()
         assert (before != after)[real].float().mean() > 0.5
 
@@ -121,7 +127,7 @@ def test_it_learns_what_the_return_tells(discrete: bool, tmp_path: Path):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("acting")
-    fit(tiny(written(root / "a.jsonl", rows())), root / "run")
+    fit(tiny(write(root / "a.jsonl", rows())), root / "run")
     return root / "run"
 
 
@@ -146,13 +152,13 @@ def test_it_goes_on_bit_by_bit(run: Path, tmp_path: Path):
         late.rmdir()
     (tmp_path / "part" / "model.safetensors").unlink()
     fit(recipe, tmp_path / "part", resume=True)
-    before, after = (read_tensors(one / "model.safetensors") for one in (run, tmp_path / "part"))
+    before, after = (read_tensors(folder / "model.safetensors") for folder in (run, tmp_path / "part"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_it_is_trained_and_evaluated_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture):
-    data = written(tmp_path / "a.jsonl", rows())
+    data = write(tmp_path / "a.jsonl", rows())
     small = ["--model", "dt-tiny", "--steps", "2", "--device", "cpu"]
     assert main(["train", "dt", "--data", str(data), *small, "--out", str(tmp_path / "r")]) == 0
     assert "baseline loss" in capsys.readouterr().out
@@ -162,22 +168,23 @@ def test_it_is_trained_and_evaluated_from_the_command_line(tmp_path: Path, capsy
 
 
 def test_arrays_of_a_npz_file_are_the_same_episodes(tmp_path: Path):
-    given = rows(5)
-    ends = np.concatenate([[*[False] * (len(one["rewards"]) - 1), True] for one in given])
+    episodes = rows(5)
+    ends = np.concatenate([[*[False] * (len(row["rewards"]) - 1), True] for row in episodes])
     arrays = {
-        name: np.concatenate([one[name] for one in given]) for name in ("observations", "actions", "rewards")
+        name: np.concatenate([row[name] for row in episodes])
+        for name in ("observations", "actions", "rewards")
     }
     np.savez(tmp_path / "a.npz", **arrays, terminals=ends, name=np.array("walker"))
     ends[-1] = False  # the rest is an episode too
     np.savez(tmp_path / "b.npz", **arrays, timeouts=ends)
     from polyformer.data import DataConfig, read
 
-    lines = written(tmp_path / "a.jsonl", given)
-    found = [
+    lines = write(tmp_path / "a.jsonl", episodes)
+    results = [
         list(read(DataConfig(), ("observations", "actions", "rewards"), str(path)))
         for path in (lines, tmp_path / "a.npz", tmp_path / "b.npz")
     ]
-    assert found[0] == found[1] == found[2] == given
+    assert results[0] == results[1] == results[2] == episodes
 
 
 GOOD: Row = {"observations": [[1, 2], [3, 4]], "actions": [[0.5], [1]], "rewards": [1, 2]}
@@ -219,14 +226,14 @@ BAD: dict[str, tuple[Row, str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_an_episode_that_cannot_be_learnt_from_is_named(name: str, tmp_path: Path):
     row, message = BAD[name]
-    path = written(tmp_path / "a.jsonl", [GOOD, GOOD, row, GOOD])
+    path = write(tmp_path / "a.jsonl", [GOOD, GOOD, row, GOOD])
     with pytest.raises(InputError, match=message):
         fit(tiny(path), tmp_path / "run")
     assert not (tmp_path / "run" / "recipe.yaml").exists()
 
 
 def test_an_episode_longer_than_the_table_is_refused(tmp_path: Path):
-    path = written(tmp_path / "a.jsonl", [episode(np.random.default_rng(0), 129, False)] * 4)
+    path = write(tmp_path / "a.jsonl", [episode(np.random.default_rng(0), 129, False)] * 4)
     with pytest.raises(
         InputError, match=r"max_timesteps: an episode has 129 steps, and the model's table 128"
     ):
@@ -235,7 +242,7 @@ def test_an_episode_longer_than_the_table_is_refused(tmp_path: Path):
 
 
 def test_held_out_episodes_of_another_kind_are_refused(tmp_path: Path):
-    path = written(tmp_path / "a.jsonl", rows(discrete=True))
+    path = write(tmp_path / "a.jsonl", rows(discrete=True))
     others = {
         "choices from 0 to 1, as the training episodes have, got 7 to 7": {"actions": [7, 7]},
         "actions: expected them as the training": {"actions": [[0.5], [0.5]]},
@@ -245,13 +252,13 @@ def test_held_out_episodes_of_another_kind_are_refused(tmp_path: Path):
     }
     good = {"observations": [[1, 2, 3]] * 2, "actions": [0, 1], "rewards": [1, 1]}
     for message, change in others.items():
-        held = written(tmp_path / "held.jsonl", [{**good, **change}])
+        held = write(tmp_path / "held.jsonl", [{**good, **change}])
         with pytest.raises(InputError, match=message):
             fit(tiny(path, validation=str(held)), tmp_path / "run")
 
 
 def test_other_models_and_other_tasks_are_refused(tmp_path: Path):
-    path = str(written(tmp_path / "a.jsonl", rows(4)))
+    path = str(write(tmp_path / "a.jsonl", rows(4)))
     text = tmp_path / "a.txt"
     text.write_text("a b c\n" * 40)
     for recipe, message in [

@@ -53,10 +53,10 @@ def test_an_unseen_label_is_named(tokenizer: Tokenizer):
 
 def test_metrics_from_a_confusion_worked_by_hand(tokenizer: Tokenizer):
     # neg: 3 right, 1 taken for pos. pos: 2 right, 2 taken for neg.
-    found = build(tokenizer).metrics([4.0, 3.0, 1.0, 2.0, 2.0], {})
-    assert found["loss"] == 0.5
-    assert found["accuracy"] == 5 / 8
-    assert found["f1_macro"] == pytest.approx((2 * 3 / (4 + 5) + 2 * 2 / (4 + 3)) / 2)
+    metrics = build(tokenizer).metrics([4.0, 3.0, 1.0, 2.0, 2.0], {})
+    assert metrics["loss"] == 0.5
+    assert metrics["accuracy"] == 5 / 8
+    assert metrics["f1_macro"] == pytest.approx((2 * 3 / (4 + 5) + 2 * 2 / (4 + 3)) / 2)
 
 
 def test_a_model_learns_and_says_its_labels(tokenizer: Tokenizer):
@@ -72,8 +72,8 @@ def test_a_model_learns_and_says_its_labels(tokenizer: Tokenizer):
             optimizer.step()
     assert task.score(model.eval(), ROWS)["accuracy"] == 1
     shares = task.classify(model, ["good film", "a poor one", "fine"])
-    assert [max(one, key=lambda label: one[label]) for one in shares] == ["pos", "neg", "pos"]
-    assert all(sum(one.values()) == pytest.approx(1) for one in shares)
+    assert [max(scores, key=lambda label: scores[label]) for scores in shares] == ["pos", "neg", "pos"]
+    assert all(sum(scores.values()) == pytest.approx(1) for scores in shares)
 
 
 def test_token_dropout_hides_words_in_training_only(tokenizer: Tokenizer):
@@ -159,13 +159,13 @@ def test_the_longer_of_two_texts_is_cut_and_said(tokenizer: Tokenizer):
     ):
         pairs(tokenizer).prepare([row])
     task = pairs(tokenizer, too_long="cut", token_dropout=0.9)
-    (made,) = task.prepare([row])
-    assert len(made["input_ids"]) == 10
-    assert made["input_ids"].count(tokenizer.sep_id) == 2
-    assert made["input_ids"][-2] == tokenizer.encode("bad")[0]
+    (example,) = task.prepare([row])
+    assert len(example["input_ids"]) == 10
+    assert example["input_ids"].count(tokenizer.sep_id) == 2
+    assert example["input_ids"][-2] == tokenizer.encode("bad")[0]
     assert task.notes == ["1 of 1 texts are cut to 10 tokens"]
     assert task.corrupt is not None
-    hidden = task.corrupt(made, np.random.default_rng(0))["input_ids"]
+    hidden = task.corrupt(example, np.random.default_rng(0))["input_ids"]
     assert (hidden == tokenizer.sep_id).sum() == 2
 
 

@@ -55,21 +55,23 @@ def test_a_token_is_guessed_or_hidden_with_its_sentence_never_both(task: Contras
 def test_the_loss_joins_both_and_metrics_say_each(task: ContrastiveModelling, model: Transformer):
     fitting = Fitting(task, Splits(ROWS, ROWS, None), seed=0)  # type: ignore[arg-type]
     batch = next(iter(fitting.batches(0, 0, 0, 1)))
-    output = model(**{name: one for name, one in batch.items() if name != "pair_ids"})
+    output = model(**{name: tensor for name, tensor in batch.items() if name != "pair_ids"})
     totals = task.totals(model, batch).tolist()
-    found = task.metrics(totals, {})
-    assert fitting.loss(model, batch).item() == pytest.approx(found["loss"], rel=1e-5)
-    assert found["loss"] == pytest.approx(
-        0.8 * output.loss.item() + 0.2 * found["contrastive_loss"], rel=1e-5
+    metrics = task.metrics(totals, {})
+    assert fitting.loss(model, batch).item() == pytest.approx(metrics["loss"], rel=1e-5)
+    assert metrics["loss"] == pytest.approx(
+        0.8 * output.loss.item() + 0.2 * metrics["contrastive_loss"], rel=1e-5
     )
     assert totals[5] == (batch["pair_ids"] > 0).sum() / 2
-    assert 0 <= found["contrastive_accuracy"] <= 1
+    assert 0 <= metrics["contrastive_accuracy"] <= 1
 
 
 def test_every_parameter_is_trained_by_the_joint_loss(task: ContrastiveModelling, model: Transformer):
     batch = next(iter(Fitting(task, Splits(ROWS, None, None), seed=0).batches(0, 0, 0, 1)))  # type: ignore[arg-type]
     task.loss(model, batch).backward()
-    assert all(one.grad is not None and one.grad.isfinite().all() for one in model.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters()
+    )
 
 
 def test_a_batch_of_single_sentences_still_trains(task: ContrastiveModelling, model: Transformer):

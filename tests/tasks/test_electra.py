@@ -60,8 +60,8 @@ def test_every_hidden_token_is_the_mask(task: Electra):
 def test_the_loss_is_its_definition(task: Electra):
     """Worked again with plain sums, from the tokens that the pair drew."""
     pair, batch = joined(task).eval(), first(task)
-    found = pair(**batch)
-    read = found.input_ids
+    output = pair(**batch)
+    read = output.input_ids
     text = torch.where(batch["labels"] == -100, batch["input_ids"], batch["labels"])
     real = batch["attention_mask"].bool()
     assert torch.equal(read == batch["input_ids"], batch["labels"] == -100), "only hidden ones change"
@@ -73,9 +73,9 @@ def test_the_loss_is_its_definition(task: Electra):
     guessing = -guess[known].gather(1, batch["labels"][known, None]).mean()
     logits = pair.model(read, **places).logits[real]
     detecting = F.softplus(torch.where(changed == 1, -logits, logits)).mean()
-    torch.testing.assert_close(found.loss, guessing + 50 * detecting, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(output.loss, guessing + 50 * detecting, rtol=1e-5, atol=1e-5)
     metrics = task.metrics(task.totals(pair, batch).tolist(), {})
-    assert metrics["loss"] == pytest.approx(found.loss.item(), rel=1e-5)
+    assert metrics["loss"] == pytest.approx(output.loss.item(), rel=1e-5)
     assert metrics["detection_loss"] == pytest.approx(detecting.item(), rel=1e-5)
     assert metrics["accuracy"] == pytest.approx(((logits > 0) == (changed == 1)).double().mean().item())
     assert metrics["generator_accuracy"] == pytest.approx(
@@ -87,11 +87,11 @@ def test_no_gradient_flows_from_the_model_into_the_generator(task: Electra):
     pair, batch = joined(task), first(task)
     output: ElectraOutput = pair(**batch)
     (output.loss - output.generator_loss).backward()
-    shared = {id(one) for one in pair.model.parameters()}
-    own = [one for one in pair.generator.parameters() if id(one) not in shared]
+    shared = {id(parameter) for parameter in pair.model.parameters()}
+    own = [parameter for parameter in pair.generator.parameters() if id(parameter) not in shared]
     assert own
-    assert all(one.grad is None or not one.grad.any() for one in own)
-    assert all(one.grad is not None for one in pair.model.parameters())
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in own)
+    assert all(parameter.grad is not None for parameter in pair.model.parameters())
 
 
 def test_both_share_their_embeddings_and_nothing_else(task: Electra):
@@ -114,14 +114,14 @@ def test_both_share_their_embeddings_and_nothing_else(task: Electra):
     assert pair.generator.tokens.weight is pair.model.tokens.weight
 
 
-def test_held_out_text_is_spoilt_alike_every_time_and_training_text_anew(task: Electra):
+def test_held_out_text_is_corrupted_alike_every_time_and_training_text_anew(task: Electra):
     pair, batch = joined(task), first(task)
     assert torch.equal(pair.eval()(**batch).input_ids, pair(**batch).input_ids)
     torch.manual_seed(1)
-    one, two = pair.train()(**batch).input_ids, pair(**batch).input_ids
+    sampled, resampled = pair.train()(**batch).input_ids, pair(**batch).input_ids
     torch.manual_seed(1)
-    assert torch.equal(pair(**batch).input_ids, one)
-    assert not torch.equal(one, two)
+    assert torch.equal(pair(**batch).input_ids, sampled)
+    assert not torch.equal(sampled, resampled)
 
 
 def test_a_pair_learns(task: Electra):
@@ -152,8 +152,8 @@ def test_a_run_keeps_the_model_and_the_generator_and_resumes_bit_for_bit(
     generator = polyformer.from_pretrained(out / "generator")
     assert torch.equal(generator.tokens.weight, model.tokens.weight)
     assert main(["evaluate", str(out), "--device", "cpu"]) == 0
-    told = capsys.readouterr().out.strip().split("\n")[1].split()
-    assert float(told[1]) == pytest.approx(_recorded(out)["loss"], rel=1e-3)
+    cells = capsys.readouterr().out.strip().split("\n")[1].split()
+    assert float(cells[1]) == pytest.approx(_recorded(out)["loss"], rel=1e-3)
     whole = [(out / name / "model.safetensors").read_bytes() for name in (".", "generator")]
     torch.manual_seed(99)  # of no account: the run seeds itself
     shutil.copy(out / "recipe.yaml", tmp_path / "same.yaml")

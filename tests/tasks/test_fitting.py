@@ -24,7 +24,8 @@ def splits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Splits, Splits]:
     path = tmp_path_factory.mktemp("data") / "lines.txt"
     path.write_text("".join(f"line number {i}\n" for i in range(40)))
     return tuple(
-        load(DataConfig(path=str(path), format="lines", streaming=one), ("text",)) for one in (False, True)
+        load(DataConfig(path=str(path), format="lines", streaming=streaming), ("text",))
+        for streaming in (False, True)
     )  # type: ignore[return-value]
 
 

@@ -27,10 +27,10 @@ SMALL = {
 
 def images(number: int, seed: int = 0) -> list[dict[str, object]]:
     pixels = np.random.default_rng(seed).integers(0, 256, (number, 12)).astype(np.uint8)
-    return [{"image": one.tobytes(), "height": 4, "width": 3} for one in pixels]
+    return [{"image": image.tobytes(), "height": 4, "width": 3} for image in pixels]
 
 
-def made(levels: int = 5, **options: object) -> tuple[ImageModelling, Transformer]:
+def build(levels: int = 5, **options: object) -> tuple[ImageModelling, Transformer]:
     rows = images(3)
     config = dataclasses.replace(ImageConfig(levels=levels, batch_tokens=26), **options).resolve(rows)
     task = config.build(config.tokenizer(TokenizerConfig(), rows))
@@ -40,16 +40,16 @@ def made(levels: int = 5, **options: object) -> tuple[ImageModelling, Transforme
 
 def test_a_model_of_even_chances_costs_the_logarithm_of_its_tokens():
     """The start token is one of them until training takes its chance away."""
-    task, model = made(levels=7)
+    task, model = build(levels=7)
     with torch.no_grad():
         model.tokens.weight.zero_()
-    found = task.score(model, images(5))
-    assert found["bits_per_dim"] == pytest.approx(math.log2(7 + 1), rel=1e-12)
-    assert found["loss"] == pytest.approx(math.log(7 + 1), rel=1e-12)
+    metrics = task.score(model, images(5))
+    assert metrics["bits_per_dim"] == pytest.approx(math.log2(7 + 1), rel=1e-12)
+    assert metrics["loss"] == pytest.approx(math.log(7 + 1), rel=1e-12)
 
 
 def test_every_pixel_is_measured_once_from_those_before_it():
-    task, model = made()
+    task, model = build()
     rows = images(5)
     held = task.held_out(rows)
     total = sum(task.totals(model, batch) for _, batch in held.batches.epoch(0))
@@ -65,14 +65,14 @@ def test_every_pixel_is_measured_once_from_those_before_it():
 
 
 def test_the_model_gets_levels_and_positions():
-    _, model = made()
+    _, model = build()
     config = model.config
     assert (config.vocab_size, config.max_position_embeddings) == (6, 13)
     assert (config.special.bos, config.special.eos, config.special.pad) == (5, None, None)
 
 
 def test_images_are_completed_below_their_upper_half():
-    task, model = made()
+    task, model = build()
     real, half, completed = task.complete(model, images(4), 3, seed=1)
     assert real.shape == half.shape == completed.shape == (3, 4, 3)
     assert torch.equal(real[0].flatten(), torch.tensor([byte * 5 // 256 for byte in images(1)[0]["image"]]))  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def test_images_are_completed_below_their_upper_half():
 
 
 def test_baselines_are_even_chances_and_the_counts_of_each_pixel():
-    task, _ = made(levels=2)
+    task, _ = build(levels=2)
     dark, light = ({"image": bytes([grey] * 12), "height": 4, "width": 3} for grey in (0, 255))
     splits = Splits([dark, dark, light], [light], None)  # type: ignore[arg-type]
     even, counted = (metrics["bits_per_dim"] for _, metrics in image_baselines(task, splits))
@@ -95,7 +95,7 @@ def test_baselines_are_even_chances_and_the_counts_of_each_pixel():
 
 
 def test_a_sheet_is_drawn(tmp_path: Path):
-    task, model = made()
+    task, model = build()
     write_sheet(tmp_path / "images.png", task, model, Splits(images(3), None, None), seed=0)  # type: ignore[arg-type]
     assert (tmp_path / "images.png").read_bytes().startswith(b"\x89PNG")
 
@@ -109,7 +109,7 @@ def test_a_sheet_is_drawn(tmp_path: Path):
     ],
 )
 def test_a_model_for_another_shape_is_refused(part: dict[str, object]):
-    task, _ = made()
+    task, _ = build()
     with pytest.raises(InputError, match="model: it is made for images of 3x4, and the data's are 4x3"):
         task.adapt(model_config("decoder-tiny", {**SMALL, **part}))
 
@@ -154,7 +154,7 @@ def test_a_completed_colour_image_keeps_its_shape(tmp_path: Path):
 
 
 def test_images_of_another_size_are_refused():
-    task, _ = made()
+    task, _ = build()
     other = {"image": bytes(12), "height": 3, "width": 4}
     with pytest.raises(InputError, match=r"image: expected 4x3 pixels, .* got 3x4 and 12 bytes"):
         task.prepare([*images(1), other])
@@ -168,7 +168,7 @@ def test_options_are_checked():
     with pytest.raises(
         InputError, match="batch_tokens: expected a token more than an image has pixels, 13, or"
     ):
-        made(batch_tokens=12)
+        build(batch_tokens=12)
     with pytest.raises(InputError, match="height, width: not known before the training images are"):
         ImageConfig().build(ImageConfig().tokenizer(TokenizerConfig(), []))
 

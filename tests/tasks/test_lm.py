@@ -26,7 +26,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(TokenizerConfig(algorithm="bytes"), [])
 
 
-def made(tokenizer: Tokenizer, **options: int) -> tuple[LanguageModelling, Transformer]:
+def build(tokenizer: Tokenizer, **options: int) -> tuple[LanguageModelling, Transformer]:
     task = LanguageModellingConfig(row_length=32, batch_tokens=64).override("overlap", 1)
     task = dataclasses.replace(task, **options).build(tokenizer)
     torch.manual_seed(0)
@@ -34,7 +34,7 @@ def made(tokenizer: Tokenizer, **options: int) -> tuple[LanguageModelling, Trans
 
 
 def test_the_model_gets_vocabulary_special_tokens_and_positions(tokenizer: Tokenizer):
-    _, model = made(tokenizer)
+    _, model = build(tokenizer)
     special = model.config.special
     assert model.config.vocab_size == len(tokenizer) == 260
     assert (special.pad, special.bos, special.eos) == (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
@@ -43,7 +43,7 @@ def test_the_model_gets_vocabulary_special_tokens_and_positions(tokenizer: Token
 
 def test_every_token_but_bos_is_measured_once(tokenizer: Tokenizer):
     """Sums over packed rows are those of the same pieces of text one by one."""
-    task, model = made(tokenizer)
+    task, model = build(tokenizer)
     held = task.held_out(ROWS)
     total = sum(task.totals(model, batch) for _, batch in held.batches.epoch(0))
     assert isinstance(total, torch.Tensor)
@@ -64,19 +64,19 @@ def test_every_token_but_bos_is_measured_once(tokenizer: Tokenizer):
 def test_overlap_gives_context_and_counts_nothing_twice(tokenizer: Tokenizer):
     counts = []
     for overlap in (1, 16, 31):
-        task, _ = made(tokenizer, overlap=overlap)
+        task, _ = build(tokenizer, overlap=overlap)
         counts.append(sum(task.weight(batch) for _, batch in task.held_out(ROWS).batches.epoch(0)))
     assert counts == [sum(len(text.encode()) + 1 for text in TEXTS)] * 3
 
 
 def test_metrics_are_per_token_per_word_and_per_byte(tokenizer: Tokenizer):
-    task, _ = made(tokenizer)
+    task, _ = build(tokenizer)
     counts = task.count([{"text": "two words\nand three more\n"}])
     assert counts == {"words": 5 + 2, "bytes": 25}
-    found = task.metrics([14.0, 28.0], counts)
-    assert found["perplexity"] == pytest.approx(math.exp(0.5))
-    assert found["word_perplexity"] == pytest.approx(math.exp(2))
-    assert found["bits_per_byte"] == pytest.approx(14 / math.log(2) / 25)
+    metrics = task.metrics([14.0, 28.0], counts)
+    assert metrics["perplexity"] == pytest.approx(math.exp(0.5))
+    assert metrics["word_perplexity"] == pytest.approx(math.exp(2))
+    assert metrics["bits_per_byte"] == pytest.approx(14 / math.log(2) / 25)
     assert text_metrics(1e6, 1, {})["perplexity"] == math.inf
 
 
@@ -97,7 +97,7 @@ def test_how_unicode_spells_a_text_changes_no_metric():
 
 
 def test_words_of_wikitext_are_the_published_number(shared_data: Callable[[str], Path], tokenizer: Tokenizer):
-    task, _ = made(tokenizer)
+    task, _ = build(tokenizer)
     counts = {"valid": 217_646, "test": 245_569}
     for split, words in counts.items():
         rows = list(read_articles(shared_data("wikitext2") / f"{split}.txt.gz"))
@@ -105,13 +105,13 @@ def test_words_of_wikitext_are_the_published_number(shared_data: Callable[[str],
 
 
 def test_a_text_shorter_than_a_row_is_trained_on(tokenizer: Tokenizer):
-    task, _ = made(tokenizer)
+    task, _ = build(tokenizer)
     (row,) = task.prepare([{"text": "ab"}])
     assert (row["labels"] != -100).sum() == 4
 
 
 def test_generation_continues_a_document(tokenizer: Tokenizer):
-    task, model = made(tokenizer)
+    task, model = build(tokenizer)
     assert task.start("a") == [tokenizer.bos_id, ord("a")]
     (text,) = task.generate(model.float(), "ab", GenerationConfig(max_new_tokens=5))
     assert not text.startswith("ab")

@@ -48,8 +48,8 @@ def test_training_hides_anew_and_evaluation_does_not(task: MaskedModelling):
 
 
 def test_metrics(task: MaskedModelling):
-    found = task.metrics([3.0, 2.0, 4.0], {})
-    assert found == {"loss": 0.75, "perplexity": pytest.approx(2.117), "accuracy": 0.5}
+    metrics = task.metrics([3.0, 2.0, 4.0], {})
+    assert metrics == {"loss": 0.75, "perplexity": pytest.approx(2.117), "accuracy": 0.5}
     torch.manual_seed(0)
     model = Transformer(task.adapt(model_config("encoder-tiny"))).eval()
     measured = task.measure(model, task.held_out(ROWS))

@@ -94,10 +94,10 @@ def test_no_answer_where_it_is_better_than_any(tokenizer: Tokenizer):
 
 
 def test_scores_are_percents_over_questions(tokenizer: Tokenizer):
-    found = build(tokenizer).finish(Said({"in Oslo": 1.0}, none=0.0), ROWS)
-    assert found == {"exact_match": 0.0, "f1": pytest.approx(100 * 2 / 3 / 3)}
-    found = build(tokenizer).finish(Said({"Oslo.": 1.0}, none=0.0), ROWS)
-    assert found == {"exact_match": pytest.approx(100 / 3), "f1": pytest.approx(100 / 3)}
+    metrics = build(tokenizer).finish(Said({"in Oslo": 1.0}, none=0.0), ROWS)
+    assert metrics == {"exact_match": 0.0, "f1": pytest.approx(100 * 2 / 3 / 3)}
+    metrics = build(tokenizer).finish(Said({"Oslo.": 1.0}, none=0.0), ROWS)
+    assert metrics == {"exact_match": pytest.approx(100 / 3), "f1": pytest.approx(100 / 3)}
 
 
 def test_every_text_is_learnt_from_once(tokenizer: Tokenizer):

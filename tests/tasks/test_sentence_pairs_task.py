@@ -43,7 +43,7 @@ def test_rows(kind: type[SentencePairsConfig], tokenizer: Tokenizer):
     for row in rows:
         ids, types = row["input_ids"], row["token_type_ids"]
         assert ids[0] == task.cls
-        assert [i for i, one in enumerate(ids) if one == task.sep] == [types.index(1) - 1, len(ids) - 1]
+        assert [i for i, token in enumerate(ids) if token == task.sep] == [types.index(1) - 1, len(ids) - 1]
         assert len(ids) == len(types) <= 24
     texts = {task.tokenizer.decode(row["input_ids"][1:-1], keep_special=True) for row in rows}
     own = "a b c d e. [SEP] f g h i j." if kind is NextSentenceConfig else "k l m n o. [SEP] a b c d e."
@@ -59,7 +59,7 @@ def test_next_sentences_cross_documents_and_orders_do_not(tokenizer: Tokenizer):
                 task.tokenizer.decode(ids) for ids in (row["input_ids"][:cut], row["input_ids"][cut:])
             ]
             first, second = (
-                next(i for i, one in enumerate(ROWS) if part[:9] in one["text"]) for part in segments
+                next(i for i, row in enumerate(ROWS) if part[:9] in row["text"]) for part in segments
             )
             assert (first != second) == (kind is NextSentenceConfig and row["sentence_labels"] == 1)
 
@@ -71,8 +71,8 @@ def test_pairs_are_drawn_once_and_masks_anew(tokenizer: Tokenizer):
     def seen(epoch: int, name: str) -> list[bytes]:
         batches = fitting.batches(epoch, 0, 0, 1)
         if name == "labels":
-            return sorted((one != -100).numpy().tobytes() for batch in batches for one in batch["labels"])
-        return sorted(str(one.tolist()).encode() for batch in batches for one in batch["sentence_labels"])
+            return sorted((row != -100).numpy().tobytes() for batch in batches for row in batch["labels"])
+        return sorted(str(label.tolist()).encode() for batch in batches for label in batch["sentence_labels"])
 
     assert seen(0, "sentence_labels") == seen(1, "sentence_labels")
     assert seen(0, "labels") != seen(1, "labels")
@@ -94,18 +94,18 @@ def test_metrics_are_those_of_both_parts(tokenizer: Tokenizer):
     torch.manual_seed(0)
     model = Transformer(task.adapt(model_config("encoder-tiny"))).eval()
     held = task.held_out(ROWS)
-    nats = tokens = telling = found = pairs = 0.0
+    nats = tokens = telling = correct = pairs = 0.0
     for _, batch in held.batches.epoch(0):
         logits, sentence = model(**batch).predictions()
         nats += F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum").item()
         tokens += (batch["labels"] != -100).sum().item()
         telling += F.cross_entropy(sentence, batch["sentence_labels"], reduction="sum").item()
-        found += (sentence.argmax(-1) == batch["sentence_labels"]).sum().item()
+        correct += (sentence.argmax(-1) == batch["sentence_labels"]).sum().item()
         pairs += len(sentence)
     measured = task.measure(model, held)
     assert measured["perplexity"] == pytest.approx(np.exp(nats / tokens), rel=1e-5)
     assert measured["sentence_loss"] == pytest.approx(telling / pairs, rel=1e-5)
-    assert measured["sentence_accuracy"] == pytest.approx(found / pairs)
+    assert measured["sentence_accuracy"] == pytest.approx(correct / pairs)
     assert measured["loss"] == pytest.approx(nats / tokens + telling / pairs, rel=1e-5)
 
 

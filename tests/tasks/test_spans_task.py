@@ -58,7 +58,7 @@ def test_batches_have_no_padding(task: SpanCorruption):
             assert batch["attention_mask"].all()
             assert (batch["labels"] != -100).all()
             assert (batch["input_ids"][:, -1] == task.eos).all()
-    first, second = (sorted(row for batch in one for row in batch["labels"].tolist()) for one in epochs)
+    first, second = (sorted(row for batch in epoch for row in batch["labels"].tolist()) for epoch in epochs)
     assert first != second
 
 

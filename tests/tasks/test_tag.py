@@ -53,8 +53,8 @@ def test_a_word_of_which_nothing_is_left_still_has_a_place(task: Tagging):
 
 
 def test_metrics_count_whole_entities(task: Tagging):
-    found = task.metrics([2.0, 8.0, 6.0, 1.0, 2.0, 3.0], {})
-    assert found == {
+    metrics = task.metrics([2.0, 8.0, 6.0, 1.0, 2.0, 3.0], {})
+    assert metrics == {
         "loss": 0.25,
         "accuracy": 0.75,
         "precision": 0.5,
@@ -69,10 +69,12 @@ def test_what_is_measured_is_what_is_predicted(task: Tagging):
     model = Transformer(task.adapt(model_config("encoder-tiny"))).eval()
     held = task.measure(model, task.held_out(ROWS))
     tags = task.tag(model, [row["tokens"] for row in ROWS])
-    right = sum(a == b for row, one in zip(ROWS, tags) for a, b in zip(row["tags"], one))
-    assert [len(one) for one in tags] == [5, 2]
+    right = sum(a == b for row, predicted in zip(ROWS, tags) for a, b in zip(row["tags"], predicted))
+    assert [len(sequence) for sequence in tags] == [5, 2]
     assert held["accuracy"] == pytest.approx(right / 7)
-    true, guessed = [[entities(one) for one in every] for every in ([row["tags"] for row in ROWS], tags)]
+    true, guessed = [
+        [entities(sequence) for sequence in every] for every in ([row["tags"] for row in ROWS], tags)
+    ]
     both = sum(len(a & b) for a, b in zip(true, guessed))
     assert held["recall"] == pytest.approx(both / 3)
 

@@ -107,10 +107,10 @@ class Config:
         """How one is written, for messages."""
         if not cls.kinds:
             return "a mapping of names to values"
-        one = min(cls.kinds)
+        example = min(cls.kinds)
         return (
-            f"a kind ('{one}'), one with options ('{one}(name=value)'), "
-            f"a mapping ({{kind: {one}, name: value}}) or a {cls.family.__name__}"
+            f"a kind ('{example}'), one with options ('{example}(name=value)'), "
+            f"a mapping ({{kind: {example}, name: value}}) or a {cls.family.__name__}"
         )
 
     def changed(self, value: object, where: str) -> "Config | None":
@@ -119,8 +119,8 @@ class Config:
         if not isinstance(value, dict) or "kind" in value:
             return None
         result: Config = self
-        for name, one in value.items():
-            result, count = _override(result, str(name).split("."), one, deep=False)
+        for name, item in value.items():
+            result, count = _override(result, str(name).split("."), item, deep=False)
             if not count:
                 raise unknown(f"option of {where}", name, [field.name for field in dataclasses.fields(self)])
         return result
@@ -215,7 +215,8 @@ def decode(hint: Any, value: Any, where: str) -> Any:
         if len(value) != len(arguments):
             raise InputError(f"{where}: expected {len(arguments)} values, got {len(value)}: {quote(value)}")
         return tuple(
-            decode(one, item, f"{where}[{i}]") for i, (one, item) in enumerate(zip(arguments, value))
+            decode(argument, item, f"{where}[{i}]")
+            for i, (argument, item) in enumerate(zip(arguments, value))
         )
     if origin is dict:
         if not isinstance(value, dict):
@@ -239,11 +240,11 @@ def decode(hint: Any, value: Any, where: str) -> Any:
 def _decode_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in arguments:
         return None
-    choices = [one for one in arguments if one is not type(None)]
+    choices = [choice for choice in arguments if choice is not type(None)]
     errors = []
-    for one in choices:
+    for choice in choices:
         try:
-            return decode(one, value, where)
+            return decode(choice, value, where)
         except InputError as error:
             errors.append(error)
     raise errors[0] if len(errors) == 1 else InputError("; or ".join(map(str, errors)))
@@ -288,6 +289,6 @@ def _inside(part: Any, path: list[str], value: object, deep: bool) -> tuple[Any,
     if isinstance(part, Config):
         return _override(part, path, value, deep)
     if isinstance(part, tuple):
-        each = [_inside(one, path, value, deep) for one in part]
-        return tuple(one for one, _ in each), sum(count for _, count in each)
+        each = [_inside(item, path, value, deep) for item in part]
+        return tuple(item for item, _ in each), sum(count for _, count in each)
     return part, 0

@@ -33,6 +33,7 @@ class _Quoting(reprlib.Repr):
         self.maxlevel, self.maxdict, self.maxstring, self.maxother = 3, 6, 120, 160
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """At most `maxdict` items, in the mapping's own order."""
         if level <= 0 and x:
             return "{...}"
         pairs = itertools.islice(x.items(), self.maxdict)
@@ -40,9 +41,11 @@ class _Quoting(reprlib.Repr):
         return "{" + ", ".join([*shown, *(["..."] if len(x) > self.maxdict else [])]) + "}"
 
     def repr_int(self, x: int, level: int) -> str:
+        """Up to 128 bits as digits; beyond, only how many bits there are."""
         return repr(x) if x.bit_length() <= 128 else f"<an integer of {x.bit_length()} bits>"
 
     def repr_bytes(self, x: bytes, level: int) -> str:
+        """At most the first `maxstring` bytes."""
         return repr(x[: self.maxstring]) + ("..." if len(x) > self.maxstring else "")
 
 
@@ -62,14 +65,14 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most - 5 - tail]} ... {text[len(text) - tail :]}"
 
 
-def unknown(what: str, given: object, known: Iterable[str]) -> InputError:
-    """An error for the name `given` that is none of `known`, with the nearest names."""
+def unknown(what: str, value: object, known: Iterable[str]) -> InputError:
+    """An error for the name `value` that is none of `known`, with the nearest names."""
     names = sorted(known)
-    near = difflib.get_close_matches(given[:QUOTED], names, n=3, cutoff=0.5) if isinstance(given, str) else ()
+    near = difflib.get_close_matches(value[:QUOTED], names, n=3, cutoff=0.5) if isinstance(value, str) else ()
     if near:
         hint = f"did you mean {' or '.join(map(repr, near))}?"
     elif len(names) <= 12:
         hint = f"expected one of {', '.join(map(repr, names)) or 'nothing'}"
     else:
         hint = f"expected one of {len(names)} names, such as {', '.join(map(repr, names[:6]))}"
-    return InputError(f"unknown {what} {quote(given)}: {hint}")
+    return InputError(f"unknown {what} {quote(value)}: {hint}")

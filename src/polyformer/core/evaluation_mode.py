@@ -22,7 +22,9 @@ from polyformer.core.errors import InputError
 class Modules(Protocol):
     """What has parts: any `nn.Module`."""
 
-    def modules(self) -> Iterator[nn.Module]: ...
+    def modules(self) -> Iterator[nn.Module]:
+        """The module itself and all that it contains."""
+        ...
 
 
 @dataclasses.dataclass(eq=False)

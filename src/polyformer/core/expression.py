@@ -27,7 +27,10 @@ def with_options(text: str, where: str) -> dict[str, Any]:
     call = parse_expression(f"{kind.replace('-', '_')}({rest}", where, expected)
     if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
         raise InputError(f"{where}: expected {expected}, got {quote(text.strip())}")
-    return {"kind": kind.strip(), **{str(one.arg): _option(one.value, where) for one in call.keywords}}
+    return {
+        "kind": kind.strip(),
+        **{str(keyword.arg): _option(keyword.value, where) for keyword in call.keywords},
+    }
 
 
 def first_name(text: str) -> str:
@@ -51,5 +54,5 @@ def is_expression(node: ast.expr) -> bool:
 def _option(node: ast.expr, where: str) -> Any:
     """A value; an expression stays text, for the field that it belongs to."""
     if isinstance(node, ast.List | ast.Tuple):
-        return [_option(one, where) for one in node.elts]
+        return [_option(item, where) for item in node.elts]
     return ast.unparse(node) if is_expression(node) else plain(node, where)

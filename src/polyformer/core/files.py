@@ -135,8 +135,8 @@ def writing(path: str | Path) -> Iterator[None]:
 def _error_number(error: Exception) -> int:
     if isinstance(error, OSError):
         return error.errno or 0
-    found = re.search(r"os error (\d+)", str(error))  # safetensors keeps the number only in its text
-    return int(found.group(1)) if found else 0
+    match = re.search(r"os error (\d+)", str(error))  # safetensors keeps the number only in its text
+    return int(match.group(1)) if match else 0
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -164,7 +164,9 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Every name whose tensor is the same memory as an earlier one's -> the first such name."""
     seen: dict[tuple[object, ...], str] = {}
-    firsts = {name: seen.setdefault(_memory(one), name) for name, one in tensors.items() if one.numel()}
+    firsts = {
+        name: seen.setdefault(_memory(tensor), name) for name, tensor in tensors.items() if tensor.numel()
+    }
     return {name: first for name, first in firsts.items() if first != name}
 
 

@@ -17,13 +17,13 @@ class KeyValueCache(State):
     """Keys [B, Hkv, capacity, D] and values [B, Hkv, capacity, Dv]; the first `length` slots are filled.
 
     A cache is a value: `append` returns the longer one and the shorter stays what it was. Both share one
-    buffer; `written` (the buffer's own high-water mark) tells when a second continuation must copy.
+    buffer; `high_water` (how many of its slots are filled) tells when a second continuation must copy.
     """
 
     keys: Tensor | None = None
     values: Tensor | None = None
     length: int = 0
-    written: list[int] = dataclasses.field(default_factory=lambda: [0])
+    high_water: list[int] = dataclasses.field(default_factory=lambda: [0])
     reserve: int = 0  # slots to allocate at once, when the final length is known beforehand
     spare: list[Tensor] = dataclasses.field(default_factory=list)  # buffers that `reorder_` may write to
 
@@ -38,8 +38,8 @@ class KeyValueCache(State):
         new = keys.shape[2]
         cache.keys.narrow(2, self.length, new).copy_(keys)
         cache.values.narrow(2, self.length, new).copy_(values)
-        cache.written[0] = length
-        longer = KeyValueCache(cache.keys, cache.values, length, cache.written, self.reserve, self.spare)
+        cache.high_water[0] = length
+        longer = KeyValueCache(cache.keys, cache.values, length, cache.high_water, self.reserve, self.spare)
         return cache.keys.narrow(2, 0, length), cache.values.narrow(2, 0, length), longer
 
     def _append_in_graph(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
@@ -52,7 +52,7 @@ class KeyValueCache(State):
 
     def _with_room(self, keys: Tensor, values: Tensor, length: int) -> "KeyValueCache":
         """This cache, or a copy in a larger buffer when it is full or its next slots are somebody else's."""
-        free = self.keys is not None and self.written[0] == self.length and not self.keys.requires_grad
+        free = self.keys is not None and self.high_water[0] == self.length and not self.keys.requires_grad
         if free and self.keys is not None and length <= self.keys.shape[2]:
             return self
         capacity = max(2 * length if self.length else length, self.reserve, FIRST_CAPACITY)
@@ -71,14 +71,14 @@ class KeyValueCache(State):
             and mapped.keys is not None
             and mapped.keys.data_ptr() == self.keys.data_ptr()
         )
-        return mapped if same else dataclasses.replace(mapped, written=[self.length])
+        return mapped if same else dataclasses.replace(mapped, high_water=[self.length])
 
     def reorder(self, index: Tensor) -> Self:
         """As for every state; copies the filled slots alone and keeps the room."""
         if self.keys is None or self.values is None:
             return self
         keys, values = (self._rows(buffer, index) for buffer in (self.keys, self.values))
-        return dataclasses.replace(self, keys=keys, values=values, written=[self.length])
+        return dataclasses.replace(self, keys=keys, values=values, high_water=[self.length])
 
     def reorder_(self, index: Tensor) -> Self:
         """As for every state; from one buffer into another, and back the next time."""
@@ -90,7 +90,7 @@ class KeyValueCache(State):
         for buffer, other in zip(old, spare):
             filled, place = buffer.narrow(2, 0, self.length), other.narrow(2, 0, self.length)
             torch.index_select(filled, 0, index, out=place)
-        return dataclasses.replace(self, keys=spare[0], values=spare[1], written=[self.length], spare=old)
+        return dataclasses.replace(self, keys=spare[0], values=spare[1], high_water=[self.length], spare=old)
 
     def _rows(self, buffer: Tensor, index: Tensor) -> Tensor:
         filled = buffer[:, :, : self.length]

@@ -17,7 +17,7 @@ def check_labels(labels: Tensor, shape: torch.Size, classes: int) -> None:
         raise InputError(f"labels: expected integers, got {labels.dtype}")
     if labels.device.type != "cpu" or torch.compiler.is_compiling() or not labels.numel():
         return
-    low, high = (int(one) for one in labels.masked_fill(labels == IGNORED, 0).aminmax())
+    low, high = (int(bound) for bound in labels.masked_fill(labels == IGNORED, 0).aminmax())
     if low < 0 or high >= classes:
         raise InputError(f"labels: expected numbers from 0 to {classes - 1}, or -100, got {low} to {high}")
 

@@ -117,12 +117,12 @@ def check_numbers(data: object, source: object) -> None:
     """Raises `InputError` for a number in nested `data` that is not finite, or an integer over 64 bits."""
     level: list[Any] = [data]
     while level:
-        for one in level:
-            if isinstance(one, float) and not math.isfinite(one):
-                raise InputError(f"{source}: expected finite numbers, got {one}")
-            if isinstance(one, int) and one.bit_length() > INTEGER_BITS:
-                raise InputError(f"{source}: expected integers of at most 64 bits, got {quote(one)}")
-        level = [child for one in level for child in _children(one)]
+        for value in level:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"{source}: expected finite numbers, got {value}")
+            if isinstance(value, int) and value.bit_length() > INTEGER_BITS:
+                raise InputError(f"{source}: expected integers of at most 64 bits, got {quote(value)}")
+        level = [child for value in level for child in _children(value)]
 
 
 class _RefusedError(Exception):
@@ -141,7 +141,7 @@ def _too_deep(source: object) -> InputError:
 def _check_depth(data: object, source: object) -> None:
     level = [data]
     for _ in range(DEPTH + 1):
-        level = [child for one in level for child in _children(one) if isinstance(child, dict | list)]
+        level = [child for item in level for child in _children(item) if isinstance(child, dict | list)]
         if not level:
             return
     raise _too_deep(source)
@@ -165,12 +165,12 @@ def _children(data: object) -> Iterable[Any]:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))
         raise _RefusedError(f"the name {quote(twice)} stands twice in one object; which value is meant?")
-    return found
+    return mapping
 
 
 def _not_finite(name: str) -> float:
@@ -196,6 +196,7 @@ class _Loader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuses aliases, and nesting deeper than `DEPTH`."""
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[union-attr]
             raise _RefusedError(f"line {mark.line + 1}: aliases (*name) are not read; write the value out")
@@ -208,21 +209,24 @@ class _Loader(yaml.SafeLoader):
             self.depth -= 1
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Refuses a name that occurs twice."""
         if not isinstance(node, yaml.MappingNode):
             return super().construct_mapping(node, deep)
-        found = super().construct_mapping(node, deep)
-        if len(found) < len(node.value):
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
             line = node.start_mark.line + 1
             raise _RefusedError(f"the mapping at line {line} has a name twice; which value is meant?")
-        return found
+        return mapping
 
     def construct_scalar(self, node: Any) -> Any:
         # The constructors of numbers take time that grows with the square of their digits.
+        """Refuses numbers of more than 64 characters."""
         if node.tag in (_INT, _FLOAT) and len(node.value) > 64:
             raise _RefusedError(f"line {node.start_mark.line + 1}: expected numbers of at most 64 digits")
         return super().construct_scalar(node)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """Refuses tags beyond YAML's own, infinite numbers and integers of more than 64 bits."""
         if node.tag not in _TAGS:
             raise _RefusedError(f"line {node.start_mark.line + 1}: the tag {quote(node.tag)} is not read")
         value = super().construct_object(node, deep)
@@ -235,6 +239,7 @@ class _Loader(yaml.SafeLoader):
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:
+        """Every value is written out, also one that occurs twice."""
         return True
 
 

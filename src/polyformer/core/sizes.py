@@ -21,13 +21,13 @@ def check_sizes(config: Any) -> None:
     """Raises `InputError` for an integer above `SIZE`, or a dropout that is no probability, in any part."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        for one in value if isinstance(value, tuple) else (value,):
-            if isinstance(one, int) and one > SIZE and field.name not in SEEDS:
-                raise InputError(f"{field.name}: expected at most {SIZE}, got {quote(one)}")
-            if field.name.endswith("dropout") and isinstance(one, int | float) and not 0 <= one < 1:
-                raise InputError(f"{field.name}: expected a probability in [0, 1), got {quote(one)}")
-            if dataclasses.is_dataclass(one):
-                check_sizes(one)
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, int) and item > SIZE and field.name not in SEEDS:
+                raise InputError(f"{field.name}: expected at most {SIZE}, got {quote(item)}")
+            if field.name.endswith("dropout") and isinstance(item, int | float) and not 0 <= item < 1:
+                raise InputError(f"{field.name}: expected a probability in [0, 1), got {quote(item)}")
+            if dataclasses.is_dataclass(item):
+                check_sizes(item)
 
 
 def check_deviation(initializer_range: float | None) -> None:

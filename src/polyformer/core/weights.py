@@ -22,7 +22,9 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: str | Path)
     tensors = {name: aligned(tensor) for name, tensor in tensors.items()}
     own = model.state_dict(keep_vars=True)
     firsts: dict[int, str] = {}
-    shared = {name: first for name, one in own.items() if (first := firsts.setdefault(id(one), name)) != name}
+    shared = {
+        name: first for name, tensor in own.items() if (first := firsts.setdefault(id(tensor), name)) != name
+    }
     tensors = {**{name: tensors[first] for name, first in shared.items() if first in tensors}, **tensors}
     for name in tensors:
         if name not in own:
@@ -55,7 +57,7 @@ def check_layers(config: object, tensors: int, file: str | Path) -> None:
     Asked before a model is built: a config.json of a few bytes may speak of thousands of layers.
     """
     stacks = [getattr(config, side, None) for side in ("encoder", "decoder")]
-    layers = sum(one.num_hidden_groups or one.num_hidden_layers for one in stacks if one is not None)
+    layers = sum(stack.num_hidden_groups or stack.num_hidden_layers for stack in stacks if stack is not None)
     if layers > tensors:
         raise InputError(f"{file}: {tensors} tensors, too few for the {layers} layers of config.json")
 

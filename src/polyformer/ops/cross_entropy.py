@@ -1,8 +1,8 @@
 """Cross-entropy of a linear layer's output without ever holding all of its logits.
 
 The loss over a vocabulary of V is the one place where a tensor [tokens, V] appears. Here the tokens pass in
-chunks: a chunk's logits are made, turned into the loss and, when gradients are wanted, into the gradients of
-hidden states and weights at once, and forgotten. Memory: one chunk; products: the same three.
+chunks: from a chunk's logits follow its loss and, where gradients are wanted, those of the hidden states and
+of the weights; then the logits are forgotten. Memory: one chunk; products: the same three.
 """
 
 import torch
@@ -47,17 +47,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         smoothing: float,
     ) -> Tensor:
+        """-sum_t log softmax(hidden_t weight^T + bias)[label_t] / count, and its gradients with it."""
         wanted = [tensor is not None and tensor.requires_grad for tensor in (hidden, weight, bias)]
         with torch.autocast(hidden.device.type, enabled=False):
             count = (labels != IGNORED).sum().clamp_min(1)
             total, gradients = _chunks(hidden, weight, bias, labels, smoothing, wanted)
         ctx.save_for_backward(count, *gradients)  # type: ignore[arg-type] - None is fine
-        ctx.dtypes = [None if one is None else one.dtype for one in (hidden, weight, bias)]  # type: ignore[attr-defined]
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (hidden, weight, bias)]  # type: ignore[attr-defined]
         return total / count
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """grad_x = grad / count * (the gradient of the sum, computed by `forward`) for each x."""
         count, *gradients = ctx.saved_tensors  # type: ignore[attr-defined]
         # Divided by the count only here, where a scaled loss brings its factor: float16 ends at 6e-8.
         factor = grad / count

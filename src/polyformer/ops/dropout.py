@@ -50,6 +50,7 @@ class Dropout(nn.Dropout):
     """As torch's."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """x * kept / (1 - p) while training, x otherwise."""
         return dropout(x, self.p, self.training)
 
 
@@ -58,11 +59,13 @@ class _Dropped(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, mask: Tensor, factor: float) -> Tensor:
+        """y = factor * mask * x."""
         ctx.save_for_backward(mask)
         ctx.factor = factor  # type: ignore[attr-defined]
         return torch.where(mask, x, 0.0).mul_(factor)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
+        """grad_x = factor * mask * grad."""
         (mask,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return torch.where(mask, grad, 0.0).mul_(ctx.factor), None, None  # type: ignore[attr-defined]

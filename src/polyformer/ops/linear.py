@@ -154,18 +154,20 @@ class PackedWeights:
     def _joint(self, x: Tensor, layers: Sequence[nn.Module]) -> "_Joint | None":
         """The layers as one; None where somebody watches them, or for products that are not oneDNN's."""
         plain = [
-            one for one in layers if type(one) is Linear and not one._forward_hooks | one._forward_pre_hooks
+            layer
+            for layer in layers
+            if type(layer) is Linear and not layer._forward_hooks | layer._forward_pre_hooks
         ]
-        size = sum(one.weight.nbytes for one in plain)
+        size = sum(layer.weight.nbytes for layer in plain)
         if len(plain) < len(layers) or size > self.room or not onednn_takes(x, plain[0].weight):
             return None
         self.room -= size
-        weight = torch.cat([one.weight for one in plain])
+        weight = torch.cat([layer.weight for layer in plain])
         if x.numel() > x.shape[-1]:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, x.numel() // x.shape[-1])
-        sizes = [one.out_features for one in plain]
-        biases = [x.new_zeros(one.out_features) if one.bias is None else one.bias for one in plain]
-        bias = None if all(one.bias is None for one in plain) else torch.cat(biases)
+        sizes = [layer.out_features for layer in plain]
+        biases = [x.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in plain]
+        bias = None if all(layer.bias is None for layer in plain) else torch.cat(biases)
         return _Joint(weight, bias, sizes)
 
     def copy(self, weight: Tensor, x: Tensor) -> Tensor:
@@ -199,12 +201,14 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """y = x weight^T + bias."""
         ctx.save_for_backward(x, weight)
         return _onednn(x, weight, bias)
 
     @staticmethod
     @as_written
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """grad_x = grad weight; grad_weight = sum_rows grad^T x; grad_bias = sum_rows grad."""
         x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
         for_x, for_weight, for_bias = ctx.needs_input_grad  # type: ignore[attr-defined]
         rows = grad.flatten(0, -2)
@@ -219,6 +223,7 @@ class Linear(nn.Linear):
     """`torch.nn.Linear` through `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """y = input weight^T + bias: [..., in_features] -> [..., out_features]."""
         return linear(input, self.weight, self.bias)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -31,7 +31,7 @@ def as_written(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*arguments: P.args, **options: P.kwargs) -> R:
-        first = next((one for one in arguments if isinstance(one, Tensor)), None)
+        first = next((argument for argument in arguments if isinstance(argument, Tensor)), None)
         if first is None:  # a backward pass whose gradients are all undefined
             return function(*arguments, **options)
         with without_autocast(first):

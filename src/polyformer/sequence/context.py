@@ -89,9 +89,9 @@ class Context:
             if tensor is not None and tensor.shape[-1] != length:
                 shape = tuple(tensor.shape)
                 raise InputError(f"{name}: expected {length} entries per row, got shape {shape}")
-        for one, other in (("q_doc", "kv_doc"), ("q_segment", "kv_segment")):
-            if (getattr(self, one) is None) != (getattr(self, other) is None):
-                raise InputError(f"{one} and {other}: expected both or neither")
+        for name, other in (("q_doc", "kv_doc"), ("q_segment", "kv_segment")):
+            if (getattr(self, name) is None) != (getattr(self, other) is None):
+                raise InputError(f"{name} and {other}: expected both or neither")
 
     @property
     def offset(self) -> int:

@@ -1,0 +1,139 @@
+"""`generate` and `translate` of a checkpoint: with its own settings, and with those of the command line."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import checkpoints
+import polyformer
+from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.generation import GenerationConfig
+
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+
+
+def gpt2(folder: Path, **settings: object) -> Path:
+    checkpoints.save(folder, "gpt2", checkpoints.byte_files(folder, "gpt2"), max_position_embeddings=100)
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parametrize("settings", [{"max_new_tokens": 7}, {"max_length": 15, "num_beams": 3}])
+def test_generate_as_transformers_does(settings: dict, tmp_path: Path, output: Callable[..., str]):
+    transformers = pytest.importorskip("transformers")
+    gpt2(tmp_path, **settings)
+    load_tokenizer(tmp_path).save(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = transformers.GPT2LMHeadModel.from_pretrained(tmp_path).generate(
+        **tokenizer("Anna", return_tensors="pt")
+    )
+    expected = tokenizer.decode(ids[0], skip_special_tokens=True)
+    assert output("generate", tmp_path, "--prompt", "Anna") == expected + "\n"
+
+
+def test_what_the_command_line_says_wins(tmp_path: Path, output: Callable[..., str]):
+    folder = gpt2(tmp_path, max_length=15, num_beams=3, do_sample=False, repetition_penalty=1.5)
+    model, tokenizer = polyformer.from_pretrained(folder), load_tokenizer(folder)
+    ids = torch.tensor([tokenizer.encode("Anna")])
+
+    def generated(**options: object) -> str:
+        config = GenerationConfig.from_dict({"repetition_penalty": 1.5, **options})
+        return "Anna" + model.generate(ids, config=config).texts(tokenizer.decode)[0] + "\n"
+
+    greedy = output("generate", folder, "--prompt", "Anna", "--max-new-tokens", 4, "--num-beams", 1)
+    assert greedy == generated(max_new_tokens=4)
+    sampled = output("generate", folder, "--prompt", "Anna", "--max-new-tokens", 9, "--seed", 3)
+    assert sampled == generated(max_new_tokens=9, sampling={"do_sample": True, "seed": 3})
+    plain = output(
+        "generate",
+        folder,
+        "--prompt",
+        "Anna",
+        "--max-new-tokens",
+        9,
+        "--num-beams",
+        1,
+        "--repetition-penalty",
+        1,
+    )
+    assert plain == generated(max_new_tokens=9, repetition_penalty=1.0)
+
+
+def test_generate_without_settings_or_prompt(tmp_path: Path, output: Callable[..., str]):
+    folder = checkpoints.save(
+        tmp_path, "gpt2", checkpoints.byte_files(tmp_path, "gpt2"), max_position_embeddings=100
+    )
+    model, tokenizer = polyformer.from_pretrained(folder), load_tokenizer(folder)
+    expected = model.generate(torch.tensor([[tokenizer.bos_id]])).texts(tokenizer.decode)[0]
+    assert output("generate", folder) == expected + "\n"
+
+
+@pytest.mark.parametrize("form", ["hub", "polyformer"])
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_translate_as_the_model_does(family: str, form: str, tmp_path: Path, output: Callable[..., str]):
+    tokenizer = (
+        checkpoints.piece_files(tmp_path) if family == "t5" else checkpoints.byte_files(tmp_path, "bart")
+    )
+    checkpoints.save(tmp_path, {"t5": "t5-small", "bart": "bart-base"}[family], tokenizer)
+    polyformer.from_pretrained(tmp_path).save_pretrained(tmp_path / "copy", format=form)
+    tokenizer.save(tmp_path / "copy")
+    (tmp_path / "copy/generation_config.json").write_text('{"num_beams": 2, "max_new_tokens": 9}')
+    model, ids = polyformer.from_pretrained(tmp_path), tokenizer.encode_for_model("a funny film")[0]
+    for words, beam in (
+        ((), {"num_beams": 2, "normalization": "length", "length_penalty": 1.0, "early_stopping": False}),
+        (("--num-beams", 1), {}),
+    ):
+        config = GenerationConfig.from_dict({"max_new_tokens": 9, "beam": beam})
+        expected = model.generate(torch.tensor([ids]), config=config).texts(tokenizer.decode)[0]
+        assert output("translate", tmp_path / "copy", "a funny film", *words) == expected.strip() + "\n"
+
+
+def test_translate_draws_anew_every_time(tmp_path: Path, output: Callable[..., str]):
+    """Where a checkpoint's settings sample, whatever torch's own generator says."""
+    checkpoints.save(tmp_path, "t5-small", checkpoints.piece_files(tmp_path))
+    (tmp_path / "generation_config.json").write_text('{"do_sample": true, "max_new_tokens": 20, "top_k": 0}')
+    before, texts = torch.get_rng_state(), set[str]()
+    for _ in range(3):
+        torch.manual_seed(0)
+        texts.add(output("translate", tmp_path, "a funny film"))
+    torch.set_rng_state(before)
+    assert len(texts) > 1
+
+
+def test_translate_between_languages(
+    tmp_path: Path, output: Callable[..., str], complaint: Callable[..., str]
+):
+    tokenizer = checkpoints.piece_files(tmp_path, "__en__ $A </s>", checkpoints.LANGUAGES)
+    checkpoints.save(tmp_path, "m2m100-418m", tokenizer)
+    model = polyformer.from_pretrained(tmp_path)
+    ids = tokenizer.encode_for_model("a film", language="fr")[0]
+    config = GenerationConfig.from_dict(
+        {"max_new_tokens": len(ids) + 50, "constraints": {"forced_bos_token_id": tokenizer.languages["de"]}}
+    )
+    expected = model.generate(torch.tensor([ids]), config=config).texts(tokenizer.decode)[0].strip()
+    words = "translate", tmp_path, "a film", "--source-language", "fr"
+    assert output(*words, "--target-language", "de") == expected + "\n"
+    assert output(*words, "--target-language", "en") != expected + "\n"
+    known = "this model writes many languages; expected one of them, such as en, de, fr"
+    assert f"--target-language: {known}" in complaint(*words)
+    assert "unknown --target-language 'dee': did you mean 'de'" in complaint(
+        *words, "--target-language", "dee"
+    )
+
+
+def test_translate_by_the_task_in_the_configuration(tmp_path: Path, output: Callable[..., str]):
+    tokenizer = checkpoints.piece_files(tmp_path)
+    task = {"prefix": "from Oslo to Paris: ", "max_length": 8, "num_beams": 1}
+    hub = {"task_specific_params": {"translation_en_to_de": task}}
+    checkpoints.save(tmp_path, "t5-small", tokenizer, hub=hub)
+    ids = tokenizer.encode_for_model("from Oslo to Paris: a film")[0]
+    config = GenerationConfig(max_new_tokens=7)
+    made_here = polyformer.from_pretrained(tmp_path).generate(torch.tensor([ids]), config=config)
+    words = "--source-language", "en", "--target-language", "de"
+    assert (
+        output("translate", tmp_path, "a film", *words) == made_here.texts(tokenizer.decode)[0].strip() + "\n"
+    )
