@@ -35,9 +35,11 @@ for number, parts in enumerate([
 assert "own_member" in sys.modules
 """
 
-LOAD = """
+LIST_AND_LOAD = """
 import torch, polyformer
+from polyformer.cli import main
 
+assert main(["list"]) == 0  # before any member is asked for by its name
 for number in range(5):
     ids, logits = torch.load(f"saved-{number}/logits.pt")
     assert torch.equal(polyformer.from_pretrained(f"saved-{number}")(ids).logits, logits)
@@ -67,7 +69,8 @@ def run(
 
 
 def test_installed_members_are_listed_trained_saved_and_loaded(site: Path, tmp_path: Path):
-    listed = run("-m", "polyformer", "list", site=site).stdout
+    run("-c", USE, site=site, folder=tmp_path)
+    listed = run("-c", LIST_AND_LOAD, site=site, folder=tmp_path).stdout
     for axis, name in (
         ("Position", "kerple"),
         ("Pattern", "LogSparse"),
@@ -75,8 +78,6 @@ def test_installed_members_are_listed_trained_saved_and_loaded(site: Path, tmp_p
         ("FeedForward", "maxout"),
     ):
         assert any(line.split()[:2] == [axis, name] for line in listed.splitlines())
-    run("-c", USE, site=site, folder=tmp_path)
-    run("-c", LOAD, site=site, folder=tmp_path)
     shown = run("-m", "polyformer", "show", "pattern", "LogSparse(8)", site=site, folder=tmp_path)
     assert "%" in shown.stdout or shown.stdout.count("\n") > 8
 
