@@ -1,1 +1,1 @@
-"""Claims of the literature at desk scale: one module each, with a config and `run(config)`."""
+"""Claims of the literature CPU-sized: one module each, with a config and `run(config)`."""

@@ -1,4 +1,4 @@
-"""The claim "a trained model takes another attention" (Beltagy et al. 2020, section 5), at desk scale.
+"""The claim "a trained model takes another attention" (Beltagy et al. 2020, section 5), CPU-sized.
 
 A dense masked language model is trained, converted to each of `attentions` (`polyformer convert`), measured
 as it is, trained on for a few steps, and measured again; the dense model trained on as long stands beside.

@@ -1,4 +1,4 @@
-"""The claim "Linformer classifies as well as dense attention" (Wang et al. 2020, section 5.2), at desk scale.
+"""The claim "Linformer classifies as well as dense attention" (Wang et al. 2020, section 5.2), CPU-sized.
 
 Small encoders read the sentiment of SST-2 and IMDB from scratch, at equal data, order, sizes, seed, steps and
 learning rate, and differ in their attention alone. The claim holds where Linformer comes within a few points

@@ -1,4 +1,4 @@
-"""The claim "ELECTRA learns more than masked modelling at equal compute" (Clark et al. 2020), at desk scale.
+"""The claim "ELECTRA learns more than masked modelling at equal compute" (Clark et al. 2020), CPU-sized.
 
 Two encoders of one size are pre-trained on WikiText-2: one guesses hidden tokens, the other finds the tokens
 that a small generator replaced; the first makes as many more steps as the generator's cost pays for. What

@@ -1,4 +1,4 @@
-"""The claim "train short, test long" (Press et al. 2022, sections 2 to 4, figure 1), at desk scale.
+"""The claim "train short, test long" (Press et al. 2022, sections 2 to 4, figure 1), CPU-sized.
 
 Equal language models, each with another position scheme, are trained on rows of 128 tokens and read longer
 ones: perplexity of the same held-out text in segments that do not overlap, as in the paper. With ALiBi it

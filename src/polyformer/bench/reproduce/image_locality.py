@@ -1,4 +1,4 @@
-"""The claim "a pixel is predicted from those around it" (Parmar et al. 2018, section 4.2), at desk scale.
+"""The claim "a pixel is predicted from those around it" (Parmar et al. 2018, section 4.2), CPU-sized.
 
 Three equal models of the same images, which see all earlier pixels, blocks of the raster (1D) or blocks of
 the image (2D), at an equal budget. The claim holds where the local ones come near the dense one in bits per

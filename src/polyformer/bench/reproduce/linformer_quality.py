@@ -1,4 +1,4 @@
-"""The claim "k rows are enough" (Wang et al. 2020, section 5.1, figure 3), at desk scale.
+"""The claim "k rows are enough" (Wang et al. 2020, section 5.1, figure 3), CPU-sized.
 
 Equal masked language models, dense and Linformer, at equal steps. Validation perplexity against the steps:
 (a) with k rows for inputs of n tokens, (b) with the projections shared in every way, (c) with k kept while n

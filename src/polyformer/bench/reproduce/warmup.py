@@ -1,4 +1,4 @@
-"""The claim "post-norm needs warm-up, pre-norm does not" (Xiong et al. 2020, section 4), at desk scale.
+"""The claim "post-norm needs warm-up, pre-norm does not" (Xiong et al. 2020, section 4), CPU-sized.
 
 Four equal language models of the default text, six layers of 64, with the two wirings and a constant
 learning rate reached at once or over a warm-up. The claim holds where post-norm without warm-up ends far
