@@ -140,7 +140,7 @@ def test_a_mechanism_grows_as_it_promises(kind: str):
 @pytest.mark.parametrize("name", PATTERNS)
 def test_a_pattern_grows_as_it_promises(name: str):
     pattern_of, exponent = PATTERNS[name]
-    assert_grows(lambda n: SoftmaxConfig(pattern=pattern_of(n).at(0), backend="tiled"), exponent)
+    assert_grows(lambda n: SoftmaxConfig(pattern=pattern_of(n).layer_pattern(0), backend="tiled"), exponent)
 
 
 def test_every_member_promises_something():

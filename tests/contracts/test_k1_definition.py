@@ -40,8 +40,8 @@ def test_model_equals_its_definition(case: Case, heads: int):
 
 
 SELF_ATTENTION = selected(shape=("decoder", "encoder"))
-REFUSED_BY_SDPA = {"da", "deberta", "etc_labels", "shaw", "transformer_xl"}
-"""The position schemes whose terms of the scores are no bias that is added, which alone SDPA takes."""
+REFUSED_BY_SDPA = {"alibi", "da", "deberta", "etc_labels", "shaw", "t5", "transformer_xl"}
+"""Position schemes that change scores: SDPA takes a bias alone, and only where no gradient is needed."""
 
 
 def schemes(case: Case) -> list[PositionConfig]:
