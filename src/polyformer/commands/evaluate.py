@@ -9,7 +9,7 @@ from polyformer.commands.options import Device, argument, device, option
 from polyformer.core.errors import InputError
 
 EXAMPLES = """examples:
-  polyformer evaluate runs/default-1
+  polyformer evaluate runs/demo-1
   polyformer evaluate runs/sst2 --data reviews.tsv
 """
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from polyformer.recipes.writer import Writer
 
 EXAMPLES = """examples:
-  polyformer generate runs/default-1 --prompt "The assert statement"
-  polyformer generate runs/default-1 --prompt "The" --temperature 0.8 --top-k 50 --seed 1
-  polyformer generate runs/default-1 --prompt "The" --num-beams 4 --max-new-tokens 20
+  polyformer generate runs/demo-1 --prompt "class Stack:"
+  polyformer generate runs/demo-1 --prompt "def " --temperature 0.8 --top-k 50 --seed 1
+  polyformer generate runs/demo-1 --prompt "def " --num-beams 4 --max-new-tokens 20
 """
 
 

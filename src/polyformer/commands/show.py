@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   polyformer show gpt2
   polyformer show gpt2 --model.attention "Window(128)" --model.position rope
-  polyformer show runs/default-1
+  polyformer show runs/demo-1
   polyformer show pattern "Window(8) | Global(2)" --length 64
   polyformer show pattern "PerHead([Window(8), Full])" --causal --out heads.svg
   polyformer show position alibi --length 64 --out alibi.png

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from polyformer.visual.spectrum import Spectrum
 
 EXAMPLES = """examples:
-  polyformer spectrum runs/default-1
-  polyformer spectrum runs/default-1 --data notes.txt --length 256 --texts 16 --out spectrum.svg
+  polyformer spectrum runs/demo-1
+  polyformer spectrum runs/demo-1 --data notes.txt --length 256 --texts 16 --out spectrum.svg
   polyformer spectrum encoder-tiny                     # random weights
 """
 

@@ -21,7 +21,7 @@ EXAMPLES = """examples:
   polyformer train --model.hidden_size 192 --optimizer.lr 1e-3 --training.engine.precision bf16
   polyformer train sst2 --data DIR --pretrained BERT-DIR --optimizer.lr 3e-5
   polyformer train --import mine.py --model.attention "Mine(8) | Window(64)"
-  polyformer train --resume runs/default-1
+  polyformer train --resume runs/demo-1
   polyformer train wikitext2 --data DIR --model longformer-decoder-small --stages 3 --out runs/long
 """
 
