@@ -1,14 +1,15 @@
 """What patterns of global tokens share: the rule once, its intervals, and its half without the queries."""
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from polyformer.core.errors import InputError
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.implied import runs
-from polyformer.patterns.layout import Keys, clip
+from polyformer.patterns.layout import Interval, Keys, clip
 from polyformer.sequence.context import Context
 
 Side = Literal["q", "kv"]
@@ -57,6 +58,45 @@ class GlobalPattern(Pattern, named=False):
         b, index = torch.arange(rows).unsqueeze(1), torch.arange(length)
         chosen = self.chosen(context, side, b, index).expand(rows, length).cpu()
         return Keys(runs(chosen.any(0)), runs(chosen.all(0)))
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentEndPattern(GlobalPattern, named=False):
+    """Global tokens that depend on where their document ends, which no causal query can know."""
+
+    causal_error: ClassVar[str]
+
+    def causal(self) -> bool:
+        """No: the end of a document is not known before it is there."""
+        return False
+
+    def table(self, context: Context, side: Side) -> Tensor:
+        """Which queries or keys are global, [B or 1, T]."""
+        raise NotImplementedError
+
+    def global_slots(self, context: Context, start: int, length: int) -> tuple[Interval, ...]:
+        """The global ones of `length` slots from `start` on, in one document without padding."""
+        raise NotImplementedError
+
+    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        """By a table for the whole context."""
+        self._check(context)
+        table = context.once((self, side, "table"), lambda: self.table(context, side)).to(index.device)
+        return table[0, index] if len(table) == 1 else table[b, index]
+
+    def known(self, context: Context, side: Side) -> Keys | None:
+        """`global_slots`, where the context has no documents, padding or positions."""
+        self._check(context)
+        tables = context.q_pos, context.kv_pos, context.kv_doc, context.kv_valid
+        if any(table is not None for table in tables):
+            return None
+        start, length = (context.offset, context.q_len) if side == "q" else (0, context.kv_len)
+        slots = self.global_slots(context, start, length)
+        return Keys(slots, slots)
+
+    def _check(self, context: Context) -> None:
+        if context.causal:
+            raise InputError(f"{type(self).__name__}: {self.causal_error}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,10 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import InputError
 from polyformer.patterns.block_base import check_size, last_positions, side_of
-from polyformer.patterns.global_base import GlobalPattern, Side
-from polyformer.patterns.layout import Keys, clip
+from polyformer.patterns.global_base import DocumentEndPattern, Side
+from polyformer.patterns.layout import Interval, clip
 from polyformer.sequence.context import Context
 
 MANY = 64
@@ -21,7 +20,7 @@ MANY = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class GlobalEnd(GlobalPattern):
+class GlobalEnd(DocumentEndPattern):
     """The last `tokens` positions of each document see all keys and are seen by all queries.
 
     Padding does not count. Raises `InputError` for tokens below 1, and in a causal context.
@@ -30,29 +29,17 @@ class GlobalEnd(GlobalPattern):
     tokens: int = 1
 
     paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), section 2 (ITC)"
+    causal_error: ClassVar[str] = (
+        "a causal query cannot know where its document ends; use it in an encoder, "
+        "or Global for the first tokens"
+    )
 
     def __post_init__(self) -> None:
         check_size("GlobalEnd", tokens=self.tokens)
 
-    def causal(self) -> bool:
-        """No: the end of a document is not known before it is there."""
-        return False
-
-    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
-        """position > last position of the document - tokens."""
-        table = context.once((self, side, "table"), lambda: self._table(context, side)).to(index.device)
-        return table[0, index] if len(table) == 1 else table[b, index]
-
-    def known(self, context: Context, side: Side) -> Keys | None:
-        """The last slots, where the context has no documents, padding or positions."""
-        self._check(context)
-        if any(
-            tensor is not None for tensor in (context.q_pos, context.kv_pos, context.kv_doc, context.kv_valid)
-        ):
-            return None
-        start, length = (context.offset, context.q_len) if side == "q" else (0, context.kv_len)
-        last = clip(context.kv_len - self.tokens - start, length, length)
-        return Keys(last, last)
+    def global_slots(self, context: Context, start: int, length: int) -> tuple[Interval, ...]:
+        """The last `tokens`."""
+        return clip(context.kv_len - self.tokens - start, length, length)
 
     def cuts(self, context: Context) -> tuple[int, ...]:
         """Those of global tokens, unless there are very many."""
@@ -60,19 +47,11 @@ class GlobalEnd(GlobalPattern):
         # the limits of many short documents make short rows enough
         return cuts if len(cuts) <= MANY else ()
 
-    def _table(self, context: Context, side: Side) -> Tensor:
-        """Which queries or keys are global, [B or 1, T]."""
-        self._check(context)
+    def table(self, context: Context, side: Side) -> Tensor:
+        """position > last position of the document - tokens."""
         ends = last_positions(context)
         positions, length, shift = side_of(context, side)
         slots = torch.arange(length) + shift
         if side == "q":
             ends = ends[:, slots.clamp(0, context.kv_len - 1)]
         return (slots if positions is None else positions) > ends - self.tokens
-
-    def _check(self, context: Context) -> None:
-        if context.causal:
-            raise InputError(
-                "GlobalEnd: a causal query cannot know where its document ends; use it in an encoder, "
-                "or Global for the first tokens"
-            )

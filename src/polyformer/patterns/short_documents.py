@@ -12,17 +12,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import InputError
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.block_base import check_size, last_positions, side_of
-from polyformer.patterns.global_base import GlobalPattern, Side
+from polyformer.patterns.global_base import DocumentEndPattern, Side
 from polyformer.patterns.implied import Causal
-from polyformer.patterns.layout import Keys
+from polyformer.patterns.layout import Interval
 from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole(GlobalPattern):
+class Whole(DocumentEndPattern):
     """The tokens of documents of at most `tokens` tokens see all keys of their document.
 
     Padding does not count. Raises `InputError` for tokens below 1, and in a causal context.
@@ -31,44 +30,24 @@ class Whole(GlobalPattern):
     tokens: int
 
     paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), section 2"
+    causal_error: ClassVar[str] = (
+        "a causal query cannot know how long its document will be; use it in an encoder"
+    )
 
     def __post_init__(self) -> None:
         check_size("Whole", tokens=self.tokens)
 
-    def causal(self) -> bool:
-        """No: the length of a document is not known before it is there."""
-        return False
+    def global_slots(self, context: Context, start: int, length: int) -> tuple[Interval, ...]:
+        """All or none."""
+        return ((0, length),) if context.kv_len <= self.tokens and length else ()
 
-    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+    def table(self, context: Context, side: Side) -> Tensor:
         """The document has at most `tokens` tokens."""
-        table = context.once((self, side, "table"), lambda: self._table(context, side)).to(index.device)
-        return table[0, index] if len(table) == 1 else table[b, index]
-
-    def known(self, context: Context, side: Side) -> Keys | None:
-        """All slots or none, where the context has no documents, padding or positions."""
-        self._check(context)
-        if any(
-            tensor is not None for tensor in (context.q_pos, context.kv_pos, context.kv_doc, context.kv_valid)
-        ):
-            return None
-        length = context.q_len if side == "q" else context.kv_len
-        everything = ((0, length),) if context.kv_len <= self.tokens and length else ()
-        return Keys(everything, everything)
-
-    def _table(self, context: Context, side: Side) -> Tensor:
-        """Which queries or keys are of a short document, [B or 1, T]."""
-        self._check(context)
         short = last_positions(context) < self.tokens
         if side == "kv":
             return short
         _, length, shift = side_of(context, side)
         return short[:, (torch.arange(length) + shift).clamp(0, context.kv_len - 1)]
-
-    def _check(self, context: Context) -> None:
-        if context.causal:
-            raise InputError(
-                "Whole: a causal query cannot know how long its document will be; use it in an encoder"
-            )
 
     @classmethod
     def examples(cls) -> tuple[Pattern, ...]:
