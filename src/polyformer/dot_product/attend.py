@@ -95,12 +95,11 @@ def attend(
     Raises:
         InputError: shapes, dtypes or devices that do not fit; a backend that cannot take the request.
     """
-    key = None
-    plain = mask_mod is None and score_mod is None and backend == "auto" and not (return_lse or dropout)
-    if plain and context is not None:
-        key = recall_key(q, k, v, pattern, relative, scale)
-        if key is not None and (out := recall(context, key, q, k, v)) is not None:
-            return out
+    key = recall_key(
+        q, k, v, pattern, mask_mod, score_mod, relative, context, scale, dropout, backend, return_lse
+    )
+    if key is not None and (out := recall(context, key, q, k, v)) is not None:
+        return out
     request = prepare(q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout)
     out, lse = _run(request, backend, return_lse, key)
     return (out, lse) if return_lse else out

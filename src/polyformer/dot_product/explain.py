@@ -31,7 +31,8 @@ def explain(
     A simple call is one run of a backend: `.backend` names it, `.reasons` says why those asked before it do
     not take the call. One that is split has such `.leaves`, and prints as a tree.
     """
-    plain = mask_mod is None and score_mod is None and backend == "auto" and not (return_lse or dropout)
-    repeated = plain and context is not None and recall_key(q, k, v, pattern, relative, scale) is not None
+    key = recall_key(
+        q, k, v, pattern, mask_mod, score_mod, relative, context, scale, dropout, backend, return_lse
+    )
     request = prepare(q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout)
-    return plan(request, backend, return_lse, repeated)
+    return plan(request, backend, return_lse, repeated=key is not None)

@@ -14,7 +14,7 @@ from polyformer.dot_product.isolation import is_finite, is_readable
 from polyformer.dot_product.relative import Relative
 from polyformer.dot_product.request import Request, is_autocast, is_traced, transformed
 from polyformer.ops.softmax import recording
-from polyformer.patterns.base import MaskMod, Pattern
+from polyformer.patterns.base import MaskMod, Pattern, ScoreMod
 from polyformer.sequence.context import Context
 
 
@@ -23,11 +23,22 @@ def recall_key(
     k: Tensor,
     v: Tensor,
     pattern: Pattern | MaskMod | None,
+    mask_mod: MaskMod | None,
+    score_mod: ScoreMod | None,
     relative: Relative | None,
+    context: Context | None,
     scale: float | None,
+    dropout: float,
+    backend: str,
+    return_lse: bool,
 ) -> Hashable | None:
-    """Under what its context keeps the plan of a call; None where autograd, a tracer or someone who records
-    weights follows it, or its pattern may say something else in the next call."""
+    """Under what its context keeps the plan of a call; None without a context, where autograd, a tracer or
+    someone who records weights follows it, where its pattern may say something else in the next call, or
+    for a call that asks for more than a pattern and relative terms."""
+    if context is None or mask_mod is not None or score_mod is not None:
+        return None
+    if dropout or backend != "auto" or return_lse:
+        return None
     if not (pattern is None or (isinstance(pattern, Pattern) and pattern.is_static())):
         return None
     if torch.is_grad_enabled() or is_traced() or recording() or transformed() or is_autocast(q.device.type):
@@ -35,8 +46,9 @@ def recall_key(
     return "plan", pattern, relative, scale, q.shape, k.shape, v.shape, q.dtype, q.device
 
 
-def recall(context: Context, key: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+def recall(context: Context | None, key: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
     """The output [B, H, Tq, Dv], or None: nothing is kept, or NaN or infinity must be kept apart."""
+    assert context is not None, "without a context there is no key"
     plan: sdpa.Plan | None = context.recalled().get(key)
     if plan is None:
         return None
