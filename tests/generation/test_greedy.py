@@ -8,7 +8,7 @@ from polyformer import GenerationConfig, InputError, create_model
 from polyformer.architecture import SpecialTokens
 from polyformer.generation import decoder as decoder_module
 from polyformer.model import Transformer
-from polyformer.ops.linear import PackedWeights
+from polyformer.ops.packed_weights import PackedWeights
 
 
 def plain_greedy(model: Transformer, prompt: torch.Tensor, steps: int) -> tuple[list[int], float]:

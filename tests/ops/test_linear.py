@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyformer.ops.linear import ROW_STEP, Linear, PackedWeights, linear, linears, onednn_takes
+from polyformer.ops.linear import ROW_STEP, Linear, linear, linears, onednn_takes
+from polyformer.ops.packed_weights import PackedWeights
 
 SHAPES = [(1, 5, 3), (7, 16, 33), (33, 8, 1), (2, 64, 50), (1, 300, 331), (9, 257, 301)]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.state import State
-from polyformer.ops.linear import PackedWeights
+from polyformer.ops.packed_weights import PackedWeights
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.stack import Stack
 
