@@ -26,7 +26,7 @@ megabyte, for every shape it meets, and batches of text come in hundreds of leng
 
 
 class Reader(Protocol):
-    """Who computes products outside autograd instead, as long as it is set: `polyformer.ops.packed_weights`."""
+    """Who computes products outside autograd instead, while it is set: `polyformer.ops.packed_weights`."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """As the function `linear`."""
@@ -70,6 +70,7 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear` by oneDNN, outside autograd; see `onednn_takes`."""
     rows = x.flatten(0, -2)
     y = torch.ops.mkldnn._linear_pointwise(_padded(rows), weight, bias, "none", [], "")
     return shaped(y[: len(rows)], x)

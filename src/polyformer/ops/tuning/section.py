@@ -1,0 +1,94 @@
+"""A section of choices: asked for by the code that uses them, measured when first asked for."""
+
+import threading
+from collections.abc import Callable
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.ops.tuning import store
+
+C = TypeVar("C", bound=Config)
+
+_lock = threading.RLock()
+
+
+class Section(Generic[C]):
+    """The choices of one part of the library.
+
+    Args:
+        name: what the file calls it.
+        fixed: the choices where nothing may be measured: under `POLYFORMER_TUNING=fixed` and in deterministic
+            mode (`torch.use_deterministic_algorithms`).
+        measure: finds the best choices on this machine, with torch's present number of threads, in half a
+            second at most; tensors it makes are on the CPU and draw nothing from torch's generator.
+    """
+
+    sections: ClassVar["dict[str, Section]"] = {}
+
+    def __init__(self, name: str, fixed: C, measure: Callable[[], C]) -> None:
+        self.name, self.fixed, self.measure = name, fixed, measure
+        self.by_threads: dict[int, C] = {}
+        Section.sections[name] = self
+
+    def __call__(self) -> C:
+        """The choices in force for this thread's number of threads."""
+        if torch.are_deterministic_algorithms_enabled():
+            return self.fixed
+        choice = self.by_threads.get(torch.get_num_threads())
+        return self._find() if choice is None else choice
+
+    def key(self, threads: int | None = None) -> str:
+        """What the file calls the choices for so many threads, by default as many as this thread has."""
+        threads = threads or torch.get_num_threads()
+        return f"{self.name}, {threads} thread{'' if threads == 1 else 's'}"
+
+    def measured(self) -> C:
+        """The choices, measured now; the caller's modes and generators are left alone."""
+        with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+            return self.measure()
+
+    def _find(self) -> C:
+        with _lock:
+            threads = torch.get_num_threads()
+            if threads not in self.by_threads:
+                self.by_threads[threads] = self._pinned_or_kept()
+            return self.by_threads[threads]
+
+    def _pinned_or_kept(self) -> C:
+        pinned = store.pinned()
+        if pinned is not None:
+            return self._read(pinned) or self.fixed
+        choice = self._read(store.kept())
+        if choice is None:
+            choice = self.measured()
+            # Of two processes that measured at once, both take what the first wrote.
+            choice = self._read({self.key(): store.keep(self.key(), choice.to_dict())}) or choice
+        return choice
+
+    def _read(self, choices: store.Choices) -> C | None:
+        """This section's part of a file; None where it has none, or not one that can be understood."""
+        try:
+            return None if self.key() not in choices else type(self.fixed).from_dict(choices[self.key()])
+        except InputError:
+            return None
+
+
+def recorded() -> store.Choices:
+    """The choices that this process has used so far."""
+    with _lock:
+        return {
+            section.key(threads): choice.to_dict()
+            for section in Section.sections.values()
+            for threads, choice in section.by_threads.items()
+        }
+
+
+def forget() -> None:
+    """Ask for all choices anew: pins and files may have changed."""
+    with _lock:
+        for section in Section.sections.values():
+            section.by_threads.clear()

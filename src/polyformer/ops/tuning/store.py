@@ -1,0 +1,85 @@
+"""The file of choices: one a machine, in the user's cache folder. A damaged file counts as none."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import filelock
+import platformdirs
+
+from polyformer.core.errors import InputError
+from polyformer.core.files import read_json, write_json
+from polyformer.ops.tuning.machine import described
+
+PIN = "POLYFORMER_TUNING"
+FIXED = "fixed"
+
+Choices = dict[str, dict[str, Any]]
+"""What sections chose, by name and threads: "products, 2 threads"."""
+
+
+def path() -> Path:
+    """The file of this machine."""
+    key = hashlib.sha256(json.dumps(described(), sort_keys=True).encode()).hexdigest()[:16]
+    return Path(platformdirs.user_cache_dir("polyformer", appauthor=False)) / "tuning" / f"{key}.json"
+
+
+def load(file: Path) -> Choices:
+    """What the file says; raises `InputError` where there is none or it is damaged."""
+    data = read_json(file, dict)
+    choices = data.get("choices")
+    if not isinstance(choices, dict) or not all(isinstance(part, dict) for part in choices.values()):
+        raise InputError(f"{file}: holds no choices of polyformer tune")
+    return choices
+
+
+def kept() -> Choices:
+    """This machine's choices so far; empty where its file is absent, damaged or cannot be read."""
+    try:
+        return load(path())
+    except (InputError, OSError):
+        return {}
+
+
+def keep(name: str, choice: dict[str, Any]) -> dict[str, Any]:
+    """Add a choice to this machine's file; what another process wrote there first is returned and stays.
+
+    A file that cannot be written is no error: the next process will measure again.
+    """
+    file = path()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(file.with_suffix(".lock"), timeout=10):
+            choices = kept()
+            if name in choices:
+                return choices[name]
+            save(file, {**choices, name: choice})
+    except (
+        InputError,
+        OSError,
+        RuntimeError,
+    ):  # Timeout is an OSError; RuntimeError: there is no home folder
+        pass
+    return choice
+
+
+def save(file: Path, choices: Choices) -> None:
+    """Write the file, whole or not at all."""
+    write_json(file, {"machine": described(), "choices": choices})
+
+
+def pinned() -> Choices | None:
+    """The choices that `POLYFORMER_TUNING` pins, {} for the fixed ones; None where nothing is pinned."""
+    pin = os.environ.get(PIN)
+    if not pin:
+        return None
+    if pin == FIXED:
+        return {}
+    try:
+        return load(Path(pin))
+    except (InputError, OSError) as error:
+        raise InputError(
+            f'{PIN}: expected "{FIXED}" or a file of polyformer tune --out, got {pin!r}: {error}'
+        ) from error
