@@ -7,6 +7,7 @@ through oneDNN do, which they otherwise do from a certain size on.
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from torch import Tensor
 
 from polyformer.generation import GenerationConfig
 from polyformer.model import Transformer
-from polyformer.ops import linear, products
+from polyformer.ops import products
+from polyformer.ops.product_ways import PRODUCTS
+from product_choices import by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +49,10 @@ PRECISE = pytest.mark.parametrize("precision", PRECISIONS, ids=str)
 
 
 @pytest.fixture(autouse=True)
-def _every_size_through_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "SMALL_WEIGHT", 0)
+def _every_size_through_onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(products, "SMALLEST", 0)
+    with PRODUCTS.using(by("onednn")):
+        yield
 
 
 @functools.cache

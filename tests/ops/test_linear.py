@@ -5,8 +5,18 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyformer.ops.linear import ROW_STEP, Linear, linear, linears, onednn_takes
+from polyformer.ops.linear import Linear, linear, linears, onednn_takes
 from polyformer.ops.packed_weights import PackedWeights
+from polyformer.ops.product_ways import PRODUCTS, ROW_STEP
+from product_choices import EVERY_WAY, by
+
+
+@pytest.fixture(autouse=True)
+def _by_onednn():
+    """What is tested here is what oneDNN computes, also where plain torch is faster."""
+    with PRODUCTS.using(by("onednn")):
+        yield
+
 
 SHAPES = [(1, 5, 3), (7, 16, 33), (33, 8, 1), (2, 64, 50), (1, 300, 331), (9, 257, 301)]
 
@@ -22,18 +32,20 @@ def inputs(rows: int, wide: int, out: int, dtype: torch.dtype = torch.float32) -
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bias", [True, False])
-def test_values_and_gradients_are_those_of_torch(shape, dtype, bias):
+@pytest.mark.parametrize("way", EVERY_WAY)
+def test_values_and_gradients_are_those_of_torch(shape, dtype, bias, way):
     x, weight, offset = inputs(*shape, dtype)
     arguments = [tensor.requires_grad_() for tensor in (x, weight, offset)[: 3 if bias else 2]]
     upstream = torch.randn(*x.shape[:-1], shape[2], dtype=dtype, generator=torch.Generator().manual_seed(9))
-    got, expected = linear(*arguments), F.linear(*arguments)
+    expected = F.linear(*arguments)
+    with PRODUCTS.using(by(way)):
+        got = linear(*arguments)
+        gradients = torch.autograd.grad(got, arguments, upstream)
+        with torch.no_grad():
+            torch.testing.assert_close(linear(*arguments), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-    for ours, theirs in zip(
-        torch.autograd.grad(got, arguments, upstream), torch.autograd.grad(expected, arguments, upstream)
-    ):
+    for ours, theirs in zip(gradients, torch.autograd.grad(expected, arguments, upstream)):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
-    with torch.no_grad():
-        torch.testing.assert_close(linear(*arguments), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_only_the_gradients_asked_for_are_made():

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from polyformer.core.labels import IGNORED, check_labels
-from polyformer.ops.linear import linear, outer
+from polyformer.ops.linear import input_gradient, linear, weight_gradient
 
 CHUNK_ENTRIES = 1 << 24
 """Logits held at a time: 64 MiB in float32."""
@@ -92,9 +92,9 @@ def _chunks(
             continue
         slope = slope.to(hidden.dtype)
         if grad_hidden is not None:
-            grad_hidden[start : start + rows] = linear(slope, matrix.T)
+            grad_hidden[start : start + rows] = input_gradient(slope, matrix)
         if grad_weight is not None:
-            grad_weight += outer(slope, part)
+            grad_weight += weight_gradient(slope, part)
         if grad_bias is not None:
             grad_bias += slope.sum(0)
     return loss, [grad_hidden, grad_weight, grad_bias]

@@ -1,6 +1,4 @@
-"""The linear layer, through oneDNN on a CPU in float32: about twice BLAS's speed where BLAS is tuned for
-another maker's processor, and for the few rows of decoding, where reading the weights is all the work.
-"""
+"""The linear layer, whose products go to the library that is fastest on this processor (`product_ways`)."""
 
 import contextvars
 import copy
@@ -11,18 +9,12 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 
+from polyformer.ops import product_ways
 from polyformer.ops.precision import as_written
+from polyformer.ops.product_ways import BLAS, PLAIN, PRODUCTS, Ways, onednn_product
 
 M = TypeVar("M", bound=nn.Module)
-
-SMALL_WEIGHT, FEW_ROWS = 1 << 16, 16
-"""A product this small is over before oneDNN, some 10 microseconds a call, has begun."""
-
-ROW_STEP = 64
-"""Longer inputs are padded to a multiple of so many rows: oneDNN compiles and keeps a kernel, about a
-megabyte, for every shape it meets, and batches of text come in hundreds of lengths."""
 
 
 class Reader(Protocol):
@@ -45,13 +37,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     other = None if torch.compiler.is_compiling() else reader.get()
     if other is not None and not torch.is_grad_enabled():
         return other.linear(x, weight, bias)
-    if not onednn_takes(x, weight):
+    ways = _ways(x, weight)
+    if ways == PLAIN:
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        return _Linear.apply(x, weight, bias)
-    return onednn_linear(x, weight, bias)
+        return _Linear.apply(x, weight, bias, ways)
+    return F.linear(x, weight, bias) if ways.forward == BLAS else onednn_linear(x, weight, bias)
 
 
 def linears(x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
@@ -62,30 +55,30 @@ def linears(x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
     return other.linears(x, layers)
 
 
-def outer(a: Tensor, b: Tensor) -> Tensor:
-    """a [N, O] transposed times b [N, I], the gradient of a weight: [O, I]."""
-    if not onednn_takes(a.T, b.T):
-        return a.T @ b
-    return linear(_padded(a).T, _padded(b).T)
+def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
+    """grad [N, O] times weight [O, I], the gradient of a layer's input: [N, I]; not differentiated."""
+    if not onednn_takes(grad, weight):
+        return grad @ weight
+    ways = PRODUCTS().ways(len(grad), weight.shape[1], weight.shape[0])
+    return product_ways.grad_input(grad, weight, ways.grad_input)
+
+
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """grad [N, O] transposed times x [N, I], the gradient of a layer's weight: [O, I]; not differentiated."""
+    if not onednn_takes(grad, x):
+        return grad.T @ x
+    return product_ways.grad_weight(grad, x, PRODUCTS().ways(len(x), x.shape[1], grad.shape[1]).grad_weight)
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`linear` by oneDNN, outside autograd; see `onednn_takes`."""
-    rows = x.flatten(0, -2)
-    y = torch.ops.mkldnn._linear_pointwise(_padded(rows), weight, bias, "none", [], "")
-    return shaped(y[: len(rows)], x)
+    return shaped(onednn_product(x.reshape(-1, x.shape[-1]), weight, bias), x)
 
 
 def shaped(rows: Tensor, x: Tensor) -> Tensor:
     """[N, O] as x [..., I] lies. Not a view for autograd: what a custom function returns as a view may not be
     changed in place, and nobody else has these rows."""
     return torch.ops.aten._unsafe_view(rows, [*x.shape[:-1], rows.shape[-1]])
-
-
-def _padded(rows: Tensor) -> Tensor:
-    """[N, I] with rows of zeros up to the next multiple of `ROW_STEP`; few rows stay as they are."""
-    missing = -len(rows) % ROW_STEP
-    return F.pad(rows, (0, 0, 0, missing)) if missing and len(rows) > ROW_STEP else rows
 
 
 def onednn_takes(x: Tensor, weight: Tensor) -> bool:
@@ -99,30 +92,43 @@ def onednn_takes(x: Tensor, weight: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()
         and x.numel() > 0
-        and (weight.numel() > SMALL_WEIGHT or x.numel() > FEW_ROWS * weight.shape[1])
     )
 
 
+def by_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN is the faster library for this product, and may compute it."""
+    return _ways(x, weight).forward != BLAS
+
+
+def _ways(x: Tensor, weight: Tensor) -> Ways:
+    if not onednn_takes(x, weight):
+        return PLAIN
+    return PRODUCTS().ways(x.numel() // x.shape[-1], weight.shape[1], weight.shape[0])
+
+
 class _Linear(torch.autograd.Function):
-    """The same product with its two gradients, each a product of the same sort."""
+    """The same product with its two gradients, each computed in its own way."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ways: Ways) -> Tensor:
         """y = x weight^T + bias."""
         ctx.save_for_backward(x, weight)
-        return onednn_linear(x, weight, bias)
+        ctx.ways = ways
+        return shaped(product_ways.forward(x.reshape(-1, x.shape[-1]), weight, bias, ways.forward), x)
 
     @staticmethod
     @as_written
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """grad_x = grad weight; grad_weight = sum_rows grad^T x; grad_bias = sum_rows grad."""
-        x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
-        for_x, for_weight, for_bias = ctx.needs_input_grad  # type: ignore[attr-defined]
-        rows = grad.flatten(0, -2)
+        x, weight = ctx.saved_tensors
+        for_x, for_weight, for_bias, _ = ctx.needs_input_grad
+        ways: Ways = PLAIN if torch.is_grad_enabled() else ctx.ways  # oneDNN's products have no gradient
+        rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         return (
-            linear(grad, weight.T) if for_x else None,
-            outer(rows, x.flatten(0, -2)) if for_weight else None,
+            product_ways.grad_input(rows, weight, ways.grad_input).view_as(x) if for_x else None,
+            product_ways.grad_weight(rows, inputs, ways.grad_weight) if for_weight else None,
             rows.sum(0) if for_bias else None,
+            None,
         )
 
 

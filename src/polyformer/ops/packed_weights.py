@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.ops.linear import ROW_STEP, Linear, onednn_linear, onednn_takes, reader, shaped
+from polyformer.ops.linear import Linear, by_onednn, onednn_linear, reader, shaped
+from polyformer.ops.product_ways import ROW_STEP
 
 PACKED_LIMIT = 2 << 30
 """Bytes of packed copies that one `PackedWeights` makes at most."""
@@ -39,7 +40,7 @@ class PackedWeights:
         if key in self.ways:
             read = self.ways[key]
         else:
-            read = weight if onednn_takes(x, weight) else None
+            read = weight if by_onednn(x, weight) else None
             if isinstance(weight, nn.Parameter):  # others may be gone, and their ids somebody else's
                 self.ways[key] = read
         if read is None:
@@ -68,7 +69,7 @@ class PackedWeights:
             if type(layer) is Linear and not layer._forward_hooks | layer._forward_pre_hooks
         ]
         size = sum(layer.weight.nbytes for layer in plain)
-        if len(plain) < len(layers) or size > self.room or not onednn_takes(x, plain[0].weight):
+        if len(plain) < len(layers) or size > self.room or not by_onednn(x, plain[0].weight):
             return None
         self.room -= size
         weight = torch.cat([layer.weight for layer in plain])

@@ -1,7 +1,8 @@
 """A section of choices: asked for by the code that uses them, measured when first asked for."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ClassVar, Generic, TypeVar
 
 import torch
@@ -32,14 +33,26 @@ class Section(Generic[C]):
     def __init__(self, name: str, fixed: C, measure: Callable[[], C]) -> None:
         self.name, self.fixed, self.measure = name, fixed, measure
         self.by_threads: dict[int, C] = {}
+        self.imposed: C | None = None
         Section.sections[name] = self
 
     def __call__(self) -> C:
         """The choices in force for this thread's number of threads."""
         if torch.are_deterministic_algorithms_enabled():
             return self.fixed
+        if self.imposed is not None:
+            return self.imposed
         choice = self.by_threads.get(torch.get_num_threads())
         return self._find() if choice is None else choice
+
+    @contextlib.contextmanager
+    def using(self, choice: C) -> Iterator[None]:
+        """These choices for all threads, whatever was measured, as long as the body runs."""
+        before, self.imposed = self.imposed, choice
+        try:
+            yield
+        finally:
+            self.imposed = before
 
     def key(self, threads: int | None = None) -> str:
         """What the file calls the choices for so many threads, by default as many as this thread has."""

@@ -1,0 +1,195 @@
+"""Which library computes the three products of a linear layer: by their sizes, as measured on this machine.
+
+BLAS is often tuned for another maker's processor, where oneDNN, which compiles its kernels for the processor
+at hand, is twice as fast; on others oneDNN loses half of its speed when a matrix lies transposed, as it does
+in a gradient. Nobody knows beforehand, so every product is tried in every way.
+"""
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.ops.tuning import Section
+
+BLAS, ONEDNN, ONEDNN_COPIED = "blas", "onednn", "onednn_copied"
+"""Plain torch; oneDNN; oneDNN that reads a copy of the weight, made each time, in the order it likes."""
+
+PASSES = "forward", "grad_input", "grad_weight"
+
+ROW_STEP = 64
+"""Longer inputs are padded to a multiple of so many rows: oneDNN compiles and keeps a kernel, about a
+megabyte, for every shape it meets, and batches of text come in hundreds of lengths."""
+
+CLEARLY, AT_LEAST = 1.05, 5e-6
+"""By what factor, and how many seconds, another way must be faster than plain torch to be taken."""
+
+ROUNDS, DECIDED, SECONDS = 4, 1.3, 0.6
+"""How often a product is tried at most; by what factor ways may differ and be tried no more; after how many
+seconds the sizes that are left go by their neighbours."""
+
+Size = tuple[int, int, int]
+"""Rows, inputs and outputs of a linear layer."""
+
+DECODING: list[Size] = [
+    (rows, *shape) for rows in (1, 8) for shape in ((256, 1024), (768, 3072), (3072, 768), (768, 16384))
+]
+TRAINING: list[Size] = [
+    *((128, *shape) for shape in ((768, 768), (768, 3072), (3072, 768))),
+    *((rows, *shape) for rows in (64, 512, 2048) for shape in ((64, 64), (128, 512), (512, 128))),
+    *((512, *shape) for shape in ((256, 1024), (1024, 256))),
+    (128, 768, 8192),
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProductWays(Config):
+    """The fastest way of each pass for some sizes, written "ROWSxINPUTSxOUTPUTS"; none: plain torch."""
+
+    forward: dict[str, str] = dataclasses.field(default_factory=dict)
+    grad_input: dict[str, str] = dataclasses.field(default_factory=dict)
+    grad_weight: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._measured  # noqa: B018 - a size or way that cannot be read is an error now
+
+    def ways(self, rows: int, inputs: int, outputs: int) -> "Ways":
+        """How to compute a layer of these sizes: each pass as that of the nearest size that was measured."""
+        size = rows, inputs, outputs
+        ways = self._known.get(size)
+        if ways is None:
+            if len(self._known) >= 4096:
+                self._known.clear()
+            ways = self._known[size] = Ways(*(_nearest(self._measured[name], size) for name in PASSES))
+        return ways
+
+    @functools.cached_property
+    def _known(self) -> "dict[Size, Ways]":
+        return {}
+
+    @functools.cached_property
+    def _measured(self) -> dict[str, dict[Size, str]]:
+        return {
+            name: {_size(text): _way(way) for text, way in getattr(self, name).items()} for name in PASSES
+        }
+
+
+class Ways(NamedTuple):
+    """How each pass of a layer is computed."""
+
+    forward: str
+    grad_input: str
+    grad_weight: str
+
+
+PLAIN = Ways(BLAS, BLAS, BLAS)
+
+
+def _nearest(measured: dict[Size, str], size: Size) -> str:
+    return measured[min(measured, key=lambda other: _distance(size, other))] if measured else BLAS
+
+
+def _size(text: str) -> Size:
+    try:
+        rows, inputs, outputs = map(int, text.split("x"))
+    except ValueError:
+        rows = inputs = outputs = 0
+    if min(rows, inputs, outputs) < 1:
+        raise InputError(f"product: expected ROWSxINPUTSxOUTPUTS, got {text!r}")
+    return rows, inputs, outputs
+
+
+def _way(way: str) -> str:
+    if way not in (BLAS, ONEDNN, ONEDNN_COPIED):
+        raise InputError(f"product: expected {BLAS}, {ONEDNN} or {ONEDNN_COPIED}, got {way!r}")
+    return way
+
+
+def _distance(size: Size, other: Size) -> float:
+    """How unlike two sizes are, in doublings."""
+    return sum(abs(math.log2(a / b)) for a, b in zip(size, other))
+
+
+def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [N, I] times weight [O, I] transposed, plus bias [O], by oneDNN: [N, O]; not differentiated."""
+    y = torch.ops.mkldnn._linear_pointwise(_padded(x), weight, bias, "none", [], "")
+    return y[: len(x)]
+
+
+def _padded(rows: Tensor) -> Tensor:
+    """[N, I] with rows of zeros up to the next multiple of `ROW_STEP`; few rows stay as they are."""
+    missing = -len(rows) % ROW_STEP
+    return F.pad(rows, (0, 0, 0, missing)) if missing and len(rows) > ROW_STEP else rows
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, way: str) -> Tensor:
+    """y = x [N, I] weight [O, I]^T + bias [O]."""
+    if way == BLAS:
+        return F.linear(x, weight, bias)
+    return onednn_product(x, weight if way == ONEDNN else weight.contiguous(), bias)
+
+
+def grad_input(grad: Tensor, weight: Tensor, way: str) -> Tensor:
+    """grad [N, O] weight [O, I]: what a layer's input receives, [N, I]."""
+    if way == BLAS:
+        return grad @ weight
+    return onednn_product(grad, weight.T if way == ONEDNN else weight.T.contiguous())
+
+
+def grad_weight(grad: Tensor, x: Tensor, way: str) -> Tensor:
+    """grad [N, O]^T x [N, I]: what a layer's weight receives, [O, I]."""
+    if way == BLAS:
+        return grad.T @ x
+    a, b = _padded(grad).T, _padded(x).T
+    return onednn_product(a if way == ONEDNN else a.contiguous(), b)
+
+
+def measure() -> ProductWays:
+    """Every pass of some layers in every way; decoding has no backward pass."""
+    ways: dict[str, dict[str, str]] = {name: {} for name in PASSES}
+    if not torch.backends.mkldnn.is_available():
+        return ProductWays()
+    end = time.thread_time() + SECONDS  # of work: on a busy machine as much is measured, and takes longer
+    for size in DECODING + TRAINING:
+        rows, inputs, outputs = size
+        x, weight, grad = (
+            torch.full(shape, 0.5, device="cpu", dtype=torch.float32)
+            for shape in ((rows, inputs), (outputs, inputs), (rows, outputs))
+        )
+        computed: dict[str, Callable[[str], Tensor]] = {
+            "forward": functools.partial(forward, x, weight, None),
+            "grad_input": functools.partial(grad_input, grad, weight),
+            "grad_weight": functools.partial(grad_weight, grad, x),
+        }
+        for name in PASSES[:1] if size in DECODING else PASSES:
+            if time.thread_time() < end:
+                tried = (BLAS, ONEDNN) if name == "forward" else (BLAS, ONEDNN, ONEDNN_COPIED)
+                ways[name]["x".join(map(str, size))] = _fastest(computed[name], tried)
+    return ProductWays(**ways)
+
+
+def _fastest(compute: Callable[[str], Tensor], ways: tuple[str, ...]) -> str:
+    """The way that took the least time; plain torch, the first, unless another is clearly faster."""
+    least = dict.fromkeys(ways, math.inf)
+    for turn in range(ROUNDS):
+        for way in ways:
+            start = time.perf_counter()
+            compute(way)
+            if turn:  # the first time memory is new and oneDNN compiles its kernel
+                least[way] = min(least[way], time.perf_counter() - start)
+        ratio = least[BLAS] / min(least.values())
+        if turn and not 1 < ratio < DECIDED:
+            break
+    best = min(ways, key=lambda way: least[way])
+    return best if least[BLAS] > max(CLEARLY * least[best], least[best] + AT_LEAST) else BLAS
+
+
+PRODUCTS = Section("products", ProductWays(), measure)
