@@ -9,6 +9,7 @@ from torch import Tensor
 import polyformer
 from polyformer.attention import PerformerConfig, RFAConfig
 from polyformer.attention.base import Mechanism, MechanismConfig
+from polyformer.attention.linear import sums
 from polyformer.attention.linear.feature_attention import LinearState
 from polyformer.attention.linear.feature_maps import MAPS, Kernel
 from polyformer.core.errors import InputError
@@ -229,6 +230,28 @@ def test_features_are_drawn_anew_in_training_alone_and_the_same_each_time():
     assert torch.equal(steps(third, 2)[1], steps(second, 2)[1])
     evaluated = steps(first.eval(), 4)
     assert all(torch.equal(evaluated[0], draw) for draw in evaluated)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("cache", [1 << 9, 1 << 12, 1 << 24])
+@pytest.mark.parametrize("config", MEMBERS, ids=str)
+def test_the_lengths_of_runs_change_rounding_alone(
+    config: MechanismConfig, cache: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Outputs and gradients are those of the definition, whatever a core's cache holds."""
+    monkeypatch.setattr(sums, "LEAST_RUN", 3)
+    monkeypatch.setattr(sums, "core_cache", lambda: cache)
+    results = []
+    for form in (config, config.definition()):
+        inputs = [x.requires_grad_() for x in tensors(37)]
+        valid = torch.ones(2, 37, dtype=torch.bool)
+        valid[1, :9] = False
+        mechanism = build(form)
+        y = run(mechanism, *inputs, causal=causal, kv_valid=valid)[:, :, 9:]
+        (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
+        results.append([y.detach(), *(x.grad for x in inputs), *(p.grad for p in mechanism.parameters())])
+    for fast, slow in zip(*results):
+        torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-9)
 
 
 def test_drawing_leaves_the_global_random_state_alone():

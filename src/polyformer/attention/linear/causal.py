@@ -57,7 +57,7 @@ class CausalAttention(torch.autograd.Function):
                 for table, value in zip(after, sums):
                     table[heads] = value
 
-        spread(work, head_groups(len(q), q.shape[1], kernel))
+        spread(work, head_groups(len(q), min(RUN, q.shape[1]), kernel))
         ctx.kernel = kernel
         ctx.save_for_backward(q, k, v, weight, decay, out, inverse, unraised, *before, *after[:2])
         ctx.mark_non_differentiable(after.top, after.mass)
@@ -92,7 +92,7 @@ class CausalAttention(torch.autograd.Function):
                         table[at] = value
                 grad_s[heads], grad_z[heads] = grad_next
 
-        spread(work, head_groups(len(q), q.shape[1], kernel))
+        spread(work, head_groups(len(q), min(RUN, q.shape[1]), kernel))
         grad_q, grad_k, grad_v, grad_log_query, grad_log_key = gradients
         grad_decays = None if decay is None else grad_decay(grad_log_query, grad_log_key, grad_last)
         return None, None, grad_q, grad_k, grad_v, grad_log_key, grad_decays, grad_s, grad_z, None, None

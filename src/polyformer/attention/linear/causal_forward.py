@@ -33,7 +33,7 @@ class Run:
         top: Tensor,
     ):
         self.kernel, self.q, self.k, self.v = kernel, q, k, v
-        (self.phi_q, _), (self.phi_k, scale) = kernel.features(q), kernel.features(k)
+        (self.phi_q, _), (self.phi_k, scale) = kernel.values(q), kernel.features(k)
         self.weights = run_weights(weight + scale, decay, top)
         self.scores = product(self.phi_q, self.phi_k.mT).mul_(self.weights.pairs)
 
@@ -43,7 +43,7 @@ def run_forward(run: Run, past: Sums) -> tuple[Tensor, Tensor, Tensor, Sums]:
     w = run.weights
     total = run.scores.sum(-1).addcmul_(matrix_vector(run.phi_q, past.denominators), w.past)
     mass = w.pairs.sum(-1).addcmul_(past.mass.unsqueeze(-1), w.past)
-    inverse, unraised = inverted(total, mass, run.kernel.floor)
+    inverse, unraised = inverted(total, mass, run.kernel.least)
     number = product(run.scores, run.v)
     number.addcmul_(product(run.phi_q, past.numerators.mT), w.past.unsqueeze(-1))
     weighed = (run.v * w.keys.unsqueeze(-1)).mT.contiguous()

@@ -19,7 +19,7 @@ from polyformer.sequence.context import Context
 
 def definition(inputs: Inputs, context: Context) -> Tensor:
     """Output [B, H, Tq, Dv]; the keys of `inputs` are all that the context describes."""
-    (phi_q, _), (phi_k, scale) = inputs.kernel.features(inputs.q), inputs.kernel.features(inputs.k)
+    (phi_q, _), (phi_k, scale) = inputs.kernel.values(inputs.q), inputs.kernel.features(inputs.k)
     log_w = (inputs.weight + scale).unsqueeze(-2)  # [B, H, Tq, Tk] from here on
     if inputs.decay is not None:
         decays = inputs.decay.cumsum(-1)
@@ -32,7 +32,7 @@ def definition(inputs: Inputs, context: Context) -> Tensor:
     w = (log_w - top).exp()
     numerators = phi_q @ phi_k.mT * w
     denominators = numerators.sum(-1, keepdim=True)
-    weights = numerators / bounded(denominators, w.sum(-1, keepdim=True), inputs.kernel.floor)
+    weights = numerators / bounded(denominators, w.sum(-1, keepdim=True), inputs.kernel.least)
     record(weights)
     return weights @ inputs.v
 

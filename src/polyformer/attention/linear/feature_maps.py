@@ -13,6 +13,7 @@ et al. 2021, lemma 1 and section 3; Peng et al. 2021, section 2.2.
 """
 
 import dataclasses
+import functools
 import math
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.ops.linear import linear
+from polyformer.ops.sines import cosines_and_sines
 
 RELU_FLOOR = 1e-3
 """Added to every feature of the relu map."""
@@ -28,37 +30,39 @@ RELU_FLOOR = 1e-3
 
 class FeatureMap:
     """phi(x) = e^scale * values. `norm`: the factor of |x|^2 / 2 in scale. `double`: two values a
-    direction."""
+    direction. `unit`: what a is multiplied by before `values` reads it."""
 
     norm: ClassVar[float] = 0.0
     double: ClassVar[bool] = False
+    unit: ClassVar[float] = 1.0
 
-    def values(self, a: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Values [..., M or 2 M] of a = W x [..., M], and the rest of the scale beside the norm: [...] or
-        None.
+    def values(self, a: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Values [..., M or 2 M] of a = W x * unit [..., M], which is written over, and the rest of the scale
+        beside the norm, [...] or a number.
 
         That rest only moves weight between the two factors: gradients treat it as a constant.
         """
         raise NotImplementedError
 
     def backward(self, values: Tensor, grad_values: Tensor) -> Tensor:
-        """The gradient of a."""
+        """The gradient of W x; what it is computed from may be written over."""
         raise NotImplementedError
 
 
 class Positive(FeatureMap):
-    """phi = exp(a - |x|^2 / 2) / sqrt(M)."""
+    """phi = exp(a - |x|^2 / 2) / sqrt(M), by powers of 2, which a processor computes faster."""
 
     norm = -1.0
+    unit = math.log2(math.e)
 
-    def values(self, a: Tensor) -> tuple[Tensor, Tensor | None]:
+    def values(self, a: Tensor) -> tuple[Tensor, Tensor | float]:
         """exp(a - max a), and max a - log(M) / 2."""
         top = a.detach().amax(-1, keepdim=True)
-        return (a - top).exp_(), top.squeeze(-1) - math.log(a.shape[-1]) / 2
+        return a.sub_(top).exp2_(), top.squeeze(-1) * math.log(2) - math.log(a.shape[-1]) / 2
 
     def backward(self, values: Tensor, grad_values: Tensor) -> Tensor:
         """d exp(a) = exp(a) da."""
-        return values * grad_values
+        return grad_values.mul_(values)
 
 
 class Gaussian(FeatureMap):
@@ -66,14 +70,16 @@ class Gaussian(FeatureMap):
 
     double = True
 
-    def values(self, a: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[cos a, sin a] / sqrt(M)."""
-        return torch.cat([a.cos(), a.sin()], -1) * a.shape[-1] ** -0.5, None
+    def values(self, a: Tensor) -> tuple[Tensor, Tensor | float]:
+        """[cos a, sin a], and -log(M) / 2."""
+        recorded = torch.is_grad_enabled() and a.requires_grad
+        values = torch.cat([a.cos(), a.sin()], -1) if recorded else cosines_and_sines(a)
+        return values, -math.log(a.shape[-1]) / 2
 
     def backward(self, values: Tensor, grad_values: Tensor) -> Tensor:
         """d cos a = -sin a da, d sin a = cos a da."""
         (cos, sin), (grad_cos, grad_sin) = values.chunk(2, -1), grad_values.chunk(2, -1)
-        return cos * grad_sin - sin * grad_cos
+        return (cos * grad_sin).addcmul_(sin, grad_cos, value=-1)
 
 
 class Trigonometric(Gaussian):
@@ -85,13 +91,13 @@ class Trigonometric(Gaussian):
 class Relu(FeatureMap):
     """phi = max(a, 0) + 0.001."""
 
-    def values(self, a: Tensor) -> tuple[Tensor, Tensor | None]:
+    def values(self, a: Tensor) -> tuple[Tensor, Tensor | float]:
         """max(a, 0) + 0.001."""
-        return a.clamp_min(0) + RELU_FLOOR, None
+        return a.clamp_min_(0).add_(RELU_FLOOR), 0.0
 
     def backward(self, values: Tensor, grad_values: Tensor) -> Tensor:
         """d max(a, 0) = (a > 0) da."""
-        return grad_values * (values > RELU_FLOOR)
+        return grad_values.mul_(values > RELU_FLOOR)
 
 
 MAPS: dict[str, FeatureMap] = {
@@ -104,32 +110,53 @@ MAPS: dict[str, FeatureMap] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kernel:
-    """A feature map and its directions W [M, D]. `floor` bounds denominators: see `weights.bounded`."""
+    """A feature map of factor * x and its directions W [M, D].
+
+    `floor` bounds denominators, as a share of phi(x) . phi(x) for maps by sines: see `weights.bounded`.
+    """
 
     map: FeatureMap
     directions: Tensor
     floor: float = 0.0
+    factor: float = 1.0
 
     @property
     def width(self) -> int:
         """The number of values of a vector."""
         return len(self.directions) * (2 if self.map.double else 1)
 
+    @property
+    def least(self) -> float:
+        """The floor of products of values, which for maps by sines are those of phi times M."""
+        return self.floor * len(self.directions)
+
+    @functools.cached_property
+    def rows(self) -> Tensor:
+        """factor * W, times what the map reads."""
+        return self.directions * (self.factor * self.map.unit)
+
+    def values(self, x: Tensor) -> tuple[Tensor, Tensor | float]:
+        """The values [..., width] of x [..., D], and what `weighed` leaves out of their scale."""
+        return self.map.values(linear(x, self.rows))
+
+    def weighed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Log weights [...] of x [..., D] and the part of their scales that is not of the features."""
+        if not self.map.norm:
+            return weight
+        return weight.add(x.square().sum(-1), alpha=self.map.norm / 2 * self.factor**2)
+
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Values [..., width] and scale [...] of x [..., D]: phi(x) = e^scale * values."""
-        values, top = self.map.values(linear(x, self.directions))
-        if self.map.norm:
-            half = x.square().sum(-1) * (self.map.norm / 2)
-            return values, half if top is None else top + half
-        return values, x.new_zeros(x.shape[:-1]) if top is None else top
+        values, rest = self.values(x)
+        return values, self.weighed(x, x.new_zeros(x.shape[:-1])) + rest
 
     def backward(self, x: Tensor, values: Tensor, grad_values: Tensor, grad_scale: Tensor | None) -> Tensor:
         """The gradient of x: W^T grad_a + grad_scale * norm * x; no `grad_scale` where the scale is not
-        used."""
-        grad_x = linear(self.map.backward(values, grad_values), self.directions.T)
+        used. `grad_values` may be written over."""
+        grad_x = linear(self.map.backward(values, grad_values), self.directions.T * self.factor)
         if grad_scale is None or not self.map.norm:
             return grad_x
-        return grad_x.addcmul_(x, grad_scale.unsqueeze(-1), value=self.map.norm)
+        return grad_x.addcmul_(x, grad_scale.unsqueeze(-1), value=self.map.norm * self.factor**2)
 
 
 def check_features(features: int, redraw_every: int | None) -> None:

@@ -93,7 +93,7 @@ class Performer(Mechanism):
     def kernel(self, q: Tensor) -> Kernel:
         """The features of queries and keys like `q`."""
         floor = self.config.floor if self.config.map == "trigonometric" else 0.0
-        return Kernel(MAPS[self.config.map], self.directions(q), floor)
+        return Kernel(MAPS[self.config.map], self.directions(q), floor, factor=q.shape[3] ** -0.25)
 
     @guarded
     def forward(
@@ -106,8 +106,7 @@ class Performer(Mechanism):
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
         """Attention by phi of q / D^(1/4) and k / D^(1/4)."""
-        factor = q.shape[3] ** -0.25
-        y, state = self._mix(at_least_float32(q) * factor, at_least_float32(k) * factor, v, context, state)
+        y, state = self._mix(at_least_float32(q), at_least_float32(k), v, context, state)
         self.directions.watch(y)
         return y.to(q.dtype), state
 

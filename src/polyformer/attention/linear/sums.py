@@ -10,13 +10,16 @@ from torch import Tensor
 
 from polyformer.attention.linear.feature_maps import Kernel
 from polyformer.attention.linear.weights import bounded, finite_top
-from polyformer.ops.products import product
+from polyformer.ops.tuning.machine import core_cache
 
 RUN = 128
 """Tokens of a run, whose pairs a causal pass multiplies out."""
 
-CACHED = 1 << 17
-"""Features of the heads that are computed together on a CPU, at most: what its cache holds."""
+LEAST_RUN = 64
+"""Tokens of a run at least, however many features they have: fewer make products of vectors."""
+
+ON_ACCELERATOR = 1 << 26
+"""Features held at once on an accelerator: a matter of its memory."""
 
 
 class Sums(NamedTuple):
@@ -43,27 +46,12 @@ def no_sums(heads: int, width: int, kernel: Kernel) -> Sums:
     )
 
 
-def absorb(kernel: Kernel, k: Tensor, v: Tensor, weight: Tensor, past: Sums) -> Sums:
-    """The sums over the past and all of the keys k [N, C, D], values v [N, C, Dv], log weights [N, C]."""
-    features, scale = kernel.features(k)
-    weight = weight + scale
-    top = torch.maximum(weight.amax(-1), past.top)
-    share, kept = (weight - finite_top(top).unsqueeze(-1)).exp_(), (past.top - finite_top(top)).exp_()
-    numerators = product((v * share.unsqueeze(-1)).mT.contiguous(), features)
-    return Sums(
-        numerators.add_(past.numerators * kept.view(-1, 1, 1)),
-        weighted_sum(share, features).addcmul_(past.denominators, kept.unsqueeze(-1)),
-        top,
-        share.sum(-1).addcmul_(past.mass, kept),
-    )
-
-
 def recurrent_step(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, decay: Tensor | None, past: Sums
 ) -> tuple[Tensor, Sums]:
     """One token a row: S = e^decay S + e^weight v phi(k)^T, z likewise; output [N, 1, Dv] and the next
     sums."""
-    (phi_q, _), (phi_k, scale) = kernel.features(q[:, 0]), kernel.features(k[:, 0])
+    (phi_q, _), (phi_k, scale) = kernel.values(q[:, 0]), kernel.features(k[:, 0])
     weight = weight[:, 0] + scale
     past_top = past.top if decay is None else past.top + decay[:, 0]
     top = torch.maximum(weight, past_top).detach()
@@ -75,7 +63,7 @@ def recurrent_step(
     numerators = torch.baddbmm(past.numerators * kept.unsqueeze(-1), value, phi_k.unsqueeze(1))
     denominators = past.denominators * kept + phi_k * share
     mass = (past.mass * kept.squeeze(-1) + share.squeeze(-1)).detach()
-    total = bounded((denominators * phi_q).sum(-1), mass, kernel.floor)
+    total = bounded((denominators * phi_q).sum(-1), mass, kernel.least)
     out = matrix_vector(numerators, phi_q) / total.unsqueeze(-1)
     return out.unsqueeze(1), Sums(numerators, denominators, top, mass)
 
@@ -91,13 +79,21 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def head_groups(heads: int, length: int, kernel: Kernel) -> list[slice]:
-    """Groups of the N heads computed together: all on an accelerator, on a CPU what a cache holds and threads
-    share."""
-    most = heads
-    if not kernel.directions.is_cuda:
-        fits = CACHED // (min(RUN, length) * kernel.width)
-        most = max(1, min(fits, -(-heads // torch.get_num_threads())))
-    return runs(heads, most)
+    """Groups of the N heads computed together: those that fit at this length, shared among threads."""
+    threads = 1 if kernel.directions.is_cuda else torch.get_num_threads()
+    fits = _room(kernel) // (min(length, run_length(kernel)) * kernel.width)
+    return runs(heads, max(1, min(fits, -(-heads // threads))))
+
+
+def run_length(kernel: Kernel) -> int:
+    """Tokens of a head whose features are computed together where pairs are not multiplied out."""
+    return max(LEAST_RUN, _room(kernel) // kernel.width)
+
+
+def _room(kernel: Kernel) -> int:
+    """Features held at once: on a CPU twice what a core's cache takes, for longer steps are fewer."""
+    w = kernel.directions
+    return ON_ACCELERATOR if w.is_cuda else 2 * core_cache() // w.element_size()
 
 
 def runs(length: int, step: int) -> list[slice]:
