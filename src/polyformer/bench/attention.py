@@ -15,6 +15,7 @@ import torch
 
 from polyformer.bench.benchmark_case import DENSE, AbsentError, BenchmarkCase
 from polyformer.bench.contenders import PEERS, call
+from polyformer.bench.machine import begin
 from polyformer.bench.member import Member, density
 from polyformer.bench.memory import peak_mib
 from polyformer.bench.plot import line_plot
@@ -83,8 +84,7 @@ def run(config: AttentionBench) -> list[Measured]:
     from rich.console import Console
 
     console = Console()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    begin(config.threads)
     console.print(
         f"{'causal ' if config.causal else ''}attention, "
         f"{'forward and backward' if config.backward else 'forward'}: {_setting(config)}"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyformer.bench.machine import begin
 from polyformer.bench.timing import in_turn, median
 from polyformer.checkpoints import FAMILIES, Family, from_transformers
 from polyformer.core.config import Config
@@ -57,8 +58,7 @@ def family_of() -> dict[str, Family]:
 
 def run(config: FamiliesBench) -> dict[str, float]:
     """Ratios, theirs over ours, by "preset pass"; prints the medians and how far the outputs differ."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    begin(config.threads)
     results: dict[str, float] = {}
     for preset in config.presets:
         try:

@@ -1,22 +1,23 @@
-"""Generation beside transformers' own models with the same weights: one text, a batch, and beams.
+"""Generation beside other libraries with the same weights: one text, a batch, and beams.
 
 Random weights and prompts, no end token, so that every text has all its tokens: those of a decoder follow a
 prompt, those of an encoder-decoder a source of as many tokens.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
+from polyformer.bench.benchmark_case import AbsentError
+from polyformer.bench.generation_libraries import LIBRARIES, Pair, Write
+from polyformer.bench.machine import begin
 from polyformer.bench.timing import in_turn, median
 from polyformer.checkpoints import FAMILIES, from_transformers
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
-from polyformer.generation import BeamConfig, GenerationConfig, SpecialIds
 from polyformer.model import Transformer
 from polyformer.presets import model_config
 
@@ -37,12 +38,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 PRESETS = {"gpt-j-small": "gpt-j-6b"}
 
+OURS = "polyformer"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationBench(Config):
     """Every model greedily for each batch size, and one text with beams."""
 
     models: tuple[str, ...] = tuple(MODELS)
+    libraries: tuple[str, ...] = ("transformers", "polyformer")
     batches: tuple[int, ...] = (1, 8)  # texts at a time
     beams: tuple[int, ...] = (4,)  # of one text
     prompt: int = 24  # tokens
@@ -68,11 +72,14 @@ class GenerationBench(Config):
         for name in self.models:
             if name not in MODELS:
                 raise unknown("model", name, MODELS)
+        for name in self.libraries:
+            if name not in LIBRARIES:
+                raise unknown("library", name, LIBRARIES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """One library writing with one model. `rate`: bytes of weights a second, every weight once a token."""
+    """One library writing with one model. `rate`: bytes of ours' weights a second, each once a token."""
 
     library: str
     model: str
@@ -85,40 +92,46 @@ class Measured:
     def __str__(self) -> str:
         how = f"{self.beams} beams" if self.beams > 1 else f"batch {self.batch}"
         return (
-            f"{self.model:12} {how:9} {self.library:13} {self.seconds * 1e3:9.1f} ms "
+            f"{self.model:12} {how:9} {self.library:21} {self.seconds * 1e3:9.1f} ms "
             f"{self.tokens_per_second:8.1f} tokens/s {self.rate / 1e9:7.1f} GB/s of weights"
         )
 
 
 def run(config: GenerationBench) -> list[Measured]:
     """The median time of every model, library and way to write; prints them with their ratios."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    begin(config.threads)
     measured = []
     for name in config.models:
-        libraries = {
-            key: model.to(config.device, getattr(torch, config.dtype)).eval()
-            for key, model in contenders(name, config).items()
-        }
+        sides = pair(name, config)
+        writers = {}
+        for library in config.libraries:
+            try:
+                writers[library] = LIBRARIES[library](sides)
+            except (AbsentError, ImportError) as error:
+                print(f"{library}: no comparison: {error}")
         sizes = [(batch, 1) for batch in config.batches] + [(1, beams) for beams in config.beams]
         for batch, beams in sizes:
-            measured += _measure(name, libraries, batch, beams, config)
+            measured += _measure(name, sides, writers, batch, beams, config)
     return measured
 
 
-def contenders(name: str, config: GenerationBench) -> dict[str, nn.Module]:
+def pair(name: str, config: GenerationBench) -> Pair:
     """Ours and, where transformers is installed, theirs with the same weights."""
-    family, ours = FAMILIES[MODELS[name][0]], _shape(name, config)
+    torch.manual_seed(0)
+    family, shape = FAMILIES[MODELS[name][0]], _shape(name, config)
+
+    def placed(model: Any) -> Any:
+        return model.to(config.device, getattr(torch, config.dtype)).eval()
+
     try:
         import transformers
     except ImportError:
-        print("transformers is not installed: no comparison (pip install 'polyformer[peers]')")
-        return {"polyformer": Transformer(ours)}
-    task = family.task({}, ours.head)
-    ours = dataclasses.replace(ours, head=family.tasks[task].head)
-    described, _ = family.hub_config(ours)
+        return Pair(placed(Transformer(shape)))
+    task = family.task({}, shape.head)
+    shape = dataclasses.replace(shape, head=family.tasks[task].head)
+    described, _ = family.hub_config(shape)
     theirs = getattr(transformers, family.class_prefix + task)(transformers.AutoConfig.for_model(**described))
-    return {"transformers": theirs, "polyformer": from_transformers(theirs)}
+    return Pair(placed(from_transformers(theirs)), placed(theirs))
 
 
 def _shape(name: str, config: GenerationBench) -> ModelConfig:
@@ -127,48 +140,22 @@ def _shape(name: str, config: GenerationBench) -> ModelConfig:
 
 
 def _measure(
-    name: str, libraries: dict[str, nn.Module], batch: int, beams: int, config: GenerationBench
+    name: str, sides: Pair, writers: dict[str, Write], batch: int, beams: int, config: GenerationBench
 ) -> list[Measured]:
     """All libraries on the same prompts."""
     ids = torch.randint(5, 1000, (batch, config.prompt), device=config.device)
-    runs = {key: _writing(model, ids, config.new_tokens, beams) for key, model in libraries.items()}
-    texts = [write() for write in runs.values()]
+    runs = {key: functools.partial(write, ids, config.new_tokens, beams) for key, write in writers.items()}
+    texts = {key: write() for key, write in runs.items()}
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in sides.ours.parameters())
+    medians = {key: median(seconds) for key, seconds in in_turn(runs, config.repeats).items()}
     results = []
-    for key, seconds in in_turn(runs, config.repeats).items():
-        middle = median(seconds)
-        weights = sum(
-            parameter.numel() * parameter.element_size() for parameter in libraries[key].parameters()
-        )
+    for key, middle in medians.items():
         tokens = config.new_tokens / middle
         results.append(Measured(key, name, batch, beams, middle, batch * tokens, weights * tokens))
         print(results[-1])
-    if len(results) == 2:
-        same = "the same tokens" if torch.equal(*texts) else "tokens that differ"
-        ratio = results[0].seconds / results[1].seconds
-        print(f"polyformer is {ratio:.2f} times as fast, with {same}", flush=True)
+    for key, middle in medians.items():
+        if key != OURS and OURS in medians:
+            same = "the same tokens" if torch.equal(texts[key], texts[OURS]) else "tokens that differ"
+            ratio = middle / medians[OURS]
+            print(f"{OURS} is {ratio:.2f} times as fast as {key}, with {same}", flush=True)
     return results
-
-
-def _writing(model: nn.Module, ids: Tensor, count: int, beams: int) -> Callable[[], Tensor]:
-    """A function that writes `count` tokens for each row of `ids` and returns them."""
-    if isinstance(model, Transformer):
-        beam = BeamConfig()
-        if beams > 1:
-            beam = BeamConfig(
-                num_beams=beams, normalization="length", length_penalty=1.0, early_stopping=False
-            )
-        asked = GenerationConfig(max_new_tokens=count, special=SpecialIds(eos=()), beam=beam)
-        return lambda: model.generate(ids, config=asked).sequences[:, -count:]
-    mask = torch.ones_like(ids)
-    settings: Any = model.generation_config
-    settings.eos_token_id = settings.forced_eos_token_id = None
-    return (
-        lambda: model.generate(  # type: ignore[operator]
-            ids,
-            attention_mask=mask,
-            do_sample=False,
-            max_new_tokens=count,
-            num_beams=beams,
-            pad_token_id=0,
-        )[:, -count:]
-    )

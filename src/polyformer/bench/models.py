@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyformer.bench.machine import begin
 from polyformer.bench.timing import in_turn, median
 from polyformer.checkpoints import convert, from_transformers
 from polyformer.core.config import Config
@@ -55,8 +56,7 @@ class ModelsBench(Config):
 
 def run(config: ModelsBench) -> dict[str, float]:
     """Median seconds by "kind pass model"; prints them, their ratios and how well the outputs agree."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    begin(config.threads)
     print(
         f"{config.layers} layers of {config.hidden_size}, {config.batch} x {config.length} tokens, "
         f"{config.dtype}, {config.device}, {torch.get_num_threads()} threads, "

@@ -1,5 +1,6 @@
 """Measure speed and memory, beside other libraries where they are installed.
 
+all: the project's own table, ours beside what people would take, as JSON; report: such files as Markdown.
 attention: one attention layer, by pattern or mechanism and length. families: one model with each kind of
 attention. generation: tokens a second. models: whole models beside transformers. training: training steps.
 """
@@ -10,16 +11,19 @@ from typing import Any, Literal
 from polyformer.commands.options import argument, choices, experiment_settings, module_help, run_module
 
 EXAMPLES = """examples:
+  polyformer bench all --out mine.json   # an hour or two; the same command goes on where it was stopped
+  polyformer bench all --only gpt2-step window --instruction-sets default
+  polyformer bench report --files mine.json
   polyformer bench attention
   polyformer bench attention --help      # its settings and their defaults
   polyformer bench attention --members "Window(256)" "Window(256) + alibi" --lengths 4096 8192 --backward
   polyformer bench training --layers 6 --repeats 3
   polyformer bench families --presets bert-base --head classify --data IMDB-DIR --tokenizer DIR --backward
-  polyformer bench generation
+  polyformer bench generation --libraries transformers ctranslate2 polyformer
   polyformer bench models --models longformer --length 2048
 """
 
-What = Literal["attention", "families", "generation", "models", "training"]
+What = Literal["all", "attention", "families", "generation", "models", "report", "training"]
 
 
 @dataclass(frozen=True, kw_only=True)
