@@ -11,7 +11,7 @@ from polyformer.checkpoints.save import find_family, to_hub_tensors
 from polyformer.core.errors import InputError
 
 SPANS = [case for case in CLASSES if "QuestionAnswering" in case[1]]
-FLOAT32 = ("gptj", "gpt_neo", "longformer", "t5", "xlm")
+FLOAT32 = ("gptj", "gpt_neo", "llama", "longformer", "mistral", "qwen2", "t5", "xlm")
 """Families of which theirs computes parts in float32."""
 
 UNIFORM: dict[str, tuple[str, ...]] = {
@@ -62,9 +62,7 @@ def gradients(ours: Any, theirs: Any) -> tuple[dict[str, torch.Tensor], dict[str
         for name, parameter in theirs.named_parameters()
     }
     tensors = to_hub_tensors(family, ours.model.config, task, own)
-    return {
-        resolve_prefix(name, family.base_model_prefix, wanted): tensor for name, tensor in tensors.items()
-    }, wanted
+    return {resolve_prefix(name, family.prefixes, wanted): tensor for name, tensor in tensors.items()}, wanted
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

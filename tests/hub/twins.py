@@ -51,6 +51,19 @@ BART = {
     "decoder_layerdrop": 0.0,
     "decoder_start_token_id": 2,
 }
+LLAMA = {
+    "vocab_size": V,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+    "classifier_dropout": 0.0,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+}
 SIZES: dict[str, dict[str, Any]] = {
     "bert": BERT,
     "roberta": BERT | {"pad_token_id": 1},
@@ -77,6 +90,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "openai-gpt": GPT | {"pad_token_id": 0},
     "gptj": GPT | {"rotary_dim": 4, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 2},
     "ctrl": {**GPT, "dff": 24, "pad_token_id": 0},
+    "llama": LLAMA,
+    "mistral": LLAMA | {"sliding_window": 12},  # eager ones give NaN behind a window of padding
+    "qwen2": LLAMA | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     "gpt_neo": {
         "vocab_size": V,
         "hidden_size": 16,

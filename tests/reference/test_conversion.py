@@ -31,6 +31,8 @@ DENSE: dict[str, dict[str, Any]] = {
     "big_bird": {"attention_type": "original_full"},
     "gpt_neo": {"window_size": 40},
     "longformer": {"attention_window": [40, 40]},
+    "mistral": {"sliding_window": 40},
+    "qwen2": {"sliding_window": 40},
     "reformer": {"attn_layers": ["local", "local"], "local_attn_chunk_length": 20},
 }
 """Options with which a family sees all of a text, as what it is converted to does."""

@@ -7,6 +7,7 @@ from torch import Tensor
 from polyformer.position import RopeConfig, Shape, Site
 from polyformer.position.rope.context_extension import (
     InterpolationConfig,
+    Llama3Config,
     NtkConfig,
     RopeExtensionConfig,
     YarnConfig,
@@ -120,6 +121,7 @@ def test_gpt_j_turns_pairs():
 @pytest.mark.parametrize("base", [10000.0, 500_000.0])
 def test_frequencies_of_every_extension(head: int, base: float):
     """In the numbers that Llama models are extended with; theirs are float32."""
+    old = {"original_max_position_embeddings": 512}
     yarn = {"original_max_position_embeddings": 4096, "factor": 16.0}
     dynamic = 4.0 * 10_000 / 4096 - 3.0  # how much of a stretch `dynamic` with factor 4 is at length 10000
     cases = [
@@ -132,6 +134,12 @@ def test_frequencies_of_every_extension(head: int, base: float):
             YarnConfig(
                 factor=16.0, original_max_positions=4096, beta_fast=8, beta_slow=2, attention_factor=1.2
             ),
+            None,
+        ),
+        (
+            "llama3",
+            {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **old},
+            Llama3Config(factor=8.0, original_max_positions=512),
             None,
         ),
     ]

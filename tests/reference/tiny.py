@@ -43,6 +43,7 @@ DEBERTA: dict[str, Any] = {
     "position_biased_input": False,
     "pos_att_type": ["c2p", "p2c"],
 }
+LLAMA: dict[str, Any] = {**COMMON, "num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0}
 TINY: dict[str, dict[str, Any]] = {
     "albert": {**COMMON, "embedding_size": 5},
     "bart": SEQUENCES,
@@ -89,6 +90,9 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "gpt2": DECODER,
     "gptj": {**DECODER, "rotary_dim": 4},
+    "llama": LLAMA,
+    "mistral": {**LLAMA, "sliding_window": 4},
+    "qwen2": {**LLAMA, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
     "longformer": {**COMMON, "attention_window": [4, 8], "pad_token_id": 1, "max_position_embeddings": 21},
     "m2m_100": SEQUENCES,
     "openai-gpt": DECODER,

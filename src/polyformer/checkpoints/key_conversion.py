@@ -41,21 +41,34 @@ class KeyConversion(FamilyTables):
     def expects(self, key: str) -> bool:
         """Whether a tensor belongs to the family, though perhaps to another head."""
         patterns = [*self.ignored_keys]
-        base = f"{self.base_model_prefix}."
         for name, task in self.tasks.items():
-            keys = self.full_key_mapping(name)
+            keys, base = self.full_key_mapping(name), f"{task.base or self.base_model_prefix}."
             patterns += [known.replace("{i}", "*") + ending for known in keys for ending in ENDINGS]
             patterns += [*task.tied_keys, *(unused.replace("{base}", base) for unused in task.unused_keys)]
         return any(_matches(name, patterns) for name in self._spellings(key))
 
     def _base(self, task: str) -> str:
         """What the trunk's keys begin with in the class of `task`."""
-        return f"{self.base_model_prefix}." if self.base_model_prefix and self.tasks[task].prefixed else ""
+        base = self.tasks[task].base or self.base_model_prefix
+        return f"{base}." if base and self.tasks[task].prefixed else ""
 
-    def _spellings(self, key: str) -> tuple[str, str, str]:
-        """A key as it is, with the trunk's prefix and without it."""
-        base = f"{self.base_model_prefix}."
-        return key, base + key, key.removeprefix(base)
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What the trunk's keys begin with in the family's classes, the family's own prefix first."""
+        return tuple(
+            dict.fromkeys((self.base_model_prefix, *(task.base for task in self.tasks.values() if task.base)))
+        )
+
+    def _spellings(self, key: str) -> tuple[str, ...]:
+        """A key as it is, with another of the trunk's prefixes and without one."""
+        return spellings(key, self.prefixes)
+
+
+def spellings(key: str, prefixes: Iterable[str]) -> tuple[str, ...]:
+    """A tensor's name as it is, then as files have it whose trunk stands under another prefix, or none."""
+    bases = [f"{prefix}." for prefix in prefixes]
+    bare = next((key.removeprefix(base) for base in bases if key.startswith(base)), key)
+    return key, *(base + key for base in bases), *(base + bare for base in bases), bare
 
 
 def _matches(key: str, patterns: Iterable[str]) -> bool:

@@ -83,7 +83,8 @@ def _load_public(
     if head == "embed":
         head = embedding_head(folder) or head
     model, matched = model_of_tensors(hub, open_tensors(folder, pickle), head, dtype)
-    model.generation = read_generation(folder)
+    settings = read_generation(folder)
+    model.generation = model.generation if settings is None else settings
     return model, matched
 
 
@@ -163,6 +164,8 @@ def from_transformers(model: nn.Module, head: str | dict[str, Any] | HeadConfig 
     if config is None or not hasattr(config, "model_type"):
         raise InputError(f"model: expected one of transformers', got {type(model).__name__}")
     hub = {**config.to_dict(), "architectures": [type(model).__name__]}
+    if (hub.get("quantization_config") or {}).get("quant_method") == "gguf":
+        del hub["quantization_config"]  # such files are dequantized when they are read
     converted, matched = model_of_tensors(hub, dict(model.state_dict()), named_head(head))
     _warn(matched.newly_initialized)
     return converted
@@ -185,6 +188,8 @@ def model_of_tensors(
     matched = match_tensors(family, task, config, stored, model, new_head=head is not None)
     load_weights(model, _cast(matched.weights, dtype), "the checkpoint")
     model.unused_tensors = _cast(matched.unused, dtype)
+    if isinstance(hub.get("eos_token_id"), list):  # of which a model's own configuration holds one
+        model.generation = {"eos_token_id": hub["eos_token_id"]}
     return model.eval(), matched
 
 
@@ -204,7 +209,7 @@ def untied(family: Family, task: str, config: ModelConfig, stored: Stored) -> Mo
     """
     mapping = family.full_key_mapping(task)
     for copy, source in family.tasks[task].tied_keys.items() if family.tied(config) else ():
-        keys = {resolve_prefix(key, family.base_model_prefix, {copy, source}): key for key in stored}
+        keys = {resolve_prefix(key, family.prefixes, {copy, source}): key for key in stored}
         known = copy in mapping or copy.removesuffix(".weight") in mapping
         both = known and copy in keys and source in keys
         if both and not torch.equal(stored[keys[copy]], stored[keys[source]]):

@@ -1,13 +1,14 @@
 """Our tensors of those of a checkpoint, and what became of every one of them."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
 from polyformer.checkpoints.family import Family
+from polyformer.checkpoints.key_conversion import spellings
 from polyformer.checkpoints.key_mapping import Link
 from polyformer.checkpoints.tensors import Tensors
 from polyformer.core.errors import InputError, quote, unknown
@@ -43,7 +44,7 @@ def match_tensors(
     own = model.state_dict(keep_vars=True)
     links = {link.theirs: link for link in family.links(config, task, own)}
     tied = family.tasks[task].tied_keys
-    keys = {resolve_prefix(key, family.base_model_prefix, {*links, *tied}): key for key in stored}
+    keys = {resolve_prefix(key, family.prefixes, {*links, *tied}): key for key in stored}
     weights, unused, missing = _convert(links, tied, keys, stored, own)
     weights |= family.generated_tensors(own)
     left: list[str] = []
@@ -98,10 +99,9 @@ def _convert(
     return weights, unused, missing
 
 
-def resolve_prefix(key: str, prefix: str, expected: Collection[str]) -> str:
-    """A tensor's name in the files of a task, whether its own file has the trunk's prefix or not."""
-    candidates = (key, f"{prefix}.{key}", key.removeprefix(f"{prefix}."))
-    return next((name for name in candidates if name in expected), key)
+def resolve_prefix(key: str, prefixes: Iterable[str], expected: Collection[str]) -> str:
+    """A tensor's name in the files of a task, whichever of the trunk's prefixes its own file has, or none."""
+    return next((name for name in spellings(key, prefixes) if name in expected), key)
 
 
 def _check_shape(theirs: str, name: str, tensor: Tensor, own: Tensor) -> None:

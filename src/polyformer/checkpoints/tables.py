@@ -24,9 +24,10 @@ class Task:
     head: our head. key_mapping: the head's tensors, `{base}` standing for the trunk's prefix. config_mapping:
     the options that describe the head, by paths in it. tied_keys: tensors that repeat others where the
     embeddings are tied, by name the one that each repeats. prefixed: whether the trunk's tensors stand under
-    the family's prefix. labelled: whether number of labels and dropout are those of the configuration.
-    without: the stack that this class lacks, "encoder" or "decoder". trunk: the trunk's key mapping where it
-    is not the family's. unused_keys: patterns of tensors that the class has and computes nothing with.
+    the family's prefix. base: this class's prefix, where it is not the family's. labelled: whether number of
+    labels and dropout are those of the configuration. without: the stack that this class lacks, "encoder" or
+    "decoder". trunk: the trunk's key mapping where it is not the family's. unused_keys: patterns of tensors
+    that the class has and computes nothing with.
     """
 
     head: HeadConfig
@@ -34,6 +35,7 @@ class Task:
     config_mapping: tuple[Option, ...] = ()
     tied_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefixed: bool = True
+    base: str = ""
     labelled: bool = True
     without: str = ""
     trunk: KeyMapping | None = None

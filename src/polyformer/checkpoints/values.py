@@ -62,6 +62,8 @@ OPEN = _integer(-1, SIZE)  # -1: as far as the text goes
 TOKEN = _integer(-(2**31), 2**31 - 1) | NULL
 RATE = Values("a number from 0 up to, not including, 1", lambda value: _is_number(value) and 0 <= value < 1)
 SMALL = Values("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
+NUMBER = Values("a number", _is_number)
+OPTIONS = Values("an object of options", lambda value: isinstance(value, dict))
 LABELS = Values("an object of numbers to names", _are_labels)
 REPEATS = Values("a list of pairs, kinds of layers and how often they come", _are_repeats)
 
@@ -109,6 +111,7 @@ VALUES: dict[str, Values] = {
             "num_attention_heads",
             "num_hashes",
             "num_heads",
+            "original_max_position_embeddings",
             "pooler_hidden_size",
             "relative_attention_max_distance",
             "relative_attention_num_buckets",
@@ -123,13 +126,16 @@ VALUES: dict[str, Values] = {
             "conv_kernel_size",
             "local_num_chunks_before",
             "lsh_num_chunks_before",
+            "max_window_layers",
             "num_random_blocks",
             "type_vocab_size",
         ),
         COUNT,
     ),
     **dict.fromkeys(("max_relative_positions", "position_buckets"), OPEN | NULL),
-    **dict.fromkeys(("intermediate_size", "n_inner"), POSITIVE | NULL),
+    **dict.fromkeys(
+        ("head_dim", "intermediate_size", "n_inner", "num_key_value_heads", "sliding_window"), POSITIVE | NULL
+    ),
     **dict.fromkeys(
         ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "sep_token_id"), TOKEN
     ),
@@ -156,14 +162,18 @@ VALUES: dict[str, Values] = {
         RATE,
     ),
     **dict.fromkeys(("classifier_dropout", "classifier_dropout_prob"), RATE | NULL),
-    **dict.fromkeys(("init_std", "initializer_range", "layer_norm_eps", "layer_norm_epsilon"), SMALL),
+    **dict.fromkeys(
+        ("init_std", "initializer_range", "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps"), SMALL
+    ),
     **dict.fromkeys(
         (
             "action_tanh",
+            "attention_bias",
             "axial_pos_embds",
             "causal",
             "gelu_activation",
             "is_decoder",
+            "mlp_bias",
             "position_biased_input",
             "relative_attention",
             "rescale_embeddings",
@@ -175,6 +185,7 @@ VALUES: dict[str, Values] = {
             "tie_word_embeddings",
             "use_bias",
             "use_lang_emb",
+            "use_sliding_window",
         ),
         FLAG,
     ),
@@ -205,6 +216,10 @@ VALUES: dict[str, Values] = {
     "attention_layers": NAMES | NULL,
     "attention_types": REPEATS | NULL,
     "attn_layers": NAMES,
+    "layer_types": NAMES | NULL,
+    "rope_parameters": OPTIONS | NULL,
+    "rope_scaling": OPTIONS | NULL,
+    "rope_theta": NUMBER,
     "axial_pos_shape": _listed(POSITIVE),
     "axial_pos_embds_dim": _listed(POSITIVE),
     "num_buckets": POSITIVE | _listed(POSITIVE) | NULL,

@@ -2,16 +2,14 @@
 
 from typing import ClassVar
 
-from polyformer.attention import SoftmaxConfig
-from polyformer.checkpoints.config_mapping import Tree, activation, get_path, option
+from polyformer.checkpoints.config_mapping import Tree, activation, option
 from polyformer.checkpoints.families.gpt_common import LAST_TOKEN, MECHANISM, SPECIAL, TIED_KEYS, GptFamily
 from polyformer.checkpoints.families.shared_tasks import QUESTION_ANSWERING
+from polyformer.checkpoints.families.window_layers import get_windows, set_windows
 from polyformer.checkpoints.family import Task, register
 from polyformer.checkpoints.key_mapping import layered
 from polyformer.core.errors import InputError, unknown
 from polyformer.heads import EmbedConfig, LanguageModelConfig, TagConfig
-from polyformer.patterns import PerLayer, Window
-from polyformer.patterns.implied import Full
 from polyformer.presets import model_config
 
 LAYER = {
@@ -88,26 +86,20 @@ class GptNeo(GptFamily):
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """The pattern of every layer too."""
         super().read_other_options(tree, hub)
-        each = {"global": Full(), "local": Window(max(hub.get("window_size", 256) - 1, 1), 0)}
-        period = tuple(each[kind] for kind in _period(_kinds(hub)))
-        pattern = period[0] if len(period) == 1 else PerLayer(period)
-        config = SoftmaxConfig(pattern=None if period == (Full(),) else pattern)
-        tree["decoder"]["attention"]["mechanism"]["pattern"] = config.to_dict()["pattern"]
+        each = {"global": None, "local": max(hub.get("window_size", 256), 2)}
+        set_windows(tree, [each[kind] for kind in _kinds(hub)])
 
     def write_other_options(self, tree: Tree) -> Tree:
         """The kinds of all layers and their window too."""
-        mechanism = get_path(tree, MECHANISM) or {}
-        if mechanism.get("kind") != "softmax":
+        windows = get_windows(tree)
+        if windows is None:
             return {}
-        config = SoftmaxConfig.from_dict(mechanism)
-        patterns = [config.at(layer).pattern for layer in range(tree["decoder"]["num_hidden_layers"])]
-        kinds = ["local" if isinstance(pattern, Window) else "global" for pattern in patterns]
-        windows = [pattern.before + 1 for pattern in patterns if isinstance(pattern, Window)]
+        kinds = ["global" if window is None else "local" for window in windows]
         return {
             **super().write_other_options(tree),
             "attention_types": [[kinds, 1]],
             "attention_layers": kinds,
-            "window_size": windows[0] if windows else 256,
+            "window_size": next(filter(None, windows), 256),
         }
 
 
@@ -117,10 +109,3 @@ def _kinds(hub: Tree) -> list[str]:
         return hub["attention_layers"]
     types = hub.get("attention_types") or [[["global", "local"], 12]]
     return [kind for kinds, times in types for _ in range(times) for kind in kinds]
-
-
-def _period(kinds: list[str]) -> list[str]:
-    """The shortest beginning of `kinds` whose repetition gives all of them."""
-    lengths = range(1, len(kinds) + 1)
-    period = next(n for n in lengths if all(kind == kinds[i % n] for i, kind in enumerate(kinds)))
-    return kinds[:period]

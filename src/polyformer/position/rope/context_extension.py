@@ -117,3 +117,37 @@ class YarnConfig(RopeExtensionConfig):
     def examples(cls) -> tuple["YarnConfig", ...]:
         """Small instances that the contract tests run."""
         return (cls(factor=2.0, original_max_positions=64),)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Llama3Config(RopeExtensionConfig):
+    """Llama 3.1: pairs that rotate rarely over the old length are interpolated, others in part."""
+
+    original_max_positions: int  # the length of training
+    low_freq_factor: float = 1.0  # rotations over that length, up to which a pair is interpolated
+    high_freq_factor: float = 4.0  # rotations, from which on a pair stays
+
+    kind: ClassVar[str] = "llama3"
+    paper: ClassVar[str] = "Grattafiori et al. 2024 (Llama 3), the code of version 3.1"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.original_max_positions < 1:
+            raise InputError(f"original_max_positions: expected 1 or more, got {self.original_max_positions}")
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise InputError(
+                f"low_freq_factor, high_freq_factor: expected 0 < low_freq_factor < high_freq_factor, "
+                f"got {self.low_freq_factor}, {self.high_freq_factor}"
+            )
+
+    def extended(self, theta: Tensor, base: float) -> Tensor:
+        """Between the two bounds interpolation sets in evenly with the number of rotations."""
+        rotations = self.original_max_positions * theta / (2 * math.pi)
+        width = self.high_freq_factor - self.low_freq_factor
+        stays = ((rotations - self.low_freq_factor) / width).clamp(0, 1)
+        return theta * (stays + (1 - stays) / self.factor)
+
+    @classmethod
+    def examples(cls) -> tuple["Llama3Config", ...]:
+        """Small instances that the contract tests run."""
+        return (cls(factor=2.0, original_max_positions=64),)

@@ -21,6 +21,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.position.base import Position, PositionConfig, Shape, Site, widest
 from polyformer.position.rope.context_extension import (
     InterpolationConfig,
+    Llama3Config,
     NtkConfig,
     RopeExtensionConfig,
     YarnConfig,
@@ -28,6 +29,7 @@ from polyformer.position.rope.context_extension import (
 from polyformer.sequence.context import Context
 
 Layout = Literal["halves", "pairs"]
+EXTENSIONS = InterpolationConfig, NtkConfig, YarnConfig, Llama3Config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class RopeConfig(PositionConfig):
     @classmethod
     def examples(cls) -> tuple["RopeConfig", ...]:
         """Small instances that the contract tests run."""
-        ways = [way for kind in (InterpolationConfig, NtkConfig, YarnConfig) for way in kind.examples()]
+        ways = [way for kind in EXTENSIONS for way in kind.examples()]
         partial = cls(layout="pairs", fraction=0.5, base=500.0)
         return (cls(), partial, *(dataclasses.replace(partial, extension=way) for way in ways))
 

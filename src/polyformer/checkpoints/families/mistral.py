@@ -1,0 +1,54 @@
+"""Mistral: Llama whose layers see a window of tokens. Jiang et al. 2023."""
+
+from typing import ClassVar
+
+from polyformer.architecture import ModelConfig
+from polyformer.checkpoints.config_mapping import Tree, with_defaults
+from polyformer.checkpoints.families.llama import ANSWERS, OPTIONS, OTHER_OPTIONS, LlamaFamily, tasks
+from polyformer.checkpoints.families.window_layers import get_windows, set_windows
+from polyformer.checkpoints.family import register
+from polyformer.core.errors import InputError, quote
+from polyformer.presets import model_config
+
+DEFAULTS = {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+
+
+@register
+class Mistral(LlamaFamily):
+    """`sliding_window` tokens, the query's own among them, in all layers; null for all tokens."""
+
+    model_type = "mistral"
+    class_prefix = "Mistral"
+    paper = "Jiang et al. 2023"
+    template = model_config("mistral-7b")
+    config_mapping = with_defaults(OPTIONS, DEFAULTS)
+    other_options = (*OTHER_OPTIONS, "sliding_window")
+    tasks: ClassVar = tasks(ANSWERS)
+    sizes = ("mistral-7b",)
+
+    def check(self, hub: Tree) -> None:
+        """Refuses windows of one token, and layers of different kinds, which its class does not compute."""
+        super().check(hub)
+        if hub.get("sliding_window", 4096) == 1:
+            raise InputError("config.json: sliding_window is 1; expected 2 or more, or null")
+        if hub.get("layer_types") is not None:
+            raise InputError(
+                f"config.json: layer_types is {quote(hub['layer_types'])}; 'mistral' has layers of one kind, "
+                f"with sliding_window or without"
+            )
+
+    def fits(self, config: ModelConfig) -> bool:
+        """As for every family; a model without windows is a Llama unless it was loaded as a Mistral."""
+        return super().fits(config) and (
+            config.origin is not None or any(get_windows(config.to_dict()) or ())
+        )
+
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """The window too."""
+        super().read_other_options(tree, hub)
+        set_windows(tree, [hub.get("sliding_window", 4096)])
+
+    def write_other_options(self, tree: Tree) -> Tree:
+        """The window too: the first layer's."""
+        windows = get_windows(tree)
+        return {**super().write_other_options(tree), "sliding_window": windows[0] if windows else None}
