@@ -21,10 +21,10 @@ def test_unknown_model_type(copy: Path):
 
 def test_a_family_that_is_not_ours_is_named_before_its_weights_are_missed(copy: Path):
     (copy / "model.safetensors").unlink()
-    message = fails(edited(copy, model_type="llama"))
-    assert "model_type 'llama' is not supported" in message
+    message = fails(edited(copy, model_type="mamba"))
+    assert "model_type 'mamba' is not supported" in message
     assert "gpt2" in message
-    with pytest.raises(InputError, match="model_type 'llama' is not supported"):
+    with pytest.raises(InputError, match="model_type 'mamba' is not supported"):
         polyformer.checkpoints.config_of(copy)
 
 
@@ -153,6 +153,12 @@ def test_values_that_no_config_has(copy: Path, changes: dict[str, object], messa
         ("reformer", {"lsh_attn_chunk_length": 0, "num_buckets": None}),
         ("gpt_neo", {"attention_types": [[["global"], 10**9]]}),
         ("gpt_neo", {"attention_types": [["global", 1]]}),
+        ("llama", {"num_key_value_heads": "8"}),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": "2"}}),
+        ("llama", {"rms_norm_eps": None}),
+        ("mistral", {"sliding_window": 0}),
+        ("qwen2", {"max_window_layers": -1}),
+        ("qwen2", {"layer_types": [3]}),
     ],
 )
 def test_values_that_families_compute_with(name: str, changes: dict[str, object]):

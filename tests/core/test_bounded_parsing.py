@@ -59,6 +59,10 @@ def test_yaml_survives_a_round_trip(value: Any):
     assert parse_yaml(dump_yaml({"b": shared, "a": shared}), "f") == {"b": shared, "a": shared}
 
 
+def test_no_limit_as_transformers_writes_it():
+    assert parse_json(f'{{"model_max_length": {int(1e30)}}}', "f") == {"model_max_length": int(1e30)}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -24,6 +24,9 @@ from polyformer.core.errors import InputError, quote
 JSON_BYTES, YAML_BYTES, EXPRESSION_BYTES = 2**28, 2**18, 2**16
 DEPTH = 64
 INTEGER_BITS = 64
+NO_LIMIT = int(1e30)
+"""What transformers writes as a tokenizer's largest length where there is none: the only wider integer."""
+
 _JSON_NAMES = {dict: "an object", list: "a list"}
 
 
@@ -185,6 +188,8 @@ def _float(text: str) -> float:
 
 
 def _integer(text: str) -> int:
+    if text == str(NO_LIMIT):
+        return NO_LIMIT
     if len(text) > 21 or (number := int(text)).bit_length() > INTEGER_BITS:
         raise _RefusedError(f"expected integers of at most 64 bits, got one of {len(text)} digits")
     return number
