@@ -242,9 +242,9 @@ def test_what_they_cannot_hold_is_named():
 
 
 def test_what_family_a_model_is_of():
-    found = {name: find_family(model_config(name))[0].model_type for name in MODELS.names("*lama-*")}
-    found |= {name: find_family(model_config(name))[0].model_type for name in MODELS.names("smollm2-*")}
-    assert set(found.values()) == {"llama"}
+    families = {name: find_family(model_config(name))[0].model_type for name in MODELS.names("*lama-*")}
+    families |= {name: find_family(model_config(name))[0].model_type for name in MODELS.names("smollm2-*")}
+    assert set(families.values()) == {"llama"}
     for name, family in (("mistral-7b", "mistral"), ("qwen2-0.5b", "qwen2"), ("qwen2-7b", "qwen2")):
         assert find_family(model_config(name))[0].model_type == family
 
