@@ -64,6 +64,32 @@ def test_without_labels_the_loss_is_zero_and_so_are_gradients():
     assert all(grad.abs().max() == 0 for grad in torch.autograd.grad(loss, [weight, bias]))
 
 
+@pytest.mark.parametrize("tokens", [150, 192, 97])  # 100, 128 and 64 of them are labelled
+def test_rows_that_fill_up_a_step_count_for_nothing(tokens: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cross_entropy, "CHUNK_ENTRIES", 70 * VOCAB)
+    hidden, weight, bias, labels = inputs(tokens)
+    with torch.no_grad():
+        hidden[labels == -100] = torch.nan  # nor do tokens without a label
+    loss = linear_cross_entropy(hidden, weight, bias, labels, 0.1)
+    expected = F.cross_entropy(
+        F.linear(hidden[labels != -100], weight, bias), labels[labels != -100], label_smoothing=0.1
+    )
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+    wanted = [hidden, weight, bias]
+    for mine, theirs in zip(torch.autograd.grad(loss, wanted), torch.autograd.grad(expected, wanted)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_unlikely_labels_keep_their_loss():
+    """A probability that rounds to zero has a logarithm all the same."""
+    logits = torch.tensor([[0.0, 500.0, -500.0], [-3e4, 3e4, 0.0]], requires_grad=True)
+    labels = torch.tensor([2, 0])
+    loss = linear_cross_entropy(logits, torch.eye(3), None, labels)
+    assert loss == (1000 + 6e4) / 2
+    expected = torch.autograd.grad(F.cross_entropy(logits, labels), logits)[0]
+    torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], expected)
+
+
 def test_leading_axes_are_kept_out_of_it():
     hidden, weight, _, labels = inputs(12)
     loss = linear_cross_entropy(hidden.view(3, 4, WIDTH), weight, None, labels.view(3, 4))

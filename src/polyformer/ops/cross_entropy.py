@@ -5,15 +5,20 @@ chunks: from a chunk's logits follow its loss and, where gradients are wanted, t
 of the weights; then the logits are forgotten. Memory: one chunk; products: the same three.
 """
 
+from collections.abc import Iterator
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from polyformer.core.labels import IGNORED, check_labels
 from polyformer.ops.linear import input_gradient, linear, weight_gradient
+from polyformer.ops.product_ways import ROW_STEP
 
 CHUNK_ENTRIES = 1 << 24
-"""Logits held at a time: 64 MiB in float32."""
+"""Logits held at a time, 64 MiB in float32, or as many as the weights have entries where those are more:
+their gradient is held in any case. A bound of memory, whatever the processor."""
 
 
 def linear_cross_entropy(
@@ -31,10 +36,10 @@ def linear_cross_entropy(
     """
     check_labels(labels, hidden.shape[:-1], len(weight))
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
+    rows = None
     if not torch.compiler.is_compiling():  # a masked language model predicts one token in seven
-        chosen = labels != IGNORED
-        hidden, labels = hidden[chosen], labels[chosen]
-    return _LinearCrossEntropy.apply(hidden, weight, bias, labels, smoothing)
+        rows = (labels != IGNORED).nonzero().squeeze(1)
+    return _LinearCrossEntropy.apply(hidden, weight, bias, labels, rows, smoothing)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -45,12 +50,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
+        rows: Tensor | None,
         smoothing: float,
     ) -> Tensor:
         """-sum_t log softmax(hidden_t weight^T + bias)[label_t] / count, and its gradients with it."""
         wanted = [tensor is not None and tensor.requires_grad for tensor in (hidden, weight, bias)]
         with torch.autocast(hidden.device.type, enabled=False):
             count = (labels != IGNORED).sum().clamp_min(1)
+            ctx.rows, ctx.shape = rows, hidden.shape  # type: ignore[attr-defined]
+            if rows is not None:
+                hidden, labels = _selected(hidden, labels, rows)
             total, gradients = _chunks(hidden, weight, bias, labels, smoothing, wanted)
         ctx.save_for_backward(count, *gradients)  # type: ignore[arg-type] - None is fine
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (hidden, weight, bias)]  # type: ignore[attr-defined]
@@ -68,7 +77,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if gradient is None else (gradient.to(factor.dtype) * factor).to(dtype)
             for gradient, dtype in zip(gradients, dtypes)
         ]
-        return scaled[0], scaled[1], scaled[2], None, None
+        rows: Tensor | None = ctx.rows  # type: ignore[attr-defined]
+        if scaled[0] is not None and rows is not None:
+            zeros = scaled[0].new_zeros(ctx.shape)  # type: ignore[attr-defined]
+            scaled[0] = zeros.index_copy_(0, rows, scaled[0][: len(rows)])
+        return scaled[0], scaled[1], scaled[2], None, None, None
+
+
+def _selected(hidden: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """These tokens alone, and some without a label where their number is no multiple of `ROW_STEP`: products
+    would pad the logits, which are far wider."""
+    missing = -len(rows) % ROW_STEP if len(rows) > ROW_STEP and hidden.device.type == "cpu" else 0
+    hidden, labels = hidden.index_select(0, rows), labels.index_select(0, rows)
+    return F.pad(hidden, (0, 0, 0, missing)), F.pad(labels, (0, missing), value=IGNORED)
 
 
 def _chunks(
@@ -77,12 +98,9 @@ def _chunks(
     """The summed loss, and its gradients with respect to hidden, weight and bias where wanted."""
     loss = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
     grad_hidden = torch.empty_like(hidden) if wanted[0] else None
-    grad_weight = torch.zeros_like(weight, dtype=loss.dtype) if wanted[1] else None
-    grad_bias = None if bias is None or not wanted[2] else torch.zeros_like(bias, dtype=loss.dtype)
+    grad_weight = grad_bias = None
     matrix = weight.to(hidden.dtype)
-    rows = max(1, CHUNK_ENTRIES // len(weight))
-    for start in range(0, len(hidden), rows):
-        part, label = hidden[start : start + rows], labels[start : start + rows]
+    for part, label, rows in _parts(hidden, labels, weight.shape):
         logits = linear(part, matrix).to(loss.dtype)
         if bias is not None:
             logits += bias
@@ -92,27 +110,49 @@ def _chunks(
             continue
         slope = slope.to(hidden.dtype)
         if grad_hidden is not None:
-            grad_hidden[start : start + rows] = input_gradient(slope, matrix)
-        if grad_weight is not None:
-            grad_weight += weight_gradient(slope, part)
-        if grad_bias is not None:
-            grad_bias += slope.sum(0)
+            grad_hidden[rows] = input_gradient(slope, matrix)
+        if wanted[1]:
+            grad_weight = _sum(grad_weight, weight_gradient(slope, part).to(loss.dtype))
+        if wanted[2]:
+            grad_bias = _sum(grad_bias, slope.sum(0).to(loss.dtype))
     return loss, [grad_hidden, grad_weight, grad_bias]
 
 
+def _parts(hidden: Tensor, labels: Tensor, table: torch.Size) -> Iterator[tuple[Tensor, Tensor, slice]]:
+    """Equal runs of the tokens, at least one: their hidden states and labels, and where they lie."""
+    vocab, width = table
+    most = max(CHUNK_ENTRIES // vocab, width, 1)
+    rows = -(-len(hidden) // -(-len(hidden) // most)) if len(hidden) else 1
+    if rows > ROW_STEP:
+        rows += -rows % ROW_STEP
+    for start in range(0, max(len(hidden), 1), rows):
+        run = slice(start, start + rows)
+        yield hidden[run], labels[run], run
+
+
+def _sum(total: Tensor | None, term: Tensor) -> Tensor:
+    """The running sum with one term more."""
+    return term if total is None else total.add_(term)
+
+
 def _chunk(logits: Tensor, labels: Tensor, smoothing: float, gradient: bool) -> tuple[Tensor, Tensor | None]:
-    """The summed loss of one chunk, and its slope by the logits, which it overwrites."""
+    """The summed loss of one chunk, and its slope by the logits."""
     labelled = labels != IGNORED
     index = labels.masked_fill(~labelled, 0).unsqueeze(1)
-    lse = logits.logsumexp(1)
+    if gradient:  # of the softmax, made in one pass, the largest entry tells the sum too
+        slope = logits.softmax(1)
+        lse = logits.amax(1) - slope.amax(1).log()
+    else:
+        slope, lse = None, logits.logsumexp(1)
     loss = lse - (1 - smoothing) * logits.gather(1, index).squeeze(1)
     if smoothing:
         loss = loss - smoothing * logits.mean(1)
     total = loss.masked_fill(~labelled, 0.0).sum()
-    if not gradient:
+    if slope is None:
         return total, None
-    slope = logits.sub_(lse.unsqueeze(1)).exp_()
     slope.scatter_add_(1, index, torch.full_like(index, 1, dtype=slope.dtype).mul_(smoothing - 1))
     if smoothing:
         slope -= smoothing / slope.shape[1]
-    return total, slope.mul_(labelled.unsqueeze(1))
+    if torch.compiler.is_compiling():
+        return total, slope.mul_(labelled.unsqueeze(1))
+    return total, slope.index_fill_(0, (~labelled).nonzero().squeeze(1), 0.0)
