@@ -4,6 +4,7 @@ A library gets a `Pair` and returns a function (ids [B, P], tokens, beams) -> to
 `AbsentError` or `ImportError` where it cannot take part.
 """
 
+import copy
 import dataclasses
 import tempfile
 import warnings
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from polyformer.bench.benchmark_case import AbsentError
+from polyformer.bench.llama_cpp_peer import llama_cpp
 from polyformer.generation import BeamConfig, GenerationConfig, SpecialIds
 from polyformer.model import Transformer
 
@@ -48,6 +50,24 @@ def ours(pair: Pair) -> Write:
         return pair.ours.generate(ids, config=asked).sequences[:, -count:]
 
     return write
+
+
+def ours_int8(pair: Pair) -> Write:
+    """polyformer with weights in int8."""
+    return _ours_with(pair, "int8")
+
+
+def ours_bfloat16(pair: Pair) -> Write:
+    """polyformer with weights in bfloat16."""
+    if not (torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()):
+        raise AbsentError("this processor has no bfloat16")
+    return _ours_with(pair, "bfloat16")
+
+
+def _ours_with(pair: Pair, weights: str) -> Write:
+    from polyformer.model.weights import with_weights  # pyright: ignore[reportMissingImports]
+
+    return ours(dataclasses.replace(pair, ours=with_weights(copy.deepcopy(pair.ours), weights)))
 
 
 def transformers(pair: Pair) -> Write:
@@ -126,10 +146,25 @@ def _ctranslate2(pair: Pair, weights: str) -> Write:
     return write
 
 
+def llama_cpp_float32(pair: Pair) -> Write:
+    """llama.cpp with weights in float32."""
+    return llama_cpp(pair.transformers_model(), "F32")
+
+
+def llama_cpp_int8(pair: Pair) -> Write:
+    """llama.cpp with weights in int8, 32 to a scale."""
+    return llama_cpp(pair.transformers_model(), "Q8_0")
+
+
 LIBRARIES: dict[str, Callable[[Pair], Write]] = {
     "transformers": transformers,
     "transformers-compiled": transformers_compiled,
     "ctranslate2": ctranslate2,
     "ctranslate2-int8": ctranslate2_int8,
+    "llama.cpp": llama_cpp_float32,
+    "llama.cpp-int8": llama_cpp_int8,
     "polyformer": ours,
+    "polyformer-bfloat16": ours_bfloat16,
+    "polyformer-int8": ours_int8,
 }
+"""By name; what is behind a hyphen says the weights, where they are not in float32, or how it runs."""

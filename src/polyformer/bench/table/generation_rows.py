@@ -7,7 +7,7 @@ import torch
 
 from polyformer.bench.generation import GenerationBench, pair
 from polyformer.bench.generation_libraries import LIBRARIES
-from polyformer.bench.table.row import Asked, Case, Make, Row
+from polyformer.bench.table.row import OURS, Asked, Case, Make, Row
 
 PROMPT, TOKENS = 24, 64
 SLOW_TO_START = {"transformers-compiled"}
@@ -29,12 +29,17 @@ def _cases(model: str, batch: int) -> Callable[[bool], Iterator[Case]]:
     return cases
 
 
-def _asked(beside_transformers: float | None) -> tuple[Asked, ...]:
+def _asked(beside_transformers: float | None, batch: int) -> tuple[Asked, ...]:
+    """In int8 more is asked for one text, when reading the weights is all the work."""
     return (
         Asked("transformers", beside_transformers),
         Asked("transformers-compiled"),
         Asked("ctranslate2", 1.0),
-        Asked("ctranslate2-int8"),
+        Asked("llama.cpp"),
+        Asked(OURS, 1.5 if batch == 1 else None, ours="polyformer-int8"),
+        Asked("ctranslate2-int8", 1.0 if batch == 1 else None, ours="polyformer-int8"),
+        Asked("llama.cpp-int8", ours="polyformer-int8"),
+        Asked(OURS, ours="polyformer-bfloat16"),
     )
 
 
@@ -47,7 +52,7 @@ ROWS = tuple(
         f"{model}-greedy-{batch}",
         f"{name}, greedy, {_texts(batch)}, {TOKENS} tokens",
         _cases(model, batch),
-        _asked(ratio),
+        _asked(ratio, batch),
     )
     for model, name, batch, ratio in (
         ("gpt2", "GPT-2 124M", 1, 1.3),

@@ -22,7 +22,8 @@ INSTRUCTIONS: dict[str, dict[str, str]] = {
         "CT2_FORCE_CPU_ISA": "AVX2",
     },
 }
-"""What limits torch, its libraries and CTranslate2 to some instructions; read when they are loaded."""
+"""What limits torch, its libraries and CTranslate2 to some instructions, read when they are loaded. llama.cpp
+has no such limit: it always runs what it was compiled for."""
 
 
 def in_process(row: str, instructions: str, quick: bool, limit: float) -> Record:

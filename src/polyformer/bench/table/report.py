@@ -61,7 +61,7 @@ def _cells(what: str, comparison: Comparison, record: Record) -> tuple[str, ...]
     name = f"{what}; the worst: {case.name}" if case.name else what
     own = time(case, comparison.ours)
     if comparison.ours != "polyformer":
-        own = f"{own} ({comparison.ours.removeprefix('polyformer ')})"
+        own = f"{own} ({comparison.ours.removeprefix('polyformer-')})"
     if comparison.peer == SPEED:
         theirs = f"{(case.peak or 0) / 1e9:.0f} GFLOP/s"
     else:
