@@ -82,6 +82,7 @@ def test_names_are_the_models_own_and_tied_weights_stand_once(half: Path) -> Non
     state = json.loads((folder / "state.json").read_text())
     assert set(state["versions"]) == {"polyformer", "torch", "numpy", "python"}
     assert set(state["machine"]) == {"device", "instructions", "onednn", "threads", "processes"}
+    assert isinstance(state["tuning"], dict)
     assert (state["progress"]["step"], state["progress"]["epoch"], state["progress"]["used"]) == (10, 1, 3)
 
 

@@ -18,6 +18,7 @@ COMMANDS = (
     "convert",
     "show",
     "spectrum",
+    "tune",
     "bench",
     "reproduce",
     "completion",

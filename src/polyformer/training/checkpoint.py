@@ -2,7 +2,8 @@
 
 OUT/checkpoints/step-00000100/model.safetensors       weights and buffers, under the model's own names
                               optimizer.safetensors   NAME/exp_avg, ...: the optimizer's tensors by parameter
-                              state.json              where the run stands, checksums, versions, machine
+                              state.json              where the run stands, checksums, versions, machine, and
+                                                        the choices of tuning it computed with
 """
 
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from polyformer.core.files import (
     save_tensors,
     tied_names,
 )
+from polyformer.ops.tuning import recorded
 from polyformer.training.environment import versions
 from polyformer.training.optimizer_state import optimizer_state, set_optimizer_state
 from polyformer.training.state import (
@@ -88,7 +90,7 @@ class Checkpoints:
         with atomic_directory(self.path(progress.step)) as folder:
             save_tensors(folder / MODEL, model.state_dict())
             save_tensors(folder / OPTIMIZER, tensors)
-            write_state(folder, progress, kind, versions(), machine)
+            write_state(folder, progress, kind, versions(), machine, recorded())
         self.prune(progress.best_step)
 
     def prune(self, best_step: int | None) -> None:

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from polyformer.core.errors import InputError
+from polyformer.ops.tuning import store
 from polyformer.ops.workers import usual_threads
 from polyformer.training.config import EngineConfig
-from polyformer.training.environment import THREADS, differences, machine, versions
+from polyformer.training.environment import PROCESSOR, THREADS, differences, machine, versions
 from polyformer.training.signals import Asked
 from polyformer.training.task import Batch
 
@@ -120,6 +121,20 @@ class Engine:
         if changed:
             return number, [f"{'; '.join(changed)}: the last bits may differ from an uninterrupted run's"]
         return number, notes if number != own and self.device.type == "cpu" else []
+
+    def choices(self, saved: dict[str, Any] | None) -> tuple[dict[str, Any], list[str]]:
+        """The choices of tuning that the run whose state is `saved` was made with, and what to say of them.
+
+        Another machine goes on with its own: there nothing would keep the bits.
+        """
+        before = {} if saved is None else saved.get("tuning", {})
+        now = self.machine()
+        if saved is None or any(saved["machine"].get(name) != now[name] for name in PROCESSOR):
+            return {}, []
+        pinned = store.pinned()
+        if pinned is not None and any(pinned.get(name) != choice for name, choice in before.items()):
+            return before, [f"{store.PIN} is set: the last bits may differ from an uninterrupted run's"]
+        return before, []
 
     def update(self, optimizer: torch.optim.Optimizer, clip: float | None) -> torch.Tensor:
         """Clip the gradients, update the weights, forget the gradients; returns the norm before clipping."""

@@ -8,8 +8,10 @@ import numpy
 import torch
 
 import polyformer
+from polyformer.ops.tuning.machine import processor
 
 THREADS = "threads"
+PROCESSOR = "device", "instructions", "onednn"
 
 
 def versions() -> dict[str, str]:
@@ -24,7 +26,7 @@ def versions() -> dict[str, str]:
 
 def machine(device: torch.device, processes: int) -> dict[str, Any]:
     """What computes: sums are split by threads, kernels chosen by the instruction set."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {
         "device": name,
         "instructions": torch.backends.cpu.get_cpu_capability(),

@@ -11,6 +11,7 @@ from torch import nn
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import remove_partials
+from polyformer.ops.tuning import adopted
 from polyformer.ops.workers import threads
 from polyformer.training.averaging import average_weights
 from polyformer.training.checkpoint import (
@@ -136,13 +137,15 @@ class Training:
             self.notes.append(f"{self.out} has no checkpoint yet: it starts again at step 0")
         check_progress(self.out, self.progress, seed, self.config.steps)
         self.threads, notes = self.engine.choose_threads(self.model, saved)
-        self.notes += notes
+        self.choices, more = self.engine.choices(saved)
+        self.notes += notes + more
 
     def run(self) -> Result:
         """All remaining steps, and the end."""
         with (
             recomputing(self.model, self.config.engine.recompute),
             threads(self.threads),
+            adopted(self.choices),
             open_display(self.config.steps, self.progress.step, self.main) as self.display,
         ):
             self._open()

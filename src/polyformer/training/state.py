@@ -55,6 +55,7 @@ def write_state(
     optimizer: dict[str, Any],
     versions: dict[str, str],
     machine: dict[str, Any],
+    tuning: dict[str, Any],
 ) -> None:
     """Write state.json beside the two files of tensors in `folder`."""
     state = {
@@ -64,6 +65,7 @@ def write_state(
         "sha256": {name: file_digest(folder / name) for name in (MODEL, OPTIMIZER)},
         "versions": versions,
         "machine": machine,
+        "tuning": tuning,
     }
     text = json.dumps({**state, CHECKSUM: checksum(state)}, indent=2) + "\n"
     (folder / STATE).write_text(text)

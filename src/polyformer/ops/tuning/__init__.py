@@ -7,6 +7,6 @@ what `polyformer tune --out FILE` wrote into it. Different choices round differe
 the ones it was made with and goes on with them.
 """
 
-from polyformer.ops.tuning.section import Section
+from polyformer.ops.tuning.section import Section, adopted, recorded
 
-__all__ = ["Section"]
+__all__ = ["Section", "adopted", "recorded"]

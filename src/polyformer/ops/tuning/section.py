@@ -16,6 +16,8 @@ C = TypeVar("C", bound=Config)
 
 _lock = threading.RLock()
 
+_adopted: store.Choices = {}
+
 
 class Section(Generic[C]):
     """The choices of one part of the library.
@@ -75,7 +77,7 @@ class Section(Generic[C]):
         pinned = store.pinned()
         if pinned is not None:
             return self._read(pinned) or self.fixed
-        choice = self._read(store.kept())
+        choice = self._read(_adopted) or self._read(store.kept())
         if choice is None:
             choice = self.measured()
             # Of two processes that measured at once, both take what the first wrote.
@@ -100,8 +102,35 @@ def recorded() -> store.Choices:
         }
 
 
+@contextlib.contextmanager
+def adopted(choices: store.Choices) -> Iterator[None]:
+    """The choices that a run was made with come before this machine's own, as long as the body runs.
+
+    Only `POLYFORMER_TUNING` comes before them.
+    """
+    global _adopted
+    with _lock:
+        before, _adopted = _adopted, choices
+        measured = {section: dict(section.by_threads) for section in Section.sections.values()}
+        forget()
+    try:
+        yield
+    finally:
+        with _lock:
+            _adopted = before
+            forget()
+            for section, by_threads in measured.items():
+                section.by_threads.update(by_threads)
+
+
 def forget() -> None:
     """Ask for all choices anew: pins and files may have changed."""
     with _lock:
         for section in Section.sections.values():
             section.by_threads.clear()
+
+
+def remeasured() -> store.Choices:
+    """All sections measured now, for this thread's number of threads."""
+    with _lock:
+        return {section.key(): section.measured().to_dict() for section in Section.sections.values()}
