@@ -111,7 +111,9 @@ def _measured(case: Case, calls: Mapping[str, Callable[[], object]], repeats: in
     products = {} if case.flop is None else products_at_their_best()
     loops = {name: math.ceil(SHORTEST / max(stopwatch(call), 1e-7)) for name, call in calls.items()}
     runs = {name: _repeated(call, loops[name]) for name, call in calls.items()}
-    rounds = in_turn({**runs, **products}, repeats)
+    for product in products.values():
+        product()
+    rounds = in_turn({**runs, **products}, repeats, warmup=0)  # everything has run before
     return MeasuredCase(
         name=case.name,
         seconds={name: _seconds(rounds[name], loops[name]) for name in calls},
