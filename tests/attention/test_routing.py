@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention import RoutingConfig
-from polyformer.attention.routing import interval_attention, interval_tiles
+from polyformer.attention.routing import centroids, interval_attention, interval_tiles
 from polyformer.attention.routing.centroids import Centroids
 from polyformer.attention.routing.routing import Routing
 from polyformer.core.errors import InputError
@@ -86,7 +86,8 @@ def test_query_by_query(causal: bool, share: bool):
 def test_backward_in_parts_is_the_definition(held: int, kept: int, monkeypatch: pytest.MonkeyPatch):
     """Tiles that share keys, one by one or many at once; weights computed again or kept."""
     monkeypatch.setattr(interval_tiles, "BLOCK", 20)
-    monkeypatch.setattr(interval_attention, "HELD", held)
+    monkeypatch.setattr(interval_attention, "room", lambda like: held)
+    monkeypatch.setattr(centroids, "room", lambda like: held)
     monkeypatch.setattr(interval_attention, "KEPT", kept)
     config = RoutingConfig(clusters=3, window=40, local_heads=0)
     results = []

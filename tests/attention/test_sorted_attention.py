@@ -56,14 +56,15 @@ def test_it_is_a_masked_softmax(length: int, size: int, rounds: int, causal: boo
             torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_parts_do_not_show_in_the_result(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("few", [1, 5000, 1 << 24])
+def test_parts_do_not_show_in_the_result(few: int, monkeypatch: pytest.MonkeyPatch):
     """A few blocks at a time, each head alone, or all together: one result."""
     tensors, buckets = inputs(150, rounds=2, buckets=3)
     context = Context(150, 150, causal=True)
     windows = bucket_windows(buckets, 33, context)
     expected = sorted_attention(*tensors, windows, context, SCALE)
-    monkeypatch.setitem(window_blocks.SCORES_AT_ONCE, "cpu", 1)
-    monkeypatch.setitem(engine.TOKENS_AT_ONCE, "cpu", 1)
+    for module in (window_blocks, engine):
+        monkeypatch.setattr(module, "room", lambda like: few)
     actual = sorted_attention(*tensors, windows, context, SCALE)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 

@@ -10,16 +10,17 @@ from torch import Tensor
 
 from polyformer.attention.linear.feature_maps import Kernel
 from polyformer.attention.linear.weights import bounded, finite_top
-from polyformer.ops.tuning.machine import core_cache
+from polyformer.ops.room import room
 
 RUN = 128
-"""Tokens of a run, whose pairs a causal pass multiplies out."""
+"""Tokens of a run, whose pairs a causal pass multiplies out.
+
+Runs of 64 and 256 are slower by up to a third, under AVX2 as under AVX-512; those of 64 keep twice as many
+sums for the backward pass.
+"""
 
 LEAST_RUN = 64
 """Tokens of a run at least, however many features they have: fewer make products of vectors."""
-
-ON_ACCELERATOR = 1 << 26
-"""Features held at once on an accelerator: a matter of its memory."""
 
 
 class Sums(NamedTuple):
@@ -81,19 +82,13 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
 def head_groups(heads: int, length: int, kernel: Kernel) -> list[slice]:
     """Groups of the N heads computed together: those that fit at this length, shared among threads."""
     threads = 1 if kernel.directions.is_cuda else torch.get_num_threads()
-    fits = _room(kernel) // (min(length, run_length(kernel)) * kernel.width)
+    fits = 2 * room(kernel.directions) // (min(length, run_length(kernel)) * kernel.width)
     return runs(heads, max(1, min(fits, -(-heads // threads))))
 
 
 def run_length(kernel: Kernel) -> int:
     """Tokens of a head whose features are computed together where pairs are not multiplied out."""
-    return max(LEAST_RUN, _room(kernel) // kernel.width)
-
-
-def _room(kernel: Kernel) -> int:
-    """Features held at once: on a CPU twice what a core's cache takes, for longer steps are fewer."""
-    w = kernel.directions
-    return ON_ACCELERATOR if w.is_cuda else 2 * core_cache() // w.element_size()
+    return max(LEAST_RUN, 2 * room(kernel.directions) // kernel.width)
 
 
 def runs(length: int, step: int) -> list[slice]:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from polyformer.attention.linformer.definition import convolution_rows, matrix_rows, max_rows, mean_rows
 from polyformer.core.errors import InputError
+from polyformer.dot_product.isolation import is_readable
+from polyformer.ops.linear import linear
 from polyformer.sequence.context import Context
 
 
@@ -144,12 +146,21 @@ class LinearProjection(LengthProjection):
         weight = self.weight[:, :, : x.shape[2]].to(x.dtype)
         if len(weight) > 1:
             return weight @ x, None
-        rows = weight @ x.transpose(1, 2).flatten(2)  # one product for all heads
-        return rows.unflatten(2, (x.shape[1], -1)).transpose(1, 2), None
+        x = x.transpose(1, 2)
+        heads = x.shape[2]
+        rows = _product(weight[0], x.flatten(2))  # one product for all heads
+        return rows.unflatten(2, (heads, -1)).transpose(1, 2), None
 
     def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
         """E x."""
         return matrix_rows(x, columns.matrix(x.shape[2], self.length, x.device), self.weight), None
+
+
+def _product(weight: Tensor, x: Tensor) -> Tensor:
+    """weight [k, n] @ x [B, n, P]: [B, k, P]."""
+    if not is_readable(x):  # a tracer would write down as many products as it sees rows
+        return weight @ x
+    return torch.stack([linear(weight, row.T) for row in x])
 
 
 class MeanProjection(LengthProjection):

@@ -4,18 +4,19 @@ import torch
 from torch import Tensor
 
 from polyformer.ops.linear import linear
-
-HASHED = 1 << 22
-"""Projections that are computed together."""
+from polyformer.ops.room import room
 
 
 @torch.no_grad()
 def hashed(k: Tensor, directions: Tensor, rounds: int) -> Tensor:
-    """The buckets [B, H, rounds, T] of keys [B, H, T, D]; directions [rounds * buckets / 2, D]."""
+    """The buckets [B, H, rounds, T] of keys [B, H, T, D]; directions [rounds * buckets / 2, D].
+
+    As many projections are made at once as all threads have room for.
+    """
     half = len(directions) // rounds
     iota = torch.arange(half, dtype=directions.dtype, device=directions.device)
     buckets = []
-    for rows in k.flatten(0, 2).split(max(1, HASHED // len(directions))):
+    for rows in k.flatten(0, 2).split(max(1, torch.get_num_threads() * room(k) // len(directions))):
         x = linear(rows, directions).unflatten(-1, (rounds, half))
         top, low = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True)
         # Where the extreme stands; argmax itself is no vector operation on a CPU and far slower.

@@ -7,8 +7,12 @@ from polyformer.attention.lsh.definition import same_bucket
 from polyformer.ops.precision import at_least_float32
 from polyformer.sequence.context import Context
 
-FEW = 64
-"""Queries are looked up where there are at least so many times more keys."""
+FEW, TIMES = 64, 64
+"""At most so many queries are looked up, where there are at least so many times more keys.
+
+To look up compares every query with every key, to sort moves every key some tens of times: 85 to 90 queries
+take the same time both ways at 2048 and at 8192 keys, under AVX2 as under AVX-512.
+"""
 
 
 def looked_up(

@@ -30,7 +30,7 @@ from torch import Tensor
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.lsh.definition import definition
 from polyformer.attention.lsh.hashing import hashed
-from polyformer.attention.lsh.lookup import FEW, attend_to_pairs, looked_up
+from polyformer.attention.lsh.lookup import FEW, TIMES, attend_to_pairs, looked_up
 from polyformer.attention.lsh.sorted_attention import sorted_attention
 from polyformer.attention.lsh.sorted_window import bucket_windows
 from polyformer.core.errors import InputError
@@ -168,7 +168,7 @@ class LSHAttention(Mechanism):
         if recording():
             return self._by_definition(q, k, v, buckets, context)
         window, scale = self.config.window, self.config.scale(q.shape[3])
-        if context.causal and context.q_len * FEW <= context.kv_len:
+        if context.causal and context.q_len <= FEW and context.q_len * TIMES <= context.kv_len:
             rows, pair_q, pair_k, pair_v = looked_up(q, k, v, buckets, context, window)
             scores = (pair_q * self.config.unit(pair_k)).sum(-1) * scale
             return attend_to_pairs(rows, scores, pair_v, q[..., 0].numel()).view(*q.shape[:3], -1)

@@ -22,16 +22,14 @@ from torch.autograd.function import once_differentiable
 from polyformer.attention.lsh.sorted_backward import sorted_backward
 from polyformer.attention.lsh.sorted_forward import LN2, LOG2E, sorted_forward
 from polyformer.attention.lsh.sorted_window import Windows
-from polyformer.attention.lsh.window_blocks import Round, WindowBlocks, device_kind
+from polyformer.attention.lsh.window_blocks import Round, WindowBlocks
 from polyformer.ops.precision import as_written
+from polyformer.ops.room import room
 from polyformer.ops.workers import spread
 from polyformer.sequence.context import Context
 
-TOKENS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 21}
-"""Short heads are laid end to end, up to so many tokens."""
-
 EXACT = 1 << 22
-"""Spots up to here, and their halves, are exact in float32."""
+"""Spots up to here, and their halves, are exact in float32: a limit of its 24 bits."""
 
 
 @torch.compiler.disable(reason="windows are walked in Python")
@@ -53,11 +51,14 @@ def sorted_attention(
 
 
 def _end_to_end(windows: Windows, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Order and spots [N, R, L] of rows of one or more heads each, whose spots are too far apart to meet."""
+    """Order and spots [N, R, L] of rows of one or more heads each, whose spots are too far apart to meet.
+
+    Short heads are laid end to end, as many as there is room for their queries.
+    """
     order, spots = (x.flatten(0, 1) for x in (windows.order, windows.spots))
     heads, rounds, length = order.shape
     threads = 1 if like.is_cuda else torch.get_num_threads()
-    most = max(1, min(TOKENS_AT_ONCE[device_kind(like)] // length, heads // threads))
+    most = max(1, min(room(like) // (length * like.shape[3]), heads // threads))
     group = max(size for size in range(1, most + 1) if heads % size == 0)
     number = torch.arange(group, device=order.device).view(1, group, 1, 1)
     last = int(spots.max()) + windows.size

@@ -7,20 +7,14 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.lsh.sorted_window import Windows
+from polyformer.ops.room import room
 
 LEAST_BLOCK, MOST_BLOCK = 32, 128
-"""Tokens of a block: the size of the windows, within these."""
-
-SCORES_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 26}
-"""Scores computed together; on a CPU, what a cache holds."""
+"""Tokens of a block: the size of the windows, within these. Fewer make products too thin for any processor;
+of more, half and more of the scores are outside the windows."""
 
 UNSEEN = 1e30
 """Subtracted from the score of a key that is not attended to: more than any score."""
-
-
-def device_kind(x: Tensor) -> str:
-    """The key of a tensor's device in tables of sizes."""
-    return "cuda" if x.is_cuda else "cpu"
 
 
 class WindowBlocks:
@@ -39,7 +33,7 @@ class WindowBlocks:
         self.width = self.blocks * self.block
         self.middle = (windows.size - 1) / 2 if windows.causal else 0.0
         self.radius = (windows.size - 1) / 2 if windows.causal else windows.size - 1.0
-        self.step = max(1, SCORES_AT_ONCE[device_kind(like)] // (self.block * self.width))
+        self.step = max(1, room(like) // (self.block * self.width))
 
     @property
     def steps(self) -> Iterator[tuple[int, int]]:

@@ -13,11 +13,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-HELD = 1 << 18
-"""Products of vectors with centroids that are held at once on a CPU."""
+from polyformer.ops.room import room
 
 LANES = 16
-"""Numbers that a CPU compares at once. The greatest of a row is found four times as fast as its place, which
+"""Centroids are filled up to a multiple of so many: the widest vectors in use hold 16 numbers, and what suits
+them suits narrower ones. The greatest of a row is found four times as fast as its place, which
 is why `forward` looks for the greatest first and then for the first that is equal."""
 
 Chosen = tuple[Tensor, Tensor, Tensor | None]
@@ -56,7 +56,7 @@ class Centroids(nn.Module):
         more = centres[:, :1].expand(-1, -count % LANES, -1)
         centres = torch.cat([centres, more], 1).mT.contiguous()  # [H, D, W]
         reversed_numbers, width = x.new_empty(x.shape[:3]), centres.shape[2]
-        run = max(1, min(x.shape[2], HELD // width))
+        run = max(1, min(x.shape[2], room(x) // width))
         scores, best = x.new_empty(2, run, width)
         down = torch.arange(width, 0, -1, dtype=x.dtype)
         for row, row_numbers in zip(x, reversed_numbers):

@@ -25,14 +25,15 @@ from polyformer.attention.routing.interval_tiles import Tiles, tiles
 from polyformer.attention.routing.intervals import Intervals
 from polyformer.attention.routing.workspace import Workspace
 from polyformer.ops.precision import as_written
+from polyformer.ops.room import room
+
+LOG2E = math.log2(math.e)
 
 _grad_scores = torch.ops.aten._softmax_backward_data.out  # p * (grad p - sum of p * grad p)
 
-HELD = 1 << 18
-"""Scores held at once on a CPU, about what its cache takes."""
-
 KEPT = 2
-"""Weights are kept for backward if they take at most so many times the memory of queries and keys."""
+"""Weights are kept for backward if they take at most so many times the memory of queries and keys: a limit of
+memory."""
 
 
 def interval_attention(q: Tensor, k: Tensor, v: Tensor, intervals: Intervals, scale: float) -> Tensor:
@@ -55,7 +56,7 @@ class IntervalAttention(torch.autograd.Function):
     def forward(ctx: Any, intervals: Intervals, scale: float, keep: bool, *rows: Tensor) -> Tensor:
         """Tile by tile; with `keep` the weights stay for the backward pass, unless they take too much."""
         q, k, v = rows
-        groups, workspace = tiles(intervals, _scores_at_once(q), q, k), Workspace(q)
+        groups, workspace = tiles(intervals, room(q), q, k), Workspace(q)
         whole = len(groups) > 0 and len(intervals.queries) == len(q)
         out = _result(q, v.shape[1], whole)
         sizes = [math.prod(tile.shape) for tile in groups]
@@ -97,17 +98,14 @@ class IntervalAttention(torch.autograd.Function):
 def _weights(workspace: Workspace, tile: Tiles, q: Tensor, k: Tensor, scale: float, out: Tensor) -> Tensor:
     """p_ij [n, Q, L], zero where a query does not attend to a key, or only fills its tile."""
     queries, keys = workspace.queries(q, tile), workspace.keys(k, tile)
-    weights = out.view(tile.shape).baddbmm_(queries, keys.mT, beta=0, alpha=scale).exp_()
+    # Powers of 2, which a processor computes faster.
+    weights = out.view(tile.shape).baddbmm_(queries, keys.mT, beta=0, alpha=scale * LOG2E).exp2_()
     for limit, edge in tile.limits:
         # 0 or 1 as numbers, as multiplying by booleans would first make them.
         seen = workspace.take("scores", len(edge), edge.shape[1], len(tile.place))
         weights.mul_(limit(tile.place, edge, out=seen))
     total = weights.sum(-1, keepdim=True)
     return weights.mul_(torch.where(total > 0, tile.real / total, 0))
-
-
-def _scores_at_once(x: Tensor) -> int:
-    return 64 * HELD if x.is_cuda else HELD
 
 
 def _result(x: Tensor, width: int, whole: bool) -> Tensor:
