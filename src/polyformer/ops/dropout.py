@@ -17,7 +17,8 @@ STEPS = 1 << 16
 """Chances are multiples of one over this."""
 
 LARGE = 1 << 12
-"""Elements from which our own numbers pay."""
+"""Elements from which our own numbers pay: they cost 30 microseconds to begin with, torch's 5 nanoseconds
+each. No processor decides it, for it decides what is drawn: a seed means the same mask on all of them."""
 
 
 def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:

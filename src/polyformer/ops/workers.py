@@ -19,10 +19,11 @@ from torch import nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 SMALL_MATRIX = 1 << 16
-"""Matrices of at most so many numbers make products that are over before threads have been woken."""
+"""Matrices of at most so many numbers make products that are over before threads have been woken. Other work
+on the machine decides what waking costs, not the processor, and how much there will be nobody can measure."""
 
 WORKERS = 4
-"""At most so many: Python itself runs one thread at a time, which more of them would feel."""
+"""At most so many: Python runs one thread at a time, which more of them would feel on any processor."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
