@@ -177,6 +177,14 @@ def test_every_end_of_a_text(tmp_path):
         assert ours.generation["eos_token_id"] == [5, 7]
 
 
+def test_what_transformers_read_from_gguf_is_an_ordinary_model():
+    theirs = their_model("Llama", "ForCausalLM", 0)
+    theirs.config.quantization_config = {"quant_method": "gguf", "gguf_file": "model.gguf"}
+    ours = polyformer.checkpoints.from_transformers(theirs)
+    _, described, _ = find_family(ours.config)
+    assert "quantization_config" not in described
+
+
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [

@@ -232,7 +232,11 @@ def _folder(source: str | Path, revision: str | None = None) -> Path:
             raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
         return folder
     if folder.is_file():
-        kind = "GGUF is not supported" if folder.suffix.lower() == ".gguf" else "this is a file"
+        kind = (
+            "GGUF is not supported (docs/models.md: through transformers)"
+            if folder.suffix.lower() == ".gguf"
+            else "this is a file"
+        )
         raise InputError(
             f"{folder}: {kind}; expected a directory with {CONFIG} and model.safetensors, as save_pretrained "
             f"writes it, transformers' or ours"
