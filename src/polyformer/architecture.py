@@ -1,7 +1,7 @@
 """The configuration of a model."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
@@ -34,7 +34,8 @@ class ModelConfig(Saved):
     """A model: with an encoder alone, a decoder alone, or both.
 
     `initializer_range`: standard deviation of the initial weights; None for the scheme of 2017 (see
-    `initialize`).
+    `initialize`). `weights`: "int8" where they are rounded to integers (`polyformer.model.weights`);
+    None for floating point, of the type that the files have.
     """
 
     vocab_size: int
@@ -46,6 +47,7 @@ class ModelConfig(Saved):
     head: HeadConfig = LanguageModelConfig()
     special: SpecialTokens = SpecialTokens()
     initializer_range: float | None = None
+    weights: Literal["int8"] | None = None
     origin: OriginConfig | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:

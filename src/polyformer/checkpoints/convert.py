@@ -45,6 +45,11 @@ def convert(
     """
     if not isinstance(model, Transformer):
         raise InputError(f"convert: expected a model of texts, got a {type(model).__name__}")
+    if model.config.weights == "int8":
+        raise InputError(
+            "convert: this model's weights are int8, and what is new would not be; convert the model that it "
+            'was rounded from, or load this with weights="float32"'
+        )
     config = convert_config(model.config, read_attention(attention), max_positions, global_projections)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # new weights are the same every time

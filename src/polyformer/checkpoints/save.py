@@ -23,6 +23,11 @@ def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
 
     Raises `InputError` for a model that is of no public family.
     """
+    if model.config.weights == "int8":
+        raise InputError(
+            "format 'hub': this model's weights are int8, which no public family holds; make them floating "
+            'point first: from_pretrained(..., weights="float32") or polyformer convert --weights float32'
+        )
     family, hub, task = find_family(model.config)
     dtypes = {parameter.dtype for parameter in model.parameters()}
     if len(dtypes) == 1:

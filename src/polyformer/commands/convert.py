@@ -13,6 +13,7 @@ from polyformer.core.errors import InputError
 EXAMPLES = """examples:
   polyformer convert bert-dir bert-polyformer
   polyformer convert runs/mine/ for-transformers --format hub
+  polyformer convert gpt2-dir gpt2-int8 --weights int8
   polyformer convert bert-dir long --attention "Window(256) | Global(1)" --max-positions 4096
   polyformer convert roberta-dir out --attention "Window(256) | Marked()" --global-projections --format hub
   polyformer convert bert-dir low-rank --attention "linformer(k=128, max_length=512)"
@@ -36,6 +37,10 @@ class Options:
     global_projections: bool = option(
         "give global tokens query, key and value projections of their own, copied", False
     )
+    weights: Literal["float32", "bfloat16", "int8"] | None = option(
+        "what the weights are kept in; int8 is a fourth of float32 and generates faster, and does not train "
+        "(default: as they are)"
+    )
     format: Literal["polyformer", "hub"] = option(
         "format to write; hub is what transformers reads (default: polyformer)", "polyformer"
     )
@@ -53,11 +58,15 @@ def run(options: Options) -> None:
 
     from polyformer.checkpoints import convert, from_pretrained
     from polyformer.data.tokenizer_loading import load_tokenizer
+    from polyformer.model.weights import with_weights
 
     if Path(options.out).exists() and any(Path(options.out).iterdir()):
         raise InputError(f"{options.out}: not empty; choose another directory")
-    model = from_pretrained(options.folder, options.head, allow_pickle=options.allow_pickle)
-    if options.attention or options.max_positions or options.global_projections:
+    changed = options.attention or options.max_positions or options.global_projections
+    # int8 comes last: what is new must be made of weights that are not rounded yet
+    weights = None if changed and options.weights == "int8" else options.weights
+    model = from_pretrained(options.folder, options.head, weights=weights, allow_pickle=options.allow_pickle)
+    if changed:
         model, report = convert(
             model,
             options.attention,
@@ -65,6 +74,8 @@ def run(options: Options) -> None:
             global_projections=options.global_projections,
         )
         print(report)
+    if options.weights is not None:
+        model = with_weights(model, options.weights)
     model.save_pretrained(options.out, format=options.format)
     print(f"written to {options.out} ({options.format})")
     try:

@@ -4,7 +4,7 @@ Of a model: parameters, memory, FLOPs (one multiply-add is two) and cache by tex
 Of a pattern: which keys each query attends to. Of a position scheme: its effect on the scores or the input.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,14 +81,20 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
     from polyformer.visual.tree import parameters, tree
 
     config = config_of(name, overrides)
+    rounded = isinstance(config, ModelConfig) and config.weights == "int8"
     with torch.device("meta"):
         model = build_model(config)
-    weights = 4 * parameters(model)
-    print(f"{name}: {parameters(model):,} parameters, {size(weights)} in float32")
-    print(f"training with Adam: {size(4 * weights)} (gradients, two moments) and the activations\n")
+        plain = build_model(replace(config, weights=None)) if rounded else model
+    weights = 4 * parameters(plain)
+    print(f"{name}: {parameters(plain):,} parameters, {size(weights)} in float32")
+    if rounded:
+        stored = sum(tensor.nbytes for tensor in model.state_dict().values())
+        print(f"weights are int8: {size(stored)}, and it does not train\n")
+    else:
+        print(f"training with Adam: {size(4 * weights)} (gradients, two moments) and the activations\n")
     if isinstance(config, ModelConfig):  # costs depend on the number of tokens
         limit = longest_text(config)
-        print(costs(model, [length for length in LENGTHS if length <= limit] or [limit]), end="\n\n")
+        print(costs(plain, [length for length in LENGTHS if length <= limit] or [limit]), end="\n\n")
     print(tree(model))
 
 

@@ -42,8 +42,9 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: str | Path)
     for name, first in shared.items():
         module, _, key = name.rpartition(".")
         setattr(model.get_submodule(module), key, _at(model, first))
-    for parameter in model.parameters():  # an assigned tensor takes the place of the parameter, flag included
-        parameter.requires_grad_(True)
+    trained = {name: tensor.requires_grad for name, tensor in own.items()}
+    for name, parameter in model.named_parameters():  # an assigned tensor replaces it, flag included
+        parameter.requires_grad_(trained[name])
 
 
 def aligned(tensor: Tensor) -> Tensor:

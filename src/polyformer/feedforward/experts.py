@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError
 from polyformer.feedforward.base import FeedForward, FeedForwardConfig
-from polyformer.ops.linear import Linear, linear
+from polyformer.ops.linear import ExactLinear, linear
 from polyformer.sequence.context import Context
 
 
@@ -92,7 +92,7 @@ class Experts(FeedForward):
     def __init__(self, hidden_size: int, config: ExpertsConfig):
         super().__init__()
         self.config = config
-        self.router = Linear(hidden_size, config.experts, bias=False)
+        self.router = ExactLinear(hidden_size, config.experts, bias=False)
         self.experts = nn.ModuleList(config.expert.build(hidden_size) for _ in range(config.experts))
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:

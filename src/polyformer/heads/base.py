@@ -7,6 +7,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
+from polyformer.ops.int8_layers import Int8Weight
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,14 +71,15 @@ class HeadInput:
     """What a head may look at.
 
     hidden: [B, T, E], the last layer's output. mask: [B, T] bool, True for real tokens; None when all are.
-    table: [V, E], the token vectors, for heads that share them. last: for heads that run that layer again.
+    table: [V, E], the token vectors, for heads that share them; a module where they are int8. last: for
+    heads that run that layer again.
     sentence_labels: [B], for heads that predict something of the whole text beside its tokens. ids: [B, T],
     the text's tokens, of an encoder-decoder the source's; None where they were read before.
     """
 
     hidden: Tensor
     mask: Tensor | None
-    table: Tensor
+    table: Tensor | Int8Weight
     last: "LastLayer | None" = None
     sentence_labels: Tensor | None = None
     ids: Tensor | None = None

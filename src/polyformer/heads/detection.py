@@ -15,7 +15,7 @@ from torch import Tensor
 from polyformer.core.labels import IGNORED, check_labels
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
 from polyformer.ops.activations import activation
-from polyformer.ops.linear import Linear
+from polyformer.ops.linear import ExactLinear, Linear
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Detect(Head):
         super().__init__()
         self.activation = activation(config.activation)
         self.dense = Linear(hidden_size, hidden_size)
-        self.output = Linear(hidden_size, 1)
+        self.output = ExactLinear(hidden_size, 1)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         """logit_t = w . act(W h_t + b) + c."""

@@ -10,7 +10,8 @@ from polyformer.core.errors import InputError
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
 from polyformer.ops.activations import activation
 from polyformer.ops.cross_entropy import linear_cross_entropy
-from polyformer.ops.linear import Linear, linear
+from polyformer.ops.int8_layers import Int8Weight, as_matrix, matrix_product
+from polyformer.ops.linear import Linear
 from polyformer.position import Learned
 
 
@@ -58,7 +59,7 @@ class VocabularyHead(Head):
         super().__init__()
         self.smoothing = smoothing
         weight = torch.empty(shape.vocab_size, shape.vector_size)
-        self.weight = None if shape.tied else nn.Parameter(weight)
+        self.weight: Tensor | Int8Weight | None = None if shape.tied else nn.Parameter(weight)
         zeros = torch.zeros(shape.vocab_size) if bias else None
         if frozen:
             self.register_buffer("bias", zeros)
@@ -81,8 +82,8 @@ class VocabularyHead(Head):
         loss = None
         if labels is not None:
             smoothing = self.smoothing if self.training else 0.0
-            loss = linear_cross_entropy(hidden, weight, bias, labels, smoothing)
-        return loss, lambda: linear(hidden, weight, bias)
+            loss = linear_cross_entropy(hidden, as_matrix(weight), bias, labels, smoothing)
+        return loss, lambda: matrix_product(hidden, weight, bias)
 
 
 class LanguageModelHead(VocabularyHead):

@@ -7,7 +7,7 @@ import transformers
 from transformers import GenerationConfig
 from transformers.models.auto import modeling_auto
 
-from polyformer.core.errors import unknown
+from polyformer.core.errors import InputError, unknown
 from polyformer.hub.answers import PolyformerForQuestionAnswering
 from polyformer.hub.base import PolyformerModel
 from polyformer.hub.config import PolyformerConfig, config_of
@@ -48,8 +48,13 @@ AUTO = {
 def wrap(model: Transformer | TrajectoryTransformer) -> PolyformerModel:
     """`model` as one of transformers' models; the weights are its own, not copied.
 
-    Raises `InputError` for a head that transformers has no class for.
+    Raises `InputError` for a head that transformers has no class for, and for weights in int8.
     """
+    if isinstance(model, Transformer) and model.config.weights == "int8":
+        raise InputError(
+            "wrap: this model's weights are int8, which transformers neither trains nor saves; load it with "
+            'weights="float32"'
+        )
     config = config_of(model)
     with torch.device("meta"):
         wrapped = _class_of(model)(config)

@@ -18,14 +18,15 @@ def resize(model: nn.Module, size: int) -> None:
     for module in model.head.modules():
         if isinstance(module, VocabularyHead):
             _resize_head(module, size)
-    if model.decoder_tokens is not None:
+    if isinstance(model.decoder_tokens, nn.Embedding):
         model.decoder_tokens = _resized_table(model.decoder_tokens, size)
+    assert isinstance(model.tokens, nn.Embedding), "int8 is not wrapped"
     model.tokens.num_embeddings = size
     model.config = dataclasses.replace(model.config, vocab_size=size)
 
 
 def _resize_head(head: VocabularyHead, size: int) -> None:
-    if head.weight is not None:
+    if isinstance(head.weight, nn.Parameter):
         head.weight = nn.Parameter(_rows(head.weight, size, fill=None), head.weight.requires_grad)
     bias = head.bias
     if isinstance(bias, nn.Parameter):

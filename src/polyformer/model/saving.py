@@ -17,6 +17,7 @@ from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write, read_json, read_tensors, write_json, write_tensors
 from polyformer.core.unused_tensors import read_unused_tensors, write_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
+from polyformer.model.weights import check_trainable
 
 CONFIG, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
 
@@ -50,6 +51,12 @@ class PretrainedMixin(nn.Module):
         if format not in FORMATS:
             raise unknown("format", format, FORMATS)
         importlib.import_module(FORMATS[format]).save(self, Path(directory))
+
+    def train(self, mode: bool = True) -> Self:
+        """As torch's; `InputError` for weights that cannot be trained."""
+        if mode:
+            check_trainable(self)
+        return super().train(mode)
 
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> Self:

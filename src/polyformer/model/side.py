@@ -12,6 +12,7 @@ from polyformer.core.errors import InputError
 from polyformer.heads import LastLayer
 from polyformer.model.arguments import OutputOptions
 from polyformer.model.checks import check_ids, check_inputs
+from polyformer.ops.int8_layers import Int8Embedding
 from polyformer.ops.softmax import recorded
 from polyformer.outputs import ModelState
 from polyformer.patterns import Causal, Full
@@ -53,7 +54,7 @@ class Side:
 
     name: str  # "encoder" or "decoder"
     config: ModelConfig
-    tokens: nn.Embedding
+    tokens: nn.Embedding | Int8Embedding
     embedding: Embedding
     stack: Stack
 

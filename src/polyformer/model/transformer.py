@@ -20,6 +20,8 @@ from polyformer.model.arguments import NOTHING_MORE, DecoderInputs, Labels, Outp
 from polyformer.model.checks import refuse
 from polyformer.model.saving import PretrainedMixin
 from polyformer.model.side import Side, SideOutput
+from polyformer.model.weights import round_weights
+from polyformer.ops.int8_layers import Int8Embedding, Int8Weight
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.sequence.inputs import ModelInputs
 from polyformer.sequence.tokens import NO_TOKENS
@@ -38,9 +40,9 @@ class Transformer(PretrainedMixin):
         super().__init__(config)
         width, positions = config.hidden_size, config.max_position_embeddings
         size = config.embedding.width(width)
-        self.tokens = nn.Embedding(config.vocab_size, size)
+        self.tokens: nn.Embedding | Int8Embedding = nn.Embedding(config.vocab_size, size)
         both = config.encoder is not None and config.decoder is not None
-        self.decoder_tokens = (
+        self.decoder_tokens: nn.Embedding | Int8Embedding | None = (
             nn.Embedding(config.vocab_size, size) if both and not config.embedding.shared else None
         )
         for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
@@ -52,6 +54,8 @@ class Transformer(PretrainedMixin):
             )
         self.head = config.head.build(config.head_shape())
         initialize(self, config.initializer_range)
+        if config.weights == "int8":
+            round_weights(self)
 
     encoder: Stack | None
     decoder: Stack | None
@@ -204,7 +208,7 @@ class Transformer(PretrainedMixin):
 
     def logits_at(self, output: ModelOutput, places: "slice | Tensor") -> Tensor:
         """The head's logits [B, K, V] at these places of `output`; those of others are not computed."""
-        inputs = HeadInput(output.last_hidden_state[:, places], None, self._output_table().weight)
+        inputs = HeadInput(output.last_hidden_state[:, places], None, self._output_weight())
         _, predictions = self.head(inputs, None)
         return predictions()
 
@@ -255,7 +259,12 @@ class Transformer(PretrainedMixin):
         assert embedding is not None
         return Side(name, self.config, self.tokens if encoder else self._output_table(), embedding, stack)
 
-    def _output_table(self) -> nn.Embedding:
+    def _output_weight(self) -> Tensor | Int8Weight:
+        """What a head that is tied reads: [V, E]."""
+        table = self._output_table()
+        return table if isinstance(table, Int8Embedding) else table.weight
+
+    def _output_table(self) -> nn.Embedding | Int8Embedding:
         """The token table of the decoder, or of the encoder where there is none: the head may read it."""
         return self.tokens if self.decoder_tokens is None else self.decoder_tokens
 
@@ -273,7 +282,7 @@ class Transformer(PretrainedMixin):
         ids: those of the text or source. encoded: what the encoder of an encoder-decoder computed.
         """
         valid = ran.tokens.new_valid(ran.hidden.shape[1])
-        table = self._output_table().weight
+        table = self._output_weight()
         head_input = HeadInput(ran.hidden, valid, table, ran.last_layer, labels.sentence_labels, ids)
         loss, predictions = self.head(head_input, labels.labels)
         losses = None

@@ -48,7 +48,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linears(x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
-    """What several layers make of the same x; inside `PackedWeights` in one product."""
+    """What several layers make of the same x; in one product inside `PackedWeights` or for int8."""
+    together = getattr(layers[0], "together", None)
+    joint = None if together is None else together(x, layers)
+    if joint is not None:
+        return joint
     other = None if torch.compiler.is_compiling() else reader.get()
     if other is None or torch.is_grad_enabled():
         return [layer(x) for layer in layers]
@@ -149,10 +153,14 @@ class Linear(nn.Linear):
         super().__setattr__(name, value)  # type: ignore[arg-type]
 
 
+class ExactLinear(Linear):
+    """One that stays in floating point where a model's weights become int8: few numbers that decide much."""
+
+
 def as_torch(model: M) -> M:
     """A copy of the model whose linear layers are `torch.nn.Linear`, for tools that ask for this type."""
     copied = copy.deepcopy(model)
     for module in copied.modules():
-        if type(module) is Linear:
+        if type(module) in (Linear, ExactLinear):
             module.__class__ = nn.Linear  # type: ignore[assignment]
     return copied

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from polyformer.ops.int8_layers import Int8Weight
+
 LEFT_OUT = (nn.Dropout, nn.Identity)
 
 
@@ -15,8 +17,9 @@ def tree(model: nn.Module) -> str:
 
 
 def parameters(module: nn.Module) -> int:
-    """How many numbers are in its parameters, tied ones once."""
-    return sum(parameter.numel() for parameter in module.parameters())
+    """How many numbers are in its parameters and int8 weights, tied ones once."""
+    rounded = sum(part.weight.numel() for part in module.modules() if isinstance(part, Int8Weight))
+    return rounded + sum(parameter.numel() for parameter in module.parameters())
 
 
 def _lines(name: str, module: nn.Module, depth: int, times: int = 1) -> Iterator[tuple[str, int]]:

@@ -1,0 +1,98 @@
+"""What a model's weights are kept in: float32, bfloat16, or int8 (`polyformer.ops.int8`).
+
+int8: those of linear layers, token tables and output matrices, nearly all there are. Norms, biases,
+positions, the routers of experts and what a mechanism learns of its own stay as they are. Nothing trains.
+"""
+
+import dataclasses
+import warnings
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError, unknown
+from polyformer.core.weights import load_weights
+from polyformer.heads.vocabulary import VocabularyHead
+from polyformer.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight
+from polyformer.ops.linear import Linear
+
+WEIGHTS = "float32", "bfloat16", "int8"
+
+TABLES = "tokens", "decoder_tokens"
+"""The tables of a model that have a row for each token."""
+
+M = TypeVar("M", bound=Any)
+
+
+def with_weights(model: M, weights: str) -> M:
+    """The model in evaluation mode with weights of this kind: itself, changed, or from int8 a new one.
+
+    Raises `InputError` for another word, and for weights that are not finite.
+    """
+    if weights not in WEIGHTS:
+        raise unknown("weights", weights, WEIGHTS)
+    if weights == "int8":
+        if not hasattr(model.config, "weights"):
+            raise InputError(f"weights: a {type(model).__name__} has none in int8; take float32 or bfloat16")
+        if model.config.weights != "int8":
+            model.config = dataclasses.replace(model.config, weights="int8")
+            round_weights(model)
+        return model.eval()
+    if getattr(model.config, "weights", None) == "int8":
+        model = _in_floating_point(model)
+    if weights == "bfloat16" and not computes_bfloat16():
+        warnings.warn("this processor has no bfloat16: such weights are slow here; int8 is not", stacklevel=2)
+    return model.to(getattr(torch, weights)).eval()
+
+
+def computes_bfloat16() -> bool:
+    """Whether torch may use instructions for bfloat16 here; a GPU is taken to have them."""
+    if torch.cuda.is_available():
+        return True
+    wide = "AVX512" in torch.backends.cpu.get_cpu_capability()
+    return wide and torch.cpu._is_avx512_bf16_supported()
+
+
+def round_weights(model: nn.Module) -> None:
+    """Put int8 weights into the place of a model's own; its parameters are then no longer trained."""
+    new: dict[int, Int8Weight] = {}  # a layer that stands in several places stays one layer
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is Linear:
+                setattr(parent, name, new.setdefault(id(child), Int8Linear(child.weight, child.bias)))
+        if isinstance(parent, VocabularyHead) and isinstance(parent.weight, Tensor):
+            matrix = Int8Weight(parent.weight)
+            del parent.weight  # a parameter, whose place a module cannot take
+            parent.weight = matrix
+    for name in TABLES:
+        table = getattr(model, name, None)
+        if table is not None:
+            setattr(model, name, new.setdefault(id(table), Int8Embedding(table.weight)))
+    model.requires_grad_(False)
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Raises `InputError` for a model with weights in int8."""
+    if any(isinstance(module, Int8Weight) for module in model.modules()):
+        raise InputError(
+            "weights: they are int8, which cannot be trained; train the model in floating point and convert "
+            'the result, or take this one\'s as they are: from_pretrained(..., weights="float32")'
+        )
+
+
+def _in_floating_point(model: M) -> M:
+    """A new model with the same numbers, which can be trained again."""
+    tensors = dict(model.state_dict())
+    for name, module in model.named_modules():
+        if isinstance(module, Int8Weight):
+            del tensors[f"{name}.scale"]
+            matrix = isinstance(module, Int8Linear | Int8Embedding)
+            integers = f"{name}.weight"
+            del tensors[integers]
+            tensors[integers if matrix else name] = module.dequantized()
+    with torch.device("meta"):
+        new = type(model)(dataclasses.replace(model.config, weights=None))
+    load_weights(new, tensors, "the int8 model")
+    new.generation, new.unused_tensors = model.generation, model.unused_tensors
+    return new

@@ -1,0 +1,232 @@
+"""Products with weights of eight bits, which are read four times as fast as float32: y = x W^T + b,
+
+    W_oi = scale_o w_oi,    w in -127 .. 127,    scale_o = max_i |W_oi| / 127
+
+one scale an output channel; only weights are rounded. `plainly` is the definition. On a CPU there are three
+more ways, and which is fastest for how many rows is measured. None lets a row depend on another.
+
+`in_halves`: x and y rounded to bfloat16, sums in float32; not for the logits, whose differences count.
+`in_integers`, with torch's FBGEMM (x86 with AVX2): a row x with m = max |x_i| is taken for
+
+    m / 63 (hi + lo / 126),    hi, lo in -63 .. 63,
+
+which is off by at most m / 15876, and two integer products are exact. Seven bits each: AVX2 adds pairs of
+products in sixteen. `in_chunks`: float products with a few rows of W at a time, for a prompt.
+"""
+
+import dataclasses
+import functools
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.ops.linear import linear
+from polyformer.ops.tuning import Section
+from polyformer.ops.tuning.machine import core_cache
+
+LEVELS = 127
+"""Integers on each side of 0."""
+
+HIGH, LOW = 63, 126
+"""Integers on each side of 0 for the larger part of an activation, and its steps in which the rest counts."""
+
+WIDEST = 1 << 16
+"""Inputs of a product in integers: a sum of more could leave 32 bits."""
+
+VECTOR = 32
+"""Inputs that torch's product in halves reads at a time, to the last one even where there are fewer."""
+
+ROWS = 1, 4, 8, 16, 32, 64, 128, 256, 512
+"""Numbers of rows for which the ways are compared."""
+
+ENGINES = "x86", "fbgemm"
+"""Of torch's quantized engines those that are FBGEMM."""
+
+
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The integers [O, I] and the scales [O], in its own type, of a weight [O, I].
+
+    A scale is rounded up to the eight bits of a bfloat16, so that it stays the same in every floating type.
+    Raises `InputError` where a number is not finite.
+    """
+    weight = weight.detach()
+    exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    largest = exact.abs().amax(1) if exact.shape[1] else exact.new_zeros(len(exact))
+    if not weight.is_meta and not bool(largest.isfinite().all()):
+        raise InputError("weights: cannot become int8, for they hold NaN or infinity; the model is damaged")
+    bits = (largest / LEVELS).float().view(torch.int32)
+    scale = ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32).to(exact.dtype)
+    steps = (exact / scale.where(scale > 0, 1).unsqueeze(1)).round()
+    return steps.clamp(-LEVELS, LEVELS).to(torch.int8), scale.to(weight.dtype)
+
+
+def dequantized(weight: Tensor, scale: Tensor) -> Tensor:
+    """The weight [O, I] that integers [O, I] and scales [O] stand for."""
+    return weight.to(scale.dtype) * scale.unsqueeze(1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Int8Config(Config):
+    """The most rows that are computed in halves, and of more the most in integers."""
+
+    halves: int = 1
+    integers: int = 64
+
+
+class Joined:
+    """Weights with one input, one below the other, as the fast ways read them.
+
+    Args:
+        weights: integers [O, I] each. scales: [O] each. biases: [O] each or None.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], scales: Sequence[Tensor], biases: Sequence[Tensor | None]):
+        known = [bias for bias in biases if bias is not None]
+        self.sources = [*weights, *scales, *known]
+        self.versions = [_version(tensor) for tensor in self.sources]
+        self.weight, self.scale = _cat(weights), _cat(scales)
+        self.halves = self.scale.to(torch.bfloat16)
+        self.bias = None
+        if known:
+            zeros = [scale.new_zeros(scale.shape) for scale in scales]
+            self.bias = _cat([zero if bias is None else bias.detach() for bias, zero in zip(biases, zeros)])
+
+    def is_of(self, sources: Sequence[Tensor]) -> bool:
+        """Whether the tensors are these, unchanged."""
+        for tensor, own, version in zip(sources, self.sources, self.versions, strict=True):
+            if tensor is not own or _version(tensor) != version:
+                return False
+        return True
+
+    @functools.cached_property
+    def packed(self) -> Any:
+        """The weights as FBGEMM reads them."""
+        with warnings.catch_warnings():  # torch means to replace these tensors: `packs` asks for them
+            warnings.simplefilter("ignore", UserWarning)
+            scale, zeros = self.scale.double() / HIGH, torch.zeros(len(self.weight), dtype=torch.int64)
+            tensor = torch.ops.aten._make_per_channel_quantized_tensor(self.weight, scale, zeros, 0)
+            return torch.ops.quantized.linear_prepack(tensor, None)
+
+
+def product(x: Tensor, joined: Joined, exact: bool) -> Tensor:
+    """x [..., I] times the weights, plus the bias: [..., O]; see `takes`. exact: not in halves."""
+    rows = x.numel() // x.shape[-1]
+    config = SECTION()
+    if rows <= config.halves and not exact and x.shape[-1] % VECTOR == 0:
+        return in_halves(x, joined)
+    if rows <= config.integers and x.shape[-1] <= WIDEST and packs():
+        return in_integers(x, joined)
+    return in_chunks(x, joined)
+
+
+def in_halves(x: Tensor, joined: Joined) -> Tensor:
+    """By torch's product of bfloat16 with int8."""
+    rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
+    y = torch.ops.aten._weight_int8pack_mm(rows, joined.weight, joined.halves).view(*x.shape[:-1], -1)
+    return (y if joined.bias is None else torch.add(y, joined.bias)).to(x.dtype)
+
+
+def in_integers(x: Tensor, joined: Joined) -> Tensor:
+    """By FBGEMM's exact products of integers."""
+    rows = x.reshape(-1, x.shape[-1]).float()
+    largest = rows.abs().amax(1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny)
+    steps = (rows / largest).mul_(HIGH)
+    high = steps.round()
+    both = torch.cat([high, steps.sub_(high).mul_(LOW)])
+    y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(both, 1.0, HIGH + 1, joined.packed)
+    y = torch.add(y[: len(rows)], y[len(rows) :], alpha=1 / LOW)
+    y = y.mul_(largest) if joined.bias is None else torch.addcmul(joined.bias.float(), y, largest)
+    return y.view(*x.shape[:-1], -1).to(x.dtype)
+
+
+def in_chunks(x: Tensor, joined: Joined) -> Tensor:
+    """By float products with as many rows of W at a time as a core's cache likes."""
+    weight = joined.weight
+    y = x.new_empty(*x.shape[:-1], len(weight))
+    step = max(64, 4 * core_cache() // (x.element_size() * weight.shape[1]))
+    for start in range(0, len(weight), step):
+        part = slice(start, start + step)
+        y[..., part] = linear(x, weight[part].to(x.dtype))
+    y *= joined.scale
+    return y if joined.bias is None else y.add_(joined.bias)
+
+
+def plainly(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """The definition, on any device; gradients reach x."""
+    return F.linear(x, dequantized(weight, scale).to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+def takes(x: Tensor, weight: Tensor) -> bool:
+    """Whether anything but the definition may compute this: eager on a CPU, outside autograd and autocast."""
+    return (
+        x.device.type == weight.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
+        and not (torch.is_grad_enabled() and x.requires_grad)
+        and not torch.is_autocast_enabled("cpu")
+        and not torch._C._are_functorch_transforms_active()
+        and x.numel() > 0
+        and weight.numel() > 0
+    )
+
+
+def packs() -> bool:
+    """Whether torch has the integer products, and the engine that is set packs for them."""
+    return torch.backends.quantized.engine in ENGINES and _can_pack()
+
+
+@functools.cache
+def _can_pack() -> bool:
+    try:
+        y = in_integers(torch.ones(1, 8), _ones(1, 8))
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    return bool((y == 8).all())
+
+
+def _ones(outputs: int, inputs: int) -> Joined:
+    return Joined([torch.ones(outputs, inputs, dtype=torch.int8)], [torch.ones(outputs)], [None])
+
+
+def _measure() -> Int8Config:
+    """The fastest way for each number of rows, of a weight too large for a core's cache."""
+    joined = _ones(4096, 1024)
+    ways = [in_halves, in_integers, in_chunks] if packs() else [in_halves, in_chunks]
+    most = dict.fromkeys(ways, 0)
+    for rows in ROWS:
+        x = torch.ones(rows, 1024)
+        times = {way: _seconds(functools.partial(way, x, joined)) for way in ways}
+        best = min(ways, key=lambda way: times[way])
+        ways = ways[ways.index(best) :]
+        if best is in_chunks:
+            break
+        most[best] = rows
+    return Int8Config(halves=most[in_halves], integers=max(most.values()) if packs() else 0)
+
+
+def _seconds(call: Callable[[], Tensor]) -> float:
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _cat(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+SECTION = Section("int8 products", fixed=Int8Config(), measure=_measure)

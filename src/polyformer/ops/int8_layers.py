@@ -1,0 +1,107 @@
+"""Modules whose weights are int8: a table that a head reads, a linear layer, token vectors."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from polyformer.ops.int8 import Joined, dequantized, plainly, product, quantized, takes
+from polyformer.ops.linear import linear
+
+
+class Int8Weight(nn.Module):
+    """A weight [O, I]: integers `weight` [O, I] and `scale` [O]; see `polyformer.ops.int8`.
+
+    joined: what the fast ways read, by the number of layers whose weights it holds; made when first asked
+    for, and no part of the module's state.
+    """
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        integers, scale = quantized(weight)
+        self.register_buffer("weight", integers)
+        self.register_buffer("scale", scale)
+        self.joined: dict[int, Joined] = {}
+
+    def dequantized(self) -> Tensor:
+        """[O, I] in floating point."""
+        return dequantized(self.weight, self.scale)
+
+    def product(self, x: Tensor, bias: Tensor | None = None, exact: bool = True) -> Tensor:
+        """x [..., I] times the weight transposed, plus bias [O]: [..., O]. exact: not in halves."""
+        if not takes(x, self.weight):
+            return plainly(x, self.weight, self.scale, bias)
+        return product(x, self.join([self], [bias]), exact)
+
+    def join(self, layers: "Sequence[Int8Weight]", biases: Sequence[Tensor | None]) -> Joined:
+        """The weights of `layers`, of which this is the first, as the fast ways read them."""
+        weights, scales = [layer.weight for layer in layers], [layer.scale for layer in layers]
+        sources = [*weights, *scales, *(bias for bias in biases if bias is not None)]
+        joined = self.joined.get(len(layers))
+        if joined is None or len(sources) != len(joined.sources) or not joined.is_of(sources):
+            joined = self.joined[len(layers)] = Joined(weights, scales, biases)
+        return joined
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "joined": {}}
+
+    def _apply(self, *arguments: Any, **options: Any) -> Self:
+        self.joined = {}
+        return super()._apply(*arguments, **options)
+
+
+class Int8Linear(Int8Weight):
+    """`Linear` with a weight in int8; the bias stays as it is."""
+
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__(weight)
+        frozen = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.register_parameter("bias", frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y = x weight^T + bias: [..., I] -> [..., O]."""
+        return self.product(x, self.bias, exact=False)
+
+    @staticmethod
+    def together(x: Tensor, layers: "Sequence[nn.Module]") -> list[Tensor] | None:
+        """What layers make of the same x, in one product; None where they have to run one by one."""
+        own = [layer for layer in layers if type(layer) is Int8Linear and not _is_watched(layer)]
+        if len(own) < len(layers) or not takes(x, own[0].weight):
+            return None
+        y = product(x, own[0].join(own, [layer.bias for layer in own]), exact=False)
+        return list(y.split([len(layer.weight) for layer in own], -1))
+
+    def extra_repr(self) -> str:
+        """Sizes, as torch's linear layer shows them."""
+        return f"in_features={self.weight.shape[1]}, out_features={len(self.weight)}"
+
+
+class Int8Embedding(Int8Weight):
+    """Token vectors whose rows become float when they are looked up."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Rows of the table: [...] -> [..., I]."""
+        return self.weight[ids].to(self.scale.dtype) * self.scale[ids].unsqueeze(-1)
+
+    def extra_repr(self) -> str:
+        """Sizes, as torch's table shows them."""
+        return ", ".join(map(str, self.weight.shape))
+
+
+def matrix_product(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
+    """x [..., I] times a weight [O, I] of either kind, plus bias [O]: [..., O]."""
+    return weight.product(x, bias) if isinstance(weight, Int8Weight) else linear(x, weight, bias)
+
+
+def as_matrix(weight: Tensor | Int8Weight) -> Tensor:
+    """A weight [O, I] of either kind in floating point."""
+    return weight.dequantized() if isinstance(weight, Int8Weight) else weight
+
+
+def _is_watched(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
