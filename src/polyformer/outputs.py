@@ -27,6 +27,10 @@ class ModelState(State):
         """As `reorder_`, for an index among rows of one input each: source and padding stay in place."""
         return dataclasses.replace(self, layers=tuple(layer.reorder_beams(index) for layer in self.layers))
 
+    def truncated_(self, count: int) -> "ModelState | None":
+        """As for every state."""
+        return self._parts_truncated(count)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Predicted:

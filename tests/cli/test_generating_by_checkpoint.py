@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 import checkpoints
 import polyformer
+from polyformer.cli import main
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.generation import GenerationConfig
 
@@ -61,6 +63,22 @@ def test_what_the_command_line_says_wins(tmp_path: Path, output: Callable[..., s
         1,
     )
     assert plain == generated(max_new_tokens=9, repetition_penalty=1.0)
+
+
+def test_a_draft_writes_the_same_and_says_what_came_of_it(
+    tmp_path: Path, train_tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+):
+    folder = gpt2(tmp_path)
+    command = ["generate", str(folder), "--prompt", "Anna and Anna", "--max-new-tokens", "12"]
+    assert main(command) == 0
+    plain = capsys.readouterr().out
+    for draft, counts in (("lookup", r"\d+ of \d+"), (str(folder), r"(\d+) of \1")):
+        assert main([*command, "--draft", draft, "--draft-tokens", "3"]) == 0
+        out, err = capsys.readouterr()
+        assert out == plain
+        assert re.fullmatch(rf"draft: {counts} proposed tokens accepted in \d+ passes of the model\n", err)
+    assert main([*command, "--draft", str(train_tiny("lm"))]) == 2
+    assert "has another vocabulary than" in capsys.readouterr().err
 
 
 def test_generate_without_settings_or_prompt(tmp_path: Path, output: Callable[..., str]):

@@ -137,6 +137,24 @@ def test_a_state_is_a_value(case: Case):
         assert_same(ours, whole(case, model, mixed)[:, 5:])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tokens_can_be_taken_back_or_the_state_says_so(case: Case):
+    """In the same buffer; where a state takes none back, the one before it goes on."""
+    model, batch = case.model(), case.batch()
+    ids = ids_of(case, batch)
+    _, before = step(case, model, ids[:, :3], start(case, model, batch))
+    _, after = step(case, model, ids[:, [0, 2, 1]], before)
+    shorter = after.truncated_(2)
+    if shorter is None:
+        _, shorter = step(case, model, ids[:, :1], before)
+    assert shorter.tokens.length == 4
+    ids = torch.cat([ids[:, :3], ids[:, :1], ids[:, 3:6]], 1)
+    hidden, _ = step(case, model, ids[:, 4:], shorter)
+    name = "input_ids" if case.shape == "decoder" else "decoder_input_ids"
+    assert_same(hidden, model(**{**batch, name: ids}).last_hidden_state[:, 4:])
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_detached_state_ends_the_graph(case: Case):
     model, batch = case.model(), case.batch()

@@ -92,6 +92,13 @@ class KeyValueCache(State):
             torch.index_select(filled, 0, index, out=place)
         return dataclasses.replace(self, keys=spare[0], values=spare[1], high_water=[self.length], spare=old)
 
+    def truncated_(self, count: int) -> Self:
+        """As for every state; the next tokens take the freed slots of the same buffer."""
+        length = self.length - count
+        if self.high_water[0] == self.length:
+            self.high_water[0] = length
+        return dataclasses.replace(self, length=length)
+
     def _rows(self, buffer: Tensor, index: Tensor) -> Tensor:
         filled = buffer[:, :, : self.length]
         if torch.is_grad_enabled():

@@ -23,9 +23,28 @@ class State:
         """As `reorder`, by an owner who gives this state up: it may be overwritten."""
         return self.reorder(index)
 
+    def truncated_(self, count: int) -> Self | None:
+        """The state before its last `count` tokens, by an owner who gives this one up.
+
+        None where tokens cannot be taken back, as from sums of the past: go on from the state before them,
+        which stays valid. A state asks `_parts_truncated` where only states in it grow with the tokens.
+        """
+        return None
+
     def detach(self) -> Self:
         """The same values outside the graph, so that segments can be trained one after another."""
         return self.map(Tensor.detach)
+
+    def _parts_truncated(self, count: int) -> Self | None:
+        """As `truncated_`, for a state of states; tensors of its own stay as they are."""
+        parts: list[State | None] = []
+
+        def truncate(state: State) -> State:
+            parts.append(state.truncated_(count))
+            return parts[-1] or state
+
+        shorter = self._each(lambda tensor: tensor, truncate)
+        return None if None in parts else shorter
 
     def _each(self, on_tensor: Callable[[Tensor], Tensor], on_state: "Callable[[State], State]") -> Self:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -5,11 +5,14 @@ from polyformer.generation.config import (
     GenerationConfig,
     SamplingConfig,
     SpecialIds,
+    SpeculationConfig,
     WholeLengthConfig,
 )
 from polyformer.generation.constraints import ConstraintConfig
+from polyformer.generation.draft import Draft
+from polyformer.generation.drafter import Drafter, Drafts
 from polyformer.generation.generate import generate
-from polyformer.generation.generated import Generated
+from polyformer.generation.generated import Drafted, Generated
 from polyformer.generation.stopping import Decode
 from polyformer.generation.streaming import TextStreamer
 
@@ -17,10 +20,15 @@ __all__ = [
     "BeamConfig",
     "ConstraintConfig",
     "Decode",
+    "Draft",
+    "Drafted",
+    "Drafter",
+    "Drafts",
     "Generated",
     "GenerationConfig",
     "SamplingConfig",
     "SpecialIds",
+    "SpeculationConfig",
     "TextStreamer",
     "WholeLengthConfig",
     "generate",

@@ -76,7 +76,7 @@ class Beams:
 
 
 def beam_search(
-    decoder: Decoder, start: Start, rules: Rules, config: BeamConfig, wanted: int
+    decoder: Decoder, start: Start[Progress], rules: Rules, config: BeamConfig, wanted: int
 ) -> SearchResult:
     """The `wanted` best texts of every input. An input that is settled leaves the batch."""
     inputs, device = len(start.logits), start.logits.device

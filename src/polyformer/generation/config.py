@@ -97,6 +97,26 @@ class WholeLengthConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeculationConfig(Config):
+    """How much is proposed, where `generate` is given a draft: it changes the speed, not the text."""
+
+    draft_tokens: int | None = None  # for each pass of the model, at most; by default 5, of a look-up 10
+    lookup_ngram: int = 3  # the longest run of tokens that a look-up compares, down to 2
+
+    def __post_init__(self) -> None:
+        if self.draft_tokens is not None and self.draft_tokens < 1:
+            raise InputError(f"draft_tokens: expected 1 or more, got {self.draft_tokens}")
+        if self.lookup_ngram < 2:
+            raise InputError(f"lookup_ngram: expected 2 or more, got {self.lookup_ngram}")
+
+    def most(self, lookup: bool) -> int:
+        """Drafts of a pass. Those of a look-up cost no pass of another model, and come in longer runs."""
+        if self.draft_tokens is not None:
+            return self.draft_tokens
+        return 10 if lookup else 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecialIds(Config):
     """Special tokens for generation alone; None for the model's own."""
 
@@ -119,6 +139,7 @@ class GenerationConfig(Config):
     special: SpecialIds = SpecialIds()
     sampling: SamplingConfig = SamplingConfig()
     beam: BeamConfig = BeamConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
 
     def __post_init__(self) -> None:
         self._check_lengths()

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ the copying."""
 GOING_ON = "token_type_ids", "langs"
 """What every new token of a decoder alone has as the last of the prompt had it. Of positions, documents and
 segments the state knows how they go on."""
+
+
+S = TypeVar("S", bound=State)
 
 
 class Writer(Protocol):
@@ -54,15 +57,15 @@ class Writer(Protocol):
         """The state before the first token, with room for `reserve` tokens."""
         ...
 
-    def next_logits(self, output: ModelOutput) -> Tensor:
-        """The logits [B, V] of the next token."""
+    def logits_at(self, output: ModelOutput, places: slice) -> Tensor:
+        """The logits [B, K, V] of what follows the tokens at these places."""
         ...
 
     def __call__(self, *arguments: Any, **named: Any) -> ModelOutput: ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Start:
+class Start(Generic[S]):
     """Everything read, nothing written.
 
     logits: [B, V], of the first new token. history: [B, T], the text that the new tokens continue, padding
@@ -70,7 +73,7 @@ class Start:
     """
 
     logits: Tensor
-    state: "Progress"
+    state: S
     history: Tensor
 
 
@@ -81,6 +84,10 @@ class Progress(State):
     model: ModelState
     names: tuple[str, ...] = ()
     numbers: tuple[Tensor, ...] = ()
+
+    def truncated_(self, count: int) -> "Progress | None":
+        """As for every state."""
+        return self._parts_truncated(count)
 
     def reorder_beams(self, index: Tensor) -> "Progress":
         """As `reorder_`, for an index among rows of one input each, whose numbers are the same."""
@@ -102,7 +109,7 @@ class Decoder:
         attention_mask: Tensor | None,
         first: int | None,
         inputs: Mapping[str, Tensor],
-    ) -> Start:
+    ) -> "Start[Progress]":
         """Read the prompt, or the source and the token `first` that every output starts from; `inputs` are
         what the model reads beside its ids, by argument."""
         if self.model.encoder is None:
@@ -122,20 +129,30 @@ class Decoder:
 
     def step(self, tokens: Tensor, state: Progress) -> tuple[Tensor, Progress]:
         """Read tokens [N] after `state`: the logits [N, V] of the next, and the next state."""
+        logits, after = self.read(tokens.unsqueeze(1), state, 1)
+        return logits.squeeze(1), after
+
+    def read(self, tokens: Tensor, state: Progress, last: int) -> tuple[Tensor, Progress]:
+        """Read tokens [N, T] after `state`: logits [N, K, V] of what follows each of the `last` K, and the
+        next state."""
         self.steps += 1
         if PACK_AFTER_STEPS < self.steps <= self.room - PACK_FOR_STEPS:
             self.packed.copying = True
         name = "input_ids" if self.model.encoder is None else "decoder_input_ids"
-        going_on = dict(zip(state.names, state.numbers))
+        going_on = {name: numbers.expand(tokens.shape) for name, numbers in zip(state.names, state.numbers)}
         with self.packed:
-            logits, after = self._next(
-                self.model(**{name: tokens.unsqueeze(1)}, state=state.model, **going_on)
-            )
+            output = self.model(**{name: tokens}, state=state.model, **going_on)
+            logits, after = self._checked(output, last)
         return logits, dataclasses.replace(state, model=after)
 
     def _next(self, output: ModelOutput) -> tuple[Tensor, ModelState]:
+        """The logits [N, V] of what follows everything read, and the state."""
+        logits, state = self._checked(output, 1)
+        return logits.squeeze(1), state
+
+    def _checked(self, output: ModelOutput, last: int) -> tuple[Tensor, ModelState]:
         assert output.state is not None, "a model that was given a state returns one"
-        logits = self.model.next_logits(output)
+        logits = self.model.logits_at(output, slice(-last, None))
         if bool(logits.amax().isnan()):  # a maximum with a NaN is NaN, and needs no second tensor
             raise InputError(
                 "generate: the model's scores are NaN, so no token can be chosen; its weights are "

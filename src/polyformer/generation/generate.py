@@ -1,8 +1,8 @@
 """`generate`: continue a text, or write the target of a source."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,11 +12,13 @@ from polyformer.core.evaluation_mode import evaluating
 from polyformer.generation.beam import beam_search
 from polyformer.generation.config import GenerationConfig
 from polyformer.generation.decoder import Decoder, Writer, begun, check_inputs, check_shape
-from polyformer.generation.generated import Generated, SearchResult
+from polyformer.generation.draft import Draft, check_draft, drafter, evaluated
+from polyformer.generation.generated import Drafted, Generated, SearchResult
 from polyformer.generation.largest import likeliest
 from polyformer.generation.processors import processors
-from polyformer.generation.search import Choose, Rules, drawn, search
+from polyformer.generation.search import Rules, drawn, search
 from polyformer.generation.settings import changed
+from polyformer.generation.speculation import Speculator
 from polyformer.generation.stopping import Decode, Stopping
 
 INPUTS = (
@@ -40,15 +42,15 @@ def generate(
     decode: Decode | None = None,
     *,
     generator: torch.Generator | None = None,
+    draft: Draft | None = None,
     **inputs_and_settings: Any,
 ) -> Generated:
     """Write what follows `input_ids`, or what an encoder-decoder makes of them.
 
     Args:
-        model: a `Transformer` with a decoder and a language-model head; in evaluation mode meanwhile, also
-            where several threads generate with it. Forward passes of a thread that trains it wait until the
-            call has ended, and the other way round (`polyformer.core.evaluation_mode`); to do both at once,
-            generate with a copy.
+        model: a `Transformer` with a decoder and a language-model head; in evaluation mode meanwhile, for all
+            threads. Passes of a thread that trains it wait until the call has ended, and the other way round
+            (`polyformer.core.evaluation_mode`); to do both at once, generate with a copy.
         input_ids: [B, T], prompts padded on the left, or sources padded on either side; without any a decoder
             alone begins one text with its `special.bos`.
         attention_mask: [B, T], 1 for real tokens; each row is continued exactly as if it were alone.
@@ -57,6 +59,9 @@ def generate(
         decode: token ids to text, as a tokenizer has it; needed for `config.stop`.
         generator: what samples are drawn from, in place of a `seed` among the settings; by default torch's
             own for the device, so that `torch.manual_seed` repeats a text.
+        draft: what proposes `draft_tokens` tokens at a time, for speed (`polyformer.generation.speculation`):
+            a smaller model of the same vocabulary; "lookup", where texts repeat themselves; or a `Drafter`.
+            Greedy texts stay the same but for rounding, samples follow the same distribution.
         inputs_and_settings: position_ids, document_ids, token_type_ids, langs, segment_ids,
             global_attention_mask and relation_ids of the prompt or source, as the model's `forward` takes
             them. What a decoder alone writes goes on with the last position, document, type, language and
@@ -67,8 +72,8 @@ def generate(
 
     Raises:
         InputError: padding on the right of a prompt, more tokens than learned positions, a prompt longer than
-            `max_length`, stop strings without `decode`, a streamer with beam search, ids outside the
-            vocabulary, an unknown setting, a model that does not write, or that does not read what is given.
+            `max_length`, stop strings without `decode`, a streamer or draft with beam search, ids outside the
+            vocabulary, an unknown setting, a model or draft that does not write or not read what is given.
     """
     asked = {name: inputs_and_settings.pop(name, None) for name in INPUTS}
     inputs = {name: tensor for name, tensor in asked.items() if tensor is not None}
@@ -80,38 +85,60 @@ def generate(
     _, room = config.lengths(width)
     check_inputs(model, input_ids, attention_mask, special.start, room)
     _check_options(model, config, special, streamer, decode)
-    choose = chooser(config, generator, input_ids.device)
-    with evaluating(model), torch.no_grad():
-        decoder = Decoder(model, room)
-        start = decoder.start(input_ids, attention_mask, special.start, inputs)
+    check_draft(draft, config, model, input_ids, attention_mask, special.start, room)
+    generator = _generator(config, generator, input_ids.device)
+    with evaluating(model), evaluated(draft), torch.no_grad():
         shaping = processors(config, special.eos, width, input_ids.device)
         rules = Rules(room, special.fill, shaping, Stopping(special.eos, config.stop, decode), streamer)
-        if config.method == "beam":
-            result = beam_search(decoder, start, rules, config.beam, config.num_return_sequences)
-        else:
-            result = search(decoder, start, rules, choose, config.num_return_sequences)
-    return _with_prompt(input_ids if model.encoder is None else input_ids[:, :0], result)
+        reads = input_ids, attention_mask, special.start, inputs
+        result, drafted = _written(Decoder(model, room), reads, rules, config, generator, draft)
+    return _with_prompt(input_ids if model.encoder is None else input_ids[:, :0], result, drafted)
 
 
-def _with_prompt(prompt: Tensor, result: SearchResult) -> Generated:
+Reads: TypeAlias = tuple[Tensor, Tensor | None, int | None, Mapping[str, Tensor]]
+"""The arguments of `Decoder.start`."""
+
+
+def _written(
+    decoder: Decoder,
+    reads: Reads,
+    rules: Rules,
+    config: GenerationConfig,
+    generator: torch.Generator | None,
+    draft: Draft | None,
+) -> tuple[SearchResult, Drafted | None]:
+    """What the search that `config` asks for writes, and what came of a draft."""
+    count = config.num_return_sequences
+    if config.method == "beam":
+        return beam_search(decoder, decoder.start(*reads), rules, config.beam, count), None
+    choose = drawn(generator) if config.method == "sample" else likeliest
+    if draft is None:
+        return search(decoder, decoder.start(*reads), rules, choose, count), None
+    proposing = drafter(draft, decoder.model, decoder.room, rules.processors, choose, config)
+    speculator = Speculator(decoder, proposing, config.speculation.most(draft == "lookup"), choose, generator)
+    result = search(speculator, speculator.start(*reads), rules, speculator.choose, count)
+    return result, speculator.drafted
+
+
+def _with_prompt(prompt: Tensor, result: SearchResult, drafted: Drafted | None) -> Generated:
     """The texts of a search behind their prompts [B, T], of which each has as many texts."""
     prompt = prompt.repeat_interleave(len(result.tokens) // len(prompt), 0)
     sequences = torch.cat([prompt, result.tokens[:, : int(result.lengths.max())]], 1)
-    return Generated(sequences, result.lengths, result.scores, prompt.shape[1])
+    return Generated(sequences, result.lengths, result.scores, prompt.shape[1], drafted)
 
 
-def chooser(config: GenerationConfig, generator: torch.Generator | None, device: torch.device) -> Choose:
-    """How a token is chosen from processed logits."""
-    if generator is not None:
-        if config.method != "sample":
-            raise InputError("generator: only sampling uses it; set do_sample, or leave it out")
-        if config.sampling.seed is not None:
-            raise InputError("generator and seed: either says what is drawn; leave one of them out")
-        return drawn(generator)
+def _generator(
+    config: GenerationConfig, generator: torch.Generator | None, device: torch.device
+) -> torch.Generator | None:
+    """What samples are drawn from; None for torch's own."""
+    if generator is None:
+        seed = config.sampling.seed
+        return None if seed is None else torch.Generator(device).manual_seed(seed)
     if config.method != "sample":
-        return likeliest
-    seed = config.sampling.seed
-    return drawn(None if seed is None else torch.Generator(device).manual_seed(seed))
+        raise InputError("generator: only sampling uses it; set do_sample, or leave it out")
+    if config.sampling.seed is not None:
+        raise InputError("generator and seed: either says what is drawn; leave one of them out")
+    return generator
 
 
 @dataclasses.dataclass(frozen=True)

@@ -141,7 +141,7 @@ def from_hub(data: Mapping[str, Any], task: str | None = None) -> GenerationConf
 
 
 def to_hub(config: GenerationConfig) -> dict[str, Any]:
-    """`config` as generation_config.json has it; `from_hub` gives it back.
+    """`config` as generation_config.json has it; `from_hub` gives it back, but for `speculation`.
 
     Raises `InputError` for what the hub cannot say.
     """

@@ -2,23 +2,32 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from polyformer.core.state import State
 from polyformer.generation.constraints import Processor
-from polyformer.generation.decoder import Decoder, Start
+from polyformer.generation.decoder import Start
 from polyformer.generation.generated import SearchResult
 from polyformer.generation.processors import process
 from polyformer.generation.stopping import Stopping
+
+S = TypeVar("S", bound=State)
 
 Choose = Callable[[Tensor], Tensor]
 """Processed logits [N, V] to one token a row [N]."""
 
 
+def distribution(logits: Tensor) -> Tensor:
+    """Processed logits [N, V] as probabilities, in single precision."""
+    return logits.float().softmax(-1)
+
+
 def drawn(generator: torch.Generator | None) -> Choose:
     """Sampling by a generator, by default torch's own for the device."""
-    return lambda logits: torch.multinomial(logits.float().softmax(-1), 1, generator=generator).squeeze(1)
+    return lambda logits: torch.multinomial(distribution(logits), 1, generator=generator).squeeze(1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +41,15 @@ class Rules:
     streamer: Callable[[Tensor], None] | None = None
 
 
-def search(decoder: Decoder, start: Start, rules: Rules, choose: Choose, copies: int) -> SearchResult:
+class Steps(Protocol[S]):
+    """What reads the tokens of a search."""
+
+    def step(self, tokens: Tensor, state: S) -> tuple[Tensor, S]:
+        """As `Decoder.step`."""
+        ...
+
+
+def search(decoder: Steps[S], start: Start[S], rules: Rules, choose: Choose, copies: int) -> SearchResult:
     """`copies` texts for every input, each token by `choose`. A row that has ended leaves the batch."""
     rows = torch.arange(len(start.logits), device=start.logits.device).repeat_interleave(copies)
     logits, state, history = start.logits, start.state, start.history

@@ -1,6 +1,5 @@
 """Our state as transformers' `Cache`: what a decoder has read so far, of any mechanism."""
 
-import dataclasses
 from typing import Any
 
 import transformers
@@ -64,40 +63,26 @@ class PolyformerCache(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        """Whether every layer keeps keys and values, rather than sums of the past."""
-        return self.state is None or all(
-            isinstance(layer.self_attention, KeyValueCache) for layer in self.state.layers
-        )
+        """Whether every layer can take tokens back, which are no sums of the past there."""
+        return self.state is None or self.state.truncated_(0) is not None
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens: their number, whichever its sign (as transformers' caches)."""
-        if self.state is None or not tokens_to_remove:
+        if self.state is None:
             return
-        if not self.is_croppable:
+        shorter = self.state.truncated_(abs(tokens_to_remove))
+        if shorter is None:
             raise InputError(
                 "past_key_values: this model's attention keeps sums of the past, of which nothing can be "
                 "taken back; generate without an assistant"
             )
-        length = self.get_seq_length() - abs(tokens_to_remove)
-        tokens = self.state.tokens
-        fields = {field.name: getattr(tokens, field.name) for field in dataclasses.fields(tokens)}
-        cut = {name: value[:, :length] for name, value in fields.items() if isinstance(value, Tensor)}
-        layers = tuple(_shorter(layer, length) for layer in self.state.layers)
-        self.state = dataclasses.replace(
-            self.state, tokens=dataclasses.replace(tokens, length=length, **cut), layers=layers
-        )
+        self.state = shorter
 
     @property
     def batch_size(self) -> int:
         """The number of rows, -1 where nothing was read."""
         tensors = [] if self.state is None else _tensors(self.state)
         return len(tensors[0]) if tensors else -1
-
-
-def _shorter(layer: LayerState, length: int) -> LayerState:
-    past = layer.self_attention
-    assert isinstance(past, KeyValueCache)
-    return dataclasses.replace(layer, self_attention=dataclasses.replace(past, length=length))
 
 
 def _tensors(state: State) -> list[Tensor]:

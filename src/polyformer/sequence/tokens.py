@@ -54,6 +54,12 @@ class Tokens(State):
         pos = self._positions(ids, inputs.position_ids, valid, doc)
         return Tokens(length, valid, pos, doc, segment, marked)
 
+    def truncated_(self, count: int) -> "Tokens":
+        """As for every state."""
+        kept = slice(0, self.length - count)
+        shorter = self.map(lambda tensor: tensor[:, kept])
+        return dataclasses.replace(shorter, length=kept.stop)
+
     def _numbers(self, name: str, past: Tensor | None, new: Tensor | None, ids: Tensor) -> Tensor | None:
         """Numbers [B, T] of these tokens and the `new` ones; by default the last number goes on."""
         new = None if new is None else _checked(name, new, ids)

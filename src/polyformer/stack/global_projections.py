@@ -39,6 +39,10 @@ class GlobalState(State):
     ordinary: State
     cache: KeyValueCache
 
+    def truncated_(self, count: int) -> "GlobalState | None":
+        """As for every state."""
+        return self._parts_truncated(count)
+
 
 def split(pattern: Pattern | None) -> tuple[Pattern | None, tuple[GlobalPattern, ...]]:
     """The pattern of ordinary queries, and the patterns of global tokens that a union of `pattern` names.

@@ -25,6 +25,10 @@ class LayerState(State):
         past = self.self_attention
         return dataclasses.replace(self, self_attention=None if past is None else past.reorder_(index))
 
+    def truncated_(self, count: int) -> "LayerState | None":
+        """As for every state."""
+        return self._parts_truncated(count)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:

@@ -114,6 +114,10 @@ class ProjectedSource(State):
     keys: Tensor
     values: Tensor
 
+    def truncated_(self, count: int) -> "ProjectedSource":
+        """Itself: the source is no part of what is read after it."""
+        return self
+
 
 class MultiHeadAttention(nn.Module):
     """x [B, T, E] -> [B, T, E]."""

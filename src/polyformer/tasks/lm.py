@@ -16,7 +16,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED, next_labels
 from polyformer.data import Tokenizer, pack
 from polyformer.data.batching import Batch, Row
-from polyformer.generation import GenerationConfig
+from polyformer.generation import Draft, Generated, GenerationConfig
 from polyformer.heads import HeadConfig, LanguageModelConfig
 from polyformer.model import Transformer
 from polyformer.tasks.metrics import exp, perplexity_metrics
@@ -117,10 +117,20 @@ class LanguageModelling(TextTask):
         streamer: Callable[[Tensor], None] | None = None,
     ) -> list[str]:
         """Continuations of `prompt`, which begins a document."""
-        device = next(model.parameters()).device
-        ids = torch.tensor([self.start(prompt)], device=device)
-        output = model.generate(ids, None, config, streamer, self.tokenizer.decode)
-        return output.texts(self.tokenizer.decode, config.stop)
+        generated = self.write(model, prompt, config, streamer)
+        return generated.texts(self.tokenizer.decode, config.stop)
+
+    def write(
+        self,
+        model: Transformer,
+        prompt: str,
+        config: GenerationConfig,
+        streamer: Callable[[Tensor], None] | None = None,
+        draft: Draft | None = None,
+    ) -> Generated:
+        """The same as tokens, with what came of a draft (see `polyformer.generation.generate`)."""
+        ids = torch.tensor([self.start(prompt)], device=next(model.parameters()).device)
+        return model.generate(ids, None, config, streamer, self.tokenizer.decode, draft=draft)
 
     def start(self, prompt: str) -> list[int]:
         """The token ids of a document that begins with `prompt`."""

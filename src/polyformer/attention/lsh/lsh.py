@@ -117,6 +117,10 @@ class HashedCache(State):
         rows, _, kept = self.buckets.append(rows, rows[..., :0])
         return k, v, rows.transpose(2, 3), HashedCache(cache, kept)
 
+    def truncated_(self, count: int) -> "HashedCache | None":
+        """As for every state."""
+        return self._parts_truncated(count)
+
 
 class LSHAttention(Mechanism):
     """Its state is a key-value cache with the buckets of the keys."""

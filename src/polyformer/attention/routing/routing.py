@@ -102,6 +102,10 @@ class RoutingState(State):
     routed: KeyValueCache
     clusters: KeyValueCache
 
+    def truncated_(self, count: int) -> "RoutingState | None":
+        """As for every state."""
+        return self._parts_truncated(count)
+
 
 class Routing(Mechanism):
     """The first heads are local, the others routed."""

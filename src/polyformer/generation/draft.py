@@ -1,0 +1,95 @@
+"""What `generate` may be given as a draft, and the drafter that it stands for."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, cast
+
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError, quote
+from polyformer.core.evaluation_mode import evaluating
+from polyformer.generation.config import GenerationConfig, SpeculationConfig
+from polyformer.generation.constraints import Processor
+from polyformer.generation.decoder import Writer, check_inputs
+from polyformer.generation.draft_model import DraftModel
+from polyformer.generation.drafter import Drafter
+from polyformer.generation.lookup import Lookup
+from polyformer.generation.search import Choose
+
+Draft: TypeAlias = Writer | Drafter | Literal["lookup"]
+
+
+def drafter(
+    draft: Draft,
+    model: Writer,
+    room: int,
+    shaping: Sequence[Processor],
+    choose: Choose,
+    config: GenerationConfig,
+) -> Drafter:
+    """What `draft` stands for, for texts of `model` that are shaped and chosen so."""
+    if draft == "lookup":
+        return Lookup(config.speculation.lookup_ngram, model.encoder is not None)
+    if isinstance(draft, nn.Module):
+        return DraftModel(cast(Writer, draft), room, shaping, choose, config.method == "sample")
+    return cast(Drafter, draft)
+
+
+def evaluated(draft: Draft | None) -> contextlib.AbstractContextManager[None]:
+    """A draft model in evaluation mode."""
+    return evaluating(draft) if isinstance(draft, nn.Module) else contextlib.nullcontext()
+
+
+def check_draft(
+    draft: Draft | None,
+    config: GenerationConfig,
+    model: Writer,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    first: int | None,
+    room: int,
+) -> None:
+    """Raises `InputError` for what is no draft for `model`, does not go with the settings, or cannot write so
+    much; the inputs as for `check_inputs`."""
+    if draft is None:
+        if config.speculation != SpeculationConfig():
+            raise InputError(
+                "draft_tokens and lookup_ngram: only a draft uses them; give draft='lookup' or a model"
+            )
+        return
+    if config.method == "beam":
+        raise InputError(
+            "draft: beam search compares texts, and no draft says which; leave the draft or num_beams out"
+        )
+    if isinstance(draft, nn.Module):
+        _check_model(draft, model)
+        try:
+            check_inputs(cast(Writer, draft), input_ids, attention_mask, first, room)
+        except InputError as error:
+            raise InputError(f"draft: of the draft model, {error}") from error
+    elif draft != "lookup" and not hasattr(draft, "propose"):
+        raise InputError(f"draft: expected a model, 'lookup' or a Drafter, got {quote(draft)}")
+
+
+def _check_model(draft: nn.Module, model: Writer) -> None:
+    if not hasattr(draft, "logits_at"):
+        raise InputError(f"draft: expected a polyformer Transformer, got {type(draft).__name__}")
+    writer = cast(Writer, draft)
+    if writer.decoder is None or not writer.head.predicts_next:
+        raise InputError(
+            "draft: needs a decoder with a language-model head; this model predicts no next token"
+        )
+    if (writer.encoder is None) != (model.encoder is None):
+        kinds = [
+            "a decoder alone" if part.encoder is None else "an encoder-decoder" for part in (model, writer)
+        ]
+        raise InputError(f"draft: expected {kinds[0]}, as the model is, got {kinds[1]}")
+    sizes = [part.config.vocab_size for part in (model, writer)]
+    if sizes[0] != sizes[1]:
+        raise InputError(
+            f"draft: expected a model of the same vocabulary of {sizes[0]} tokens, got one of {sizes[1]}; "
+            "use one with the same tokenizer, or draft='lookup'"
+        )
+    devices = [next(part.parameters()).device for part in (model, writer)]
+    if devices[0] != devices[1]:
+        raise InputError(f"draft: expected a model on {devices[0]}, as the other is, got one on {devices[1]}")
