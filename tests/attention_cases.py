@@ -1,6 +1,7 @@
 """What the test files of `attend` share: inputs, contexts, results with every gradient, drawn patterns."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from polyformer.dot_product.attend import attend
+from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
+from polyformer.dot_product.backends.tiled.tuning import TILES
 from polyformer.patterns import Causal, Documents, Full, Global, Padding, Pattern, Window
 from polyformer.sequence.context import Context
 
@@ -100,3 +103,9 @@ patterns: st.SearchStrategy[Pattern] = st.recursive(
     max_leaves=4,
 )
 """Patterns and compositions of them with & and |."""
+
+
+def small_tiles(block: int, width: int, heads: int = 1) -> AbstractContextManager[None]:
+    """Tiles of at most this size, so many key heads at a time."""
+    sizes = TileSizes(blocks=(block,), prices=(1.0,), width=width, entries=heads * block * width)
+    return TILES.using(sizes)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from polyformer.generation import GenerationConfig
 from polyformer.model import Transformer
-from polyformer.ops import products
 from polyformer.ops.product_ways import PRODUCTS
+from polyformer.ops.products import BATCHED_PRODUCTS, BatchedProducts
 from product_choices import by
 
 
@@ -49,9 +49,8 @@ PRECISE = pytest.mark.parametrize("precision", PRECISIONS, ids=str)
 
 
 @pytest.fixture(autouse=True)
-def _every_size_through_onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(products, "SMALLEST", 0)
-    with PRODUCTS.using(by("onednn")):
+def _every_size_through_onednn() -> Iterator[None]:
+    with PRODUCTS.using(by("onednn")), BATCHED_PRODUCTS.using(BatchedProducts(plain=1, transposed=1)):
         yield
 
 

@@ -19,6 +19,7 @@ from attention_cases import (
     patterns,
     random_context,
     results,
+    small_tiles,
     tensors,
 )
 from polyformer.dot_product.attend import attend
@@ -31,12 +32,6 @@ def assert_agrees(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
     """tiled = definition, in outputs and gradients."""
     ours, expected = (results(q, k, v, backend=name, **options) for name in ("tiled", "definition"))
     assert_same(ours, expected)
-
-
-def small_tiles(monkeypatch: pytest.MonkeyPatch, block: int, width: int) -> None:
-    """Tiles of at most this size, one key head at a time."""
-    sizes = tiles.Sizes({block: 1.0}, start=0, width=width, entries=block * width)
-    monkeypatch.setattr(tiles, "SIZES", {"cpu": sizes})
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (2, 2), (3, 3), (4, 2), (6, 1)], ids=str)
@@ -76,16 +71,14 @@ def test_heads_may_lie_behind_the_length_in_memory() -> None:
 
 
 @pytest.mark.parametrize("pattern", [None, Causal(), Global(3) | Window(20)], ids=str)
-def test_wide_rows_are_joined_from_several_tiles(
-    pattern: Pattern | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_tiles(monkeypatch, 16, 24)
+def test_wide_rows_are_joined_from_several_tiles(pattern: Pattern | None) -> None:
     torch.manual_seed(0)
     table, score_mod = distance_bias(117, 2)
     context = random_context(2, 117, 117, padding=True)
-    assert_agrees(
-        *tensors(2, 2, 2, 117, 117), tables=[table], pattern=pattern, score_mod=score_mod, context=context
-    )
+    with small_tiles(16, 24):
+        assert_agrees(
+            *tensors(2, 2, 2, 117, 117), tables=[table], pattern=pattern, score_mod=score_mod, context=context
+        )
 
 
 def test_many_intervals_are_picked_by_index() -> None:
@@ -240,24 +233,20 @@ def test_random_state_is_touched_for_dropout_only() -> None:
 
 
 @pytest.mark.parametrize("pattern", [None, Causal(), Window(8), Window(8) | Global(2)], ids=str)
-def test_no_tensor_grows_faster_than_the_length(
-    pattern: Pattern | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_tiles(monkeypatch, 32, 64)
+def test_no_tensor_grows_faster_than_the_length(pattern: Pattern | None) -> None:
     largest = []
     for length in (128, 256, 512):
         q, k, v = (torch.randn(1, 2, length, 4, requires_grad=True) for _ in range(3))
         table = torch.randn(1, 2, length, 3, requires_grad=True)
         score_mod = lambda s, b, h, i, j, table=table: s + table[b, h, i, (i - j).clamp(-1, 1) + 1]  # noqa: E731
-        with LargestTensor() as seen:
+        with LargestTensor() as seen, small_tiles(32, 64):
             attend(q, k, v, pattern=pattern, score_mod=score_mod, backend="tiled").sum().backward()
         largest.append(seen.largest)
     assert all(big <= 2 * small for small, big in itertools.pairwise(largest)), largest
     assert largest[-1] <= 2 * 4 * (512 + 16), "q, k, v, their gradients or one tile"
 
 
-def test_captured_tables_get_no_full_size_gradient_per_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_tiles(monkeypatch, 16, 64)
+def test_captured_tables_get_no_full_size_gradient_per_tile() -> None:
     tables_seen = []
 
     class Count(TorchDispatchMode):
@@ -270,7 +259,7 @@ def test_captured_tables_get_no_full_size_gradient_per_tile(monkeypatch: pytest.
 
     q, k, v = (torch.randn(1, 2, 320, 4, requires_grad=True) for _ in range(3))
     table = torch.randn(1, 2, 320, 3, requires_grad=True)
-    with Count():
+    with Count(), small_tiles(16, 64):
         score_mod = lambda s, b, h, i, j: s + table[b, h, i, (i - j).clamp(-1, 1) + 1]  # noqa: E731
         attend(q, k, v, pattern=Window(8), score_mod=score_mod, backend="tiled").sum().backward()
     assert len({x.data_ptr() for x in tables_seen}) < 8, "there are 20 tiles"

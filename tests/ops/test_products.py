@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from polyformer.core.errors import InputError
 from polyformer.ops import products
-from polyformer.ops.products import product
+from polyformer.ops.products import BATCHED_PRODUCTS, BatchedProducts, product
 
 HEADS = torch.randn(1, 512, 4, 64, generator=torch.Generator().manual_seed(0)).transpose(1, 2)[0]
 """Heads [4, 512, 64] as a model has them: cut out of [tokens, heads, width], with gaps between the rows."""
@@ -25,13 +26,56 @@ class Weights(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("transposed", [True, False])
-def test_heads_are_made_dense_before_onednn_takes_them(transposed: bool, monkeypatch: pytest.MonkeyPatch):
+def test_heads_are_made_dense_before_onednn_takes_them(transposed: bool):
     """It takes rows with gaps by its reference code, 400 times as slow: 440 ms in place of one."""
-    monkeypatch.setattr(products, "SMALLEST", 1)
     a = torch.randn(4, 128 if transposed else 256, 64 if transposed else 512)
     b = HEADS.mT if transposed else HEADS
-    with Weights() as weights:
+    with BATCHED_PRODUCTS.using(BatchedProducts(plain=1, transposed=1)), Weights() as weights:
         result = product(a, b)
     torch.testing.assert_close(result, torch.bmm(a, b), rtol=1e-4, atol=1e-3)
     assert len(weights.found) == 4
     assert all(weight.is_contiguous() or weight.mT.is_contiguous() for weight in weights.found)
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("into", [True, False])
+def test_every_way_gives_the_product(transposed: bool, number: int, into: bool):
+    torch.manual_seed(0)
+    a = torch.randn(number, 7, 5).mT if transposed else torch.randn(number, 5, 7)
+    b = torch.randn(number, 7, 3)
+    onednn = BatchedProducts(plain=products.NEVER, transposed=1)
+    if not transposed:
+        onednn = BatchedProducts(plain=1, transposed=products.NEVER)
+    for choice, by_onednn in ((onednn, number), (BatchedProducts(), 0)):
+        out = torch.empty(number, 5, 3) if into else None
+        with BATCHED_PRODUCTS.using(choice), Weights() as weights:
+            result = product(a, b, out)
+        torch.testing.assert_close(result, a @ b)
+        assert len(weights.found) == by_onednn
+        assert out is None or result is out
+
+
+def test_the_measured_choice_is_the_least_size_from_which_onednn_always_wins(monkeypatch: pytest.MonkeyPatch):
+    wins = {sizes: sizes[0] == 64 or sizes[1] == 1024 for sizes in products.TILES}
+    monkeypatch.setattr(products, "_gain", lambda *sizes, transposed: 2.0 if wins[sizes] else 0.5)
+    choice = BATCHED_PRODUCTS.measured()
+    assert choice == BatchedProducts(plain=256 * 1024 * 64, transposed=256 * 1024 * 64)
+    monkeypatch.setattr(products, "_gain", lambda *sizes, transposed: 1.0)
+    assert BATCHED_PRODUCTS.measured().plain == products.NEVER
+
+
+def test_it_is_measured_with_one_thread_and_leaves_the_number_as_it_was(monkeypatch: pytest.MonkeyPatch):
+    seen = []
+    monkeypatch.setattr(
+        products, "_gain", lambda *sizes, transposed: seen.append(torch.get_num_threads()) or 1
+    )
+    with products.threads(2):
+        BATCHED_PRODUCTS.measured()
+        assert torch.get_num_threads() == 2
+    assert set(seen) == {1}
+
+
+def test_a_size_below_one_is_refused():
+    with pytest.raises(InputError, match="transposed: expected 1 or more"):
+        BatchedProducts(transposed=0)

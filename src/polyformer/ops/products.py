@@ -1,24 +1,122 @@
 """Batches of matrix products, each through oneDNN where that is faster than BLAS's batched product."""
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
 from polyformer.ops.linear import onednn_takes
+from polyformer.ops.tuning import Section
+from polyformer.ops.tuning.stopwatch import least_seconds
+from polyformer.ops.workers import threads
 
-SMALLEST = 1 << 24
-"""Multiplications below which starting oneDNN, once per product, costs more than it wins."""
+NEVER = 1 << 62
+
+CLEARLY = 1.03
+"""By what factor oneDNN must be faster to be taken."""
+
+WIDTH = 64
+"""Of a head, in what is measured."""
+
+TILES = (64, 256), (64, 512), (128, 512), (256, 512), (256, 1024)
+"""Queries and keys of the tiles that are measured, from small to large."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchedProducts(Config):
+    """From how many multiplications oneDNN computes a product: where starting it costs less than it wins."""
+
+    plain: int = 1 << 24
+    transposed: int = 1 << 24  # where the first matrix lies transposed, which BLAS minds less
+
+    def __post_init__(self) -> None:
+        for name in ("plain", "transposed"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected 1 or more multiplications, got {getattr(self, name)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ProductWay:
+    """Which library computes the products of matrices like those that `of` was shown."""
+
+    plain: int
+    transposed: int
+
+    @staticmethod
+    def of(a: Tensor, b: Tensor) -> "ProductWay":
+        """The choices in force, if oneDNN may compute products of two such matrices at all."""
+        if not onednn_takes(a, b):
+            return BLAS_ALONE
+        choice = BATCHED_PRODUCTS()
+        return ProductWay(choice.plain, choice.transposed)
+
+    def by_onednn(self, a: Tensor, b: Tensor) -> bool:
+        """Whether oneDNN is to compute each product of a [N, M, K] and b [N, K, P]."""
+        smallest = self.plain if a.stride(2) == 1 else self.transposed
+        return a.shape[1] * b.shape[1] * b.shape[2] >= smallest
+
+    def __call__(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        """As `product`."""
+        if not self.by_onednn(a, b):
+            return torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out)
+        if len(a) == 1 and out is None:
+            return _onednn(a, b[0])
+        parts = [_onednn(x, y) for x, y in zip(a, b)]
+        return torch.stack(parts) if out is None else torch.stack(parts, out=out)
+
+
+BLAS_ALONE = ProductWay(NEVER, NEVER)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """a [N, M, K] @ b [N, K, P]: [N, M, P], written to `out` if given; not differentiated."""
-    if a.shape[1] * b.shape[1] * b.shape[2] < SMALLEST or not onednn_takes(a, b):
-        return torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out)
-    parts = [torch.ops.mkldnn._linear_pointwise(x, _dense(y).mT, None, "none", [], "") for x, y in zip(a, b)]
-    if len(parts) == 1 and out is None:
-        return parts[0].unsqueeze(0)
-    return torch.stack(parts) if out is None else torch.stack(parts, out=out)
+    return ProductWay.of(a, b)(a, b, out)
 
 
-def _dense(y: Tensor) -> Tensor:
-    """[K, P] without gaps: oneDNN takes a few heads out of all of them by its slow reference code."""
-    return y if y.is_contiguous() or y.mT.is_contiguous() else y.contiguous()
+def _onednn(x: Tensor, y: Tensor) -> Tensor:
+    """x [..., M, K] @ y [K, P], y made dense: oneDNN takes rows with gaps by its slow reference code."""
+    weight = y.mT
+    if not (weight.is_contiguous() or y.is_contiguous()):
+        weight = weight.contiguous()
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], "")
+
+
+def _measure() -> BatchedProducts:
+    """The products of tiles of attention, with one thread: work is divided among threads, not products."""
+    if not torch.backends.mkldnn.is_available():
+        return BatchedProducts(plain=NEVER, transposed=NEVER)
+    with threads(1):
+        plain = {sizes: _gain(*sizes, transposed=False) for sizes in TILES}
+        transposed = {sizes: _gain(*sizes, transposed=True) for sizes in TILES}
+    return BatchedProducts(plain=_smallest(plain), transposed=_smallest(transposed))
+
+
+def _gain(queries: int, keys: int, transposed: bool) -> float:
+    """How many times as fast as BLAS oneDNN is in a tile's products, those with the first lying transposed or
+    the others."""
+    q, k = (torch.full((1, n, WIDTH), 0.5, dtype=torch.float32) for n in (queries, keys))
+    weights = torch.full((1, queries, keys), 0.5, dtype=torch.float32)
+    pairs = [(weights.mT, q)] if transposed else [(q, k.mT), (weights, k)]
+    seconds = least_seconds(
+        {
+            "blas": lambda: [torch.bmm(a, b) for a, b in pairs],
+            "onednn": lambda: [_onednn(a, b[0]) for a, b in pairs],
+        },
+        rounds=5,
+    )
+    return seconds["blas"] / seconds["onednn"]
+
+
+def _smallest(gains: dict[tuple[int, int], float]) -> int:
+    """The size from which on all products gain."""
+    smallest = NEVER
+    for (queries, keys), gain in reversed(gains.items()):
+        if gain < CLEARLY:
+            break
+        smallest = queries * keys * WIDTH
+    return smallest
+
+
+BATCHED_PRODUCTS = Section("batched products", BatchedProducts(), _measure)

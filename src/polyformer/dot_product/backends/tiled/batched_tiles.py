@@ -11,11 +11,7 @@ import functools
 from torch import Tensor
 
 from polyformer.dot_product.backends.tiled.tiles import Tile, add_columns, slots
-from polyformer.dot_product.backends.tiled.work_items import LN2, WorkItem
-from polyformer.ops.products import product
-
-ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""Scores in a batch of tiles at most: on a CPU they should stay in its cache."""
+from polyformer.dot_product.backends.tiled.work_items import WorkItem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +31,8 @@ class TileBatch:
         return tuple(interval for tile in self.tiles for interval in tile.keys)
 
 
-def batch_tiles(item: WorkItem) -> tuple[list[TileBatch], list[tuple[Tile, ...]]]:
-    """The batches of tiles of a work item, and the rows that are in none."""
+def batch_tiles(item: WorkItem, entries: int) -> tuple[list[TileBatch], list[tuple[Tile, ...]]]:
+    """The batches of tiles of a work item, of so many scores at most, and the rows that are in none."""
     if item.request.score_mod is not None or item.request.relative is not None:
         return [], list(item.rows)
     groups: dict[tuple[int, int], list[Tile]] = {}
@@ -49,7 +45,7 @@ def batch_tiles(item: WorkItem) -> tuple[list[TileBatch], list[tuple[Tile, ...]]
     heads = len(item.b) * item.h.shape[1]
     batches: list[TileBatch] = []
     for (queries, width), tiles in groups.items():
-        most = ENTRIES["cuda" if item.request.q.is_cuda else "cpu"] // (heads * queries * width)
+        most = entries // (heads * queries * width)
         # One alone wins nothing, and to gather from a cache with room left in it copies the whole cache.
         if most < 2 or len(tiles) == 1:
             rest.extend((tile,) for tile in tiles)
@@ -86,14 +82,14 @@ class BatchedTiles:
             add_columns(table, tile.keys, own)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [N * M, G * queries, Dv] and log-sum-exps [N * M, G * queries, 1]."""
+        """Outputs [N * M, G * queries, Dv] and log-sum-exps in base 2 [N * M, G * queries, 1]."""
         scores = self.item.product("scores", self.queries(q) * self.item.factor, self.keys(k).mT)
         peak = scores.amax(-1, keepdim=True)
         weights = scores.sub_(peak).exp2_()
         total = weights.sum(-1, keepdim=True)
         if self.item.request.dropout:
             weights *= self.item.kept(weights)
-        return product(weights, self.keys(v)) / total, (peak + total.log2()) * LN2
+        return self.item.products(weights, self.keys(v)) / total, peak + total.log2()
 
     def backward(
         self,
@@ -111,7 +107,7 @@ class BatchedTiles:
         if self.item.request.dropout:
             keep = self.item.kept(weights)
             kept, grad_weights = weights * keep, grad_weights.mul_(keep)
-        self.add_to_keys(grads[2], product(grad_out.mT, kept))
+        self.add_to_keys(grads[2], self.item.products(grad_out.mT, kept))
         grad_scores = grad_weights.sub_(shift).mul_(weights)
-        self.add_to_keys(grads[1], product(queries.mT, grad_scores))
-        self.put(grads[0], product(grad_scores, keys))
+        self.add_to_keys(grads[1], self.item.products(queries.mT, grad_scores))
+        self.put(grads[0], self.item.products(grad_scores, keys))

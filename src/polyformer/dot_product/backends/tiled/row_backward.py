@@ -19,7 +19,6 @@ from polyformer.dot_product.backends.tiled.row_forward import scores_before_mod
 from polyformer.dot_product.backends.tiled.score_mod_gradients import Evaluation
 from polyformer.dot_product.backends.tiled.tiles import Tile, add_columns, take
 from polyformer.dot_product.backends.tiled.work_items import WorkItem
-from polyformer.ops.products import product
 
 
 class Inputs(NamedTuple):
@@ -69,13 +68,13 @@ def row_backward(
             terms.add_values_gradient(grad_weights, tile, grad_out, kept)
         if keep is not None:
             grad_weights = grad_weights.mul_(keep)
-        add_columns(grads.v, tile.keys, product(grad_out_t, kept))
+        add_columns(grads.v, tile.keys, item.products(grad_out_t, kept))
         grad_scores = grad_weights.sub_(shift).mul_(weights)
         if evaluation is not None:
             grad_unmodified = evaluation.backward(item.tiled(tile, grad_scores), grads.tables)
             grad_scores = grad_unmodified.reshape(grad_scores.shape)
-        add_columns(grads.k, tile.keys, product(queries_t, grad_scores))
-        grad_queries = _sum(grad_queries, product(grad_scores, tile_k))
+        add_columns(grads.k, tile.keys, item.products(queries_t, grad_scores))
+        grad_queries = _sum(grad_queries, item.products(grad_scores, tile_k))
         if terms is not None and content is not None:
             more, grad_keys = terms.backward(tile, grad_scores, content, tile_k)
             grad_content = more if more is None else _sum(grad_content, more)

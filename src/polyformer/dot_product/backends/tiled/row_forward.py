@@ -5,6 +5,8 @@ FlashAttention, algorithm 1):
 
     m' = max(m, max_j score_ij)        p_ij = 2^(score_ij - m')
     s' = s 2^(m - m') + sum_j p_ij     out' = out 2^(m - m') + sum_j p_ij v_j         at the end out / s
+
+Where no score can be far from 0, m = 0: their powers neither overflow nor vanish, and nothing is subtracted.
 """
 
 import torch
@@ -12,45 +14,47 @@ from torch import Tensor
 
 from polyformer.dot_product.backends.tiled.relative_terms import RelativeTerms
 from polyformer.dot_product.backends.tiled.tiles import Tile, take
-from polyformer.dot_product.backends.tiled.work_items import LN2, WorkItem
-from polyformer.ops.products import product
+from polyformer.dot_product.backends.tiled.work_items import WorkItem
 
 
 def row_forward(
     item: WorkItem, terms: RelativeTerms | None, row: tuple[Tile, ...], q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of one row, [N, G * queries, Dv or 1]; several tiles are summed as they come."""
+    """Output and log-sum-exp in base 2 of a row, [N, G * queries, Dv or 1]; tiles are summed as they come."""
     queries = item.queries(q, row[0])
     content = None if terms is None else terms.content(row[0], queries)
     queries = queries * item.factor
     lowest, tiny = torch.finfo(q.dtype).min, torch.finfo(q.dtype).tiny
-    top = total = value = None
+    top = fade = total = value = None
     for tile in row:
         scores = scores_before_mod(item, terms, tile, queries, take(k, tile.keys), content)
         if item.request.score_mod is None:
             scores = item.forbid(tile, scores)
         else:
             scores = item.finish(tile, item.request.score_mod(*item.mod_arguments(tile, scores)))
-        peak = scores.amax(-1, keepdim=True).clamp_(min=lowest)  # a row of nothing: exp2(-inf - lowest) = 0
-        if top is not None:
-            peak = torch.maximum(top, peak)
-        weights = scores.sub_(peak).exp2_()
+        if not item.small_scores:
+            peak = scores.amax(-1, keepdim=True).clamp_(min=lowest)  # of nothing: exp2(-inf - lowest) = 0
+            if top is not None:
+                peak = torch.maximum(top, peak)
+                fade = torch.exp2(top - peak)
+            scores, top = scores.sub_(peak), peak
+        weights = scores.exp2_()
         mass = weights.sum(-1, keepdim=True)
         if item.request.dropout:
             weights *= item.kept(weights)
-        seen = product(weights, take(v, tile.keys))
+        seen = item.products(weights, take(v, tile.keys))
         if terms is not None and terms.tables.values is not None:
             seen += terms.values(tile, weights)
-        if top is None or total is None or value is None:
+        if total is None or value is None:
             total, value = mass, seen
-        else:
-            fade = torch.exp2(top - peak)
-            total, value = total.mul_(fade).add_(mass), value.mul_(fade).add_(seen)
-        top = peak
-    assert top is not None, "a row has at least one tile"
-    assert total is not None
+            continue
+        if fade is not None:
+            total, value = total.mul_(fade), value.mul_(fade)
+        total, value = total.add_(mass), value.add_(seen)
+    assert total is not None, "a row has at least one tile"
     assert value is not None
-    return value / total.clamp_min(tiny), (top + total.log2()) * LN2
+    lse = total.log2()
+    return value.div_(total.clamp_min_(tiny)), lse if top is None else lse.add_(top)
 
 
 def scores_before_mod(

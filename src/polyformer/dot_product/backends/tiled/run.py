@@ -25,6 +25,8 @@ from polyformer.dot_product.backends.tiled.relative_terms import RelativeTerms
 from polyformer.dot_product.backends.tiled.row_backward import Gradients, Inputs, row_backward
 from polyformer.dot_product.backends.tiled.row_forward import row_forward
 from polyformer.dot_product.backends.tiled.score_mod_gradients import tables_with_gradients
+from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
+from polyformer.dot_product.backends.tiled.tuning import tile_sizes
 from polyformer.dot_product.backends.tiled.work_items import LN2, WorkItem, in_shared_memory, work_items
 from polyformer.dot_product.request import Request, transformed
 from polyformer.ops.precision import as_written
@@ -48,11 +50,11 @@ def run(request: Request) -> tuple[Tensor, Tensor]:
     tables = tables_with_gradients(request.score_mod, q)
     # The seed comes from torch's generator, so that torch.manual_seed repeats a run; the rest from our own.
     seed = int(torch.randint(2**62, ())) if request.dropout else 0
-    threads, distances = torch.get_num_threads(), None
+    threads, sizes, distances = torch.get_num_threads(), tile_sizes(q.device), None
     if request.relative is not None:
-        items = work_items(request, seed, threads)
+        items = work_items(request, seed, threads, sizes)
         distances = DistanceTables.from_relative(request.relative.to(q.dtype), items, request.context.offset)
-    call = _Call(request, tables, distances, seed, threads)
+    call = _Call(request, tables, distances, seed, threads, sizes)
     extra = () if distances is None else tuple(distances.tensors.values())
     out, lse = _TiledAttention.apply(call, q, k, v, *extra, *tables)  # type: ignore[misc]
     return out.to(request.q.dtype), lse
@@ -67,10 +69,11 @@ class _Call:
     distances: DistanceTables | None
     seed: int
     threads: int
+    sizes: TileSizes
 
     def spread(self, work: Callable[[Sequence[WorkItem]], T]) -> list[T]:
         """The results of `work` on all parts, the same ones forward and backward, on a CPU's threads."""
-        items = work_items(self.request, self.seed, self.threads)
+        items = work_items(self.request, self.seed, self.threads, self.sizes)
         return [work(items)] if self.request.q.is_cuda else spread(work, items)
 
 
@@ -91,7 +94,8 @@ class _TiledAttention(torch.autograd.Function):
                 inputs = item.by_query(q), item.gathered(k), item.gathered(v)
                 outs, sums = item.by_query(out), item.by_query(lse)
                 terms = None if distances is None else RelativeTerms(item, distances)
-                batches, rest = batch_tiles(item)
+                item.look_at(*inputs[:2])
+                batches, rest = batch_tiles(item, call.sizes.entries)
                 for batch in batches:
                     tiles = BatchedTiles(item, batch)
                     value, total = tiles.forward(*inputs)
@@ -101,6 +105,7 @@ class _TiledAttention(torch.autograd.Function):
                     value, total = row_forward(item, terms, row, *inputs)
                     item.put(outs, row[0], value)
                     item.put(sums, row[0], total)
+                sums.mul_(LN2)
 
         call.spread(work)
         lse = lse.squeeze(-1)
@@ -144,8 +149,9 @@ class _TiledAttention(torch.autograd.Function):
                 grads = Gradients(
                     item.by_query(grad_q), item.by_key(grad_k), item.by_key(grad_v), grad_tables
                 )
+                item.look_at(*inputs[:2])
                 outs = tuple(item.by_query(x) for x in rows)
-                batches, rest = batch_tiles(item)
+                batches, rest = batch_tiles(item, call.sizes.entries)
                 for batch in batches:
                     BatchedTiles(item, batch).backward(inputs[:3], outs, grads[:3])
                 for row in rest:

@@ -12,40 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.layout import Interval, Row, count, intersect, subtract
 from polyformer.sequence.context import Context
 
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """How a device likes its tiles.
-
-    Args:
-        blocks: how many queries a row may have, each with the cost of one score in rows of that size.
-        start: the cost of starting a row, counted in scores.
-        width: keys in a tile at most.
-        entries: scores in a tile, over all its heads, that are computed at once.
-    """
-
-    blocks: dict[int, float]
-    start: float
-    width: int
-    entries: int
-
-
-SIZES = {
-    "cpu": Sizes({64: 1.0, 128: 0.82, 192: 0.75, 256: 0.74}, start=8e4, width=1024, entries=1 << 21),
-    "cuda": Sizes({128: 1.0, 512: 1.0, 1024: 1.0}, start=1e7, width=4096, entries=1 << 26),
-}
-"""Measured on a CPU with 1 MiB of cache a core, where larger products run faster and a tile's scores should
-stay near; guessed for a GPU, where starting an operation costs more than the scores of small tiles."""
-
-ASKED = 8
-"""What it costs to ask a mask about one key of one query, for all heads, counted in scores of one head."""
-
 LISTED = 8
-"""With more intervals than this, keys are picked by index instead of slice by slice."""
+"""With more intervals than this, keys are picked by index instead of slice by slice: it counts operations
+that Python starts, some microseconds each on any processor, against one that reads an index for every key."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,50 +76,56 @@ class Plan:
     scores: int
 
 
-def plan(pattern: Pattern, context: Context, heads: int, device: str) -> Plan:
+def plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Plan:
     """How to compute `heads` heads, counted over the batch rows.
 
     Kept with the context, since all layers ask for the same; and beyond it where only lengths count.
     """
     if context.bare is not None and pattern.is_static():
-        return _kept(pattern, context.bare, heads, device)
-    return context.once(("tiles", pattern, heads, device), lambda: _plan(pattern, context, heads, device))
+        return _kept(pattern, context.bare, heads, sizes)
+    return context.once(("tiles", pattern, heads, sizes), lambda: _plan(pattern, context, heads, sizes))
 
 
 @functools.lru_cache(maxsize=512)
-def _kept(pattern: Pattern, bare: tuple[int, int, int, bool], heads: int, device: str) -> Plan:
+def _kept(pattern: Pattern, bare: tuple[int, int, int, bool], heads: int, sizes: TileSizes) -> Plan:
     q_len, kv_len, offset, causal = bare
-    return _plan(pattern, Context(q_len, kv_len, causal=causal, q_start=offset), heads, device)
+    return _plan(pattern, Context(q_len, kv_len, causal=causal, q_start=offset), heads, sizes)
 
 
-def _plan(pattern: Pattern, context: Context, heads: int, device: str) -> Plan:
+def _plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Plan:
     if context.q_len == 0:
         return Plan((), 1, 0)
-    sizes = SIZES.get(device, SIZES["cpu"])
     block, largest = _best(pattern, context, heads, sizes)
-    rows = [tuple(tiles(row, sizes.width)) for row in pattern.layout(context, block)]
+    rows = [tuple(tiles(row, _width(block, sizes))) for row in pattern.layout(context, block)]
     scores = sum((tile.stop - tile.start) * tile.width for row in rows for tile in row)
     return Plan(tuple(row for row in rows if row), sizes.entries // max(1, largest), scores)
 
 
-def _best(pattern: Pattern, context: Context, heads: int, sizes: Sizes) -> tuple[int, int]:
+def _best(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> tuple[int, int]:
     """The cheapest number of queries per row, and the scores in a tile of one head with it.
 
     Wider rows compute more scores that are masked away, narrower ones start more often. Of three rows the
     one in the middle tells, for a few queries may be unlike the rest, such as those that see everything.
     """
     options: dict[int, tuple[float, int]] = {}
-    for block, price in sizes.blocks.items():
+    for block, price in zip(sizes.blocks, sizes.prices):
         queries = min(block, context.q_len)
         last = context.q_len - queries
         middle = last // 2 // queries * queries
         rows = (pattern.keys(context, start, start + queries) for start in (0, middle, last))
         width, masked = sorted((count(keys.some), count(subtract(keys.some, keys.full))) for keys in rows)[1]
-        asked = 0 if pattern.relative(context) else ASKED * masked
-        cost = sizes.start / queries + price * heads * width + asked
-        options[block] = cost, queries * min(width, sizes.width)
+        largest = queries * min(width, _width(block, sizes))
+        together = max(1, min(heads, sizes.entries // max(1, largest)))
+        asked = 0 if pattern.relative(context) else sizes.asked * masked
+        cost = sizes.start * -(-heads // together) / queries + price * heads * width + asked
+        options[block] = cost, largest
     block = min(options, key=lambda size: options[size][0])
     return block, options[block][1]
+
+
+def _width(block: int, sizes: TileSizes) -> int:
+    """How many keys a tile of so many queries may have: one head's scores are to fit in `entries`."""
+    return max(1, min(sizes.width, sizes.entries // block))
 
 
 def take(table: Tensor, keys: tuple[Interval, ...]) -> Tensor:

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
 from polyformer.dot_product.backends.tiled.tiles import Masks, Tile, plan, slots
 from polyformer.dot_product.request import Request
 from polyformer.ops.dropout import kept, scale
-from polyformer.ops.products import product
+from polyformer.ops.products import BLAS_ALONE, ProductWay
 from polyformer.ops.workers import WORKERS
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.implied import Full
@@ -24,20 +25,24 @@ NEAR = 2
 """Intervals of keys that a tile may have and still be called a run of neighbours."""
 
 WORTH_A_THREAD = 1 << 18
-"""Scores from which a work item of its own, and so a thread of its own, pays."""
+"""Scores from which a work item of its own, and so a thread of its own, pays: at 1 to 5 nanoseconds each,
+about ten times what it takes any operating system to wake a thread."""
+
+SMALL = 48.0
+"""Powers of 2 so far from 1 can be summed by the million, and multiplied by values as large, in float32."""
 
 
-def work_items(request: Request, seed: int, threads: int) -> list["WorkItem"]:
-    """The whole call, in equal items for equal `threads`; `seed` decides what dropout drops."""
+def work_items(request: Request, seed: int, threads: int, sizes: TileSizes) -> list["WorkItem"]:
+    """The whole call, in equal items for equal `threads` and `sizes`; `seed` decides what dropout drops."""
     batch, kv_heads = request.q.shape[0], request.k.shape[1]
     alike = _heads_alike(request)
     # Some heads of several rows would be no view of the output: several rows have all heads together.
-    step = _rows_together(request, threads) if len(alike) == 1 else 1
+    step = _rows_together(request, threads, sizes) if len(alike) == 1 else 1
     items: list[WorkItem] = []
     for first, (pattern, group) in itertools.product(range(0, batch, step), alike):
         rows = slice(first, min(first + step, batch))
         context, number = request.context.rows(first, rows.stop), (group.stop - group.start) * request.groups
-        tiling = plan(pattern, context, step * number, request.q.device.type)
+        tiling = plan(pattern, context, step * number, sizes)
         heads = kv_heads if step > 1 else max(1, tiling.room // request.groups)
         if step == 1 and not request.q.is_cuda and tiling.scores * number >= 2 * WORTH_A_THREAD:
             heads = min(heads, -(-kv_heads * batch // min(threads, WORKERS)))
@@ -60,7 +65,7 @@ def _heads_alike(request: Request) -> list[tuple[Pattern, slice]]:
     return runs
 
 
-def _rows_together(request: Request, threads: int) -> int:
+def _rows_together(request: Request, threads: int, sizes: TileSizes) -> int:
     """How many batch rows to compute at once, with all their heads.
 
     On a CPU only short ones, and where they are alike; and each thread has a work item.
@@ -68,7 +73,7 @@ def _rows_together(request: Request, threads: int) -> int:
     context, (batch, heads) = request.context, request.q.shape[:2]
     if batch == 1 or not (request.q.is_cuda or context.rows(0, 1) is context):
         return 1
-    room = plan(request.pattern or Full(), context, heads, request.q.device.type).room
+    room = plan(request.pattern or Full(), context, heads, sizes).room
     most = room // heads if request.q.is_cuda else min(room // (2 * heads), batch // min(threads, WORKERS))
     return max(1, min(most, batch))
 
@@ -106,6 +111,8 @@ class WorkItem:
         self.masks = Masks(pattern, request.context)
         self.bits = np.random.SFC64(seed)  # for dropout
         self.scratch: dict[str, Tensor] = {}  # set by who computes several work items in turn
+        self.products = BLAS_ALONE
+        self.small_scores = False  # whether none can be further from 0 than `SMALL`
 
     def by_key(self, x: Tensor) -> Tensor:
         """[B, Hkv, ...] as [N, ...]."""
@@ -120,6 +127,15 @@ class WorkItem:
     def by_query(self, x: Tensor) -> Tensor:
         """[B, H, Tq, D] as [N, G, Tq, D]."""
         return x[self.batch, self.heads].unflatten(1, (-1, self.request.groups)).flatten(0, 1)
+
+    def look_at(self, q: Tensor, k: Tensor) -> None:
+        """Learns from queries [N, G, Tq, D] and keys [N, Tk, D] who computes products like theirs, and how
+        large scores may be: q_i . k_j is at most |q_i| |k_j|."""
+        self.products = ProductWay.of(q, k)
+        # Nothing is known of what relative terms and a score_mod add; a GPU would have to stop for the look.
+        if self.request.score_mod is None and self.request.relative is None and not q.is_cuda:
+            norms = (torch.linalg.vector_norm(x, dim=-1).amax() for x in (q, k) if x.numel())
+            self.small_scores = math.prod(map(float, norms)) * abs(self.factor) <= SMALL
 
     def queries(self, x: Tensor, tile: Tile) -> Tensor:
         """The tile's queries of x [N, G, Tq, D], the heads of a group together: [N, G * queries, D]."""
@@ -156,11 +172,13 @@ class WorkItem:
 
     def product(self, name: str, a: Tensor, b: Tensor) -> Tensor:
         """a @ b for the largest products, in memory that every tile uses again."""
+        if len(a) == 1 and self.products.by_onednn(a, b):
+            return self.products(a, b)
         shape = (a.shape[0], a.shape[1], b.shape[2])
         size = math.prod(shape)
         if name not in self.scratch or self.scratch[name].numel() < size:
             self.scratch[name] = a.new_empty(size)
-        return product(a, b, self.scratch[name][:size].view(shape))
+        return self.products(a, b, self.scratch[name][:size].view(shape))
 
     def kept(self, like: Tensor) -> Tensor:
         """What makes up for dropout where a weight is kept, else 0; the same in forward and backward."""

@@ -1,0 +1,63 @@
+"""How `tiled` cuts a call, and which of its ways a tile takes: none of it shows in the result."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from attention_cases import assert_same, random_context, results, small_tiles, tensors
+from polyformer.core.errors import InputError
+from polyformer.dot_product.backends.tiled import tuning, work_items
+from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
+from polyformer.dot_product.backends.tiled.tuning import TILES
+from polyformer.dot_product.request import prepare
+from polyformer.ops.products import BATCHED_PRODUCTS, NEVER, BatchedProducts
+from polyformer.ops.workers import threads
+from polyformer.patterns import Causal, Global, Pattern, Window
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e3], ids=["small scores", "large scores"])
+@pytest.mark.parametrize("pattern", [None, Causal(), Global(3) | Window(20)], ids=str)
+def test_scores_of_any_size_are_joined_from_several_tiles(pattern: Pattern | None, factor: float) -> None:
+    """Small ones without looking for the largest; that would overflow for the others."""
+    torch.manual_seed(0)
+    q, k, v = tensors(2, 2, 2, 117, 117)
+    q = (q.detach() * factor).requires_grad_()
+    context = random_context(2, 117, 117, padding=True)
+    item = work_items.work_items(prepare(q, k, v), 0, 1, TileSizes())[0]
+    item.look_at(item.by_query(q.detach()), item.by_key(k.detach()))
+    assert item.small_scores == (factor == 1)
+    with small_tiles(16, 24):
+        ours = results(q, k, v, pattern=pattern, context=context, backend="tiled")
+    assert_same(ours, results(q, k, v, pattern=pattern, context=context, backend="definition"))
+
+
+@pytest.mark.parametrize("heads", [1, 4], ids=["a head at a time", "all heads"])
+@pytest.mark.parametrize("smallest", [1, NEVER], ids=["onednn", "blas"])
+def test_every_library_and_number_of_heads_agrees_in_float32(smallest: int, heads: int) -> None:
+    torch.manual_seed(0)
+    exact = [x.detach() for x in tensors(1, 4, 2, 133, 133)]
+    expected = results(*(x.requires_grad_() for x in exact), pattern=Window(20) | Global(2))
+    inputs = [x.detach().float().requires_grad_() for x in exact]
+    choice = BatchedProducts(plain=smallest, transposed=smallest)
+    with BATCHED_PRODUCTS.using(choice), small_tiles(16, 24, heads):
+        ours = results(*inputs, pattern=Window(20) | Global(2), backend="tiled")
+    for mine, other in zip(ours, expected):
+        torch.testing.assert_close(mine.double(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_tiles_are_measured_with_one_thread_and_fit_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "core_cache", lambda: 512 << 10)
+    with threads(2):
+        sizes = TILES.measured()
+        assert torch.get_num_threads() == 2
+    assert sizes.entries * 4 == 512 << 10
+    assert min(sizes.prices) > 0
+    assert min(sizes.start, sizes.asked) > 0
+    assert TileSizes.from_dict(sizes.to_dict()) == sizes
+
+
+@pytest.mark.parametrize("wrong", [{"prices": (1.0,)}, {"width": 0}, {"start": -1.0}], ids=str)
+def test_sizes_that_say_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        TileSizes(**wrong)
