@@ -89,7 +89,8 @@ def onednn_takes(x: Tensor, weight: Tensor) -> bool:
     """Whether this product may go to oneDNN: eager float32 on a CPU, outside autocast and torch.func."""
     return (
         x.dtype == weight.dtype == torch.float32
-        and x.device.type == weight.device.type == "cpu"
+        and x.is_cpu
+        and weight.is_cpu
         and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None  # torch.jit.trace cannot write these operations down
         and torch.backends.mkldnn.is_available()
@@ -107,7 +108,7 @@ def by_onednn(x: Tensor, weight: Tensor) -> bool:
 def _ways(x: Tensor, weight: Tensor) -> Ways:
     if not onednn_takes(x, weight):
         return PLAIN
-    return PRODUCTS().ways(x.numel() // x.shape[-1], weight.shape[1], weight.shape[0])
+    return PRODUCTS().layer_ways(x, weight)
 
 
 class _Linear(torch.autograd.Function):

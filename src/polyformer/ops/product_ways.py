@@ -29,24 +29,21 @@ ROW_STEP = 64
 """Longer inputs are padded to a multiple of so many rows: oneDNN compiles and keeps a kernel, about a
 megabyte, for every shape it meets, and batches of text come in hundreds of lengths."""
 
-CLEARLY, AT_LEAST = 1.05, 5e-6
+CLEARLY, AT_LEAST = 1.07, 5e-6
 """By what factor, and how many seconds, another way must be faster than plain torch to be taken."""
 
-ROUNDS, DECIDED, SECONDS = 4, 1.3, 0.6
+ROUNDS, DECIDED, SECONDS = 5, 1.3, 0.6
 """How often a product is tried at most; by what factor ways may differ and be tried no more; after how many
 seconds the sizes that are left go by their neighbours."""
 
 Size = tuple[int, int, int]
 """Rows, inputs and outputs of a linear layer."""
 
-DECODING: list[Size] = [
-    (rows, *shape) for rows in (1, 8) for shape in ((256, 1024), (768, 3072), (3072, 768), (768, 16384))
-]
-TRAINING: list[Size] = [
-    *((128, *shape) for shape in ((768, 768), (768, 3072), (3072, 768))),
+SHAPES = (128, 128), (256, 1024), (1024, 256), (768, 768), (768, 3072), (3072, 768)
+SIZES: list[Size] = [
+    *((128, *shape) for shape in (*SHAPES, (768, 8192))),
+    *((rows, *shape) for rows in (1, 8) for shape in (*SHAPES, (768, 8192))),
     *((rows, *shape) for rows in (64, 512, 2048) for shape in ((64, 64), (128, 512), (512, 128))),
-    *((512, *shape) for shape in ((256, 1024), (1024, 256))),
-    (128, 768, 8192),
 ]
 
 
@@ -61,25 +58,29 @@ class ProductWays(Config):
     def __post_init__(self) -> None:
         self._measured  # noqa: B018 - a size or way that cannot be read is an error now
 
-    def ways(self, rows: int, inputs: int, outputs: int) -> "Ways":
-        """How to compute a layer of these sizes: each pass as that of the nearest size that was measured."""
-        size = rows, inputs, outputs
-        ways = self._known.get(size)
+    def layer_ways(self, x: Tensor, weight: Tensor) -> "Ways":
+        """`ways` of the layer with this weight [O, I] for the input x [..., I]."""
+        key = x.numel(), weight.shape
+        ways = self._known.get(key)
         if ways is None:
             if len(self._known) >= 4096:
                 self._known.clear()
-            ways = self._known[size] = Ways(*(_nearest(self._measured[name], size) for name in PASSES))
+            outputs, inputs = weight.shape
+            ways = self._known[key] = self.ways(x.numel() // inputs, inputs, outputs)
         return ways
 
+    def ways(self, rows: int, inputs: int, outputs: int) -> "Ways":
+        """How to compute a layer of these sizes: each pass as that of the nearest size that was measured."""
+        return Ways(*(_nearest(self._measured[name], (rows, inputs, outputs)) for name in PASSES))
+
     @functools.cached_property
-    def _known(self) -> "dict[Size, Ways]":
+    def _known(self) -> "dict[tuple[int, torch.Size], Ways]":
         return {}
 
     @functools.cached_property
     def _measured(self) -> dict[str, dict[Size, str]]:
-        return {
-            name: {_size(text): _way(way) for text, way in getattr(self, name).items()} for name in PASSES
-        }
+        passes = {name: getattr(self, name) for name in PASSES}
+        return {name: {_size(size): _way(way) for size, way in ways.items()} for name, ways in passes.items()}
 
 
 class Ways(NamedTuple):
@@ -153,12 +154,12 @@ def grad_weight(grad: Tensor, x: Tensor, way: str) -> Tensor:
 
 
 def measure() -> ProductWays:
-    """Every pass of some layers in every way; decoding has no backward pass."""
+    """Every pass of some layers in every way."""
     ways: dict[str, dict[str, str]] = {name: {} for name in PASSES}
     if not torch.backends.mkldnn.is_available():
         return ProductWays()
     end = time.thread_time() + SECONDS  # of work: on a busy machine as much is measured, and takes longer
-    for size in DECODING + TRAINING:
+    for size in SIZES:
         rows, inputs, outputs = size
         x, weight, grad = (
             torch.full(shape, 0.5, device="cpu", dtype=torch.float32)
@@ -169,7 +170,7 @@ def measure() -> ProductWays:
             "grad_input": functools.partial(grad_input, grad, weight),
             "grad_weight": functools.partial(grad_weight, grad, x),
         }
-        for name in PASSES[:1] if size in DECODING else PASSES:
+        for name in PASSES:
             if time.thread_time() < end:
                 tried = (BLAS, ONEDNN) if name == "forward" else (BLAS, ONEDNN, ONEDNN_COPIED)
                 ways[name]["x".join(map(str, size))] = _fastest(computed[name], tried)
