@@ -7,6 +7,7 @@ in a gradient. Nobody knows beforehand, so every product is tried in every way.
 
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -32,19 +33,31 @@ megabyte, for every shape it meets, and batches of text come in hundreds of leng
 CLEARLY, AT_LEAST = 1.07, 5e-6
 """By what factor, and how many seconds, another way must be faster than plain torch to be taken."""
 
-ROUNDS, DECIDED, SECONDS = 5, 1.3, 0.6
+ROUNDS, DECIDED, SECONDS = 4, 1.3, 0.75
 """How often a product is tried at most; by what factor ways may differ and be tried no more; after how many
 seconds the sizes that are left go by their neighbours."""
 
 Size = tuple[int, int, int]
 """Rows, inputs and outputs of a linear layer."""
 
-SHAPES = (128, 128), (256, 1024), (1024, 256), (768, 768), (768, 3072), (3072, 768)
-SIZES: list[Size] = [
-    *((128, *shape) for shape in (*SHAPES, (768, 8192))),
-    *((rows, *shape) for rows in (1, 8) for shape in (*SHAPES, (768, 8192))),
+SHAPES = (768, 3072), (3072, 768), (768, 768), (768, 8192), (256, 1024), (1024, 256), (128, 128)
+CHEAP: list[Size] = [
+    *((rows, *shape) for rows in (1, 8) for shape in SHAPES),
     *((rows, *shape) for rows in (64, 512, 2048) for shape in ((64, 64), (128, 512), (512, 128))),
 ]
+SIZES: dict[str, list[Size]] = {
+    "forward": [*CHEAP, *((128, *shape) for shape in SHAPES)],
+    "grad_input": [*CHEAP, *((128, *shape) for shape in SHAPES)],
+    # Here rows are what is summed over: with few of them it is another product.
+    "grad_weight": [*CHEAP, *((384, *shape) for shape in SHAPES if shape != (768, 8192))],
+}
+"""What is measured: sizes of real layers; of the costly ones the most important first."""
+
+CANDIDATES = {
+    "forward": (BLAS, ONEDNN),
+    "grad_input": (BLAS, ONEDNN, ONEDNN_COPIED),
+    "grad_weight": (BLAS, ONEDNN),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,32 +162,34 @@ def grad_weight(grad: Tensor, x: Tensor, way: str) -> Tensor:
     """grad [N, O]^T x [N, I]: what a layer's weight receives, [O, I]."""
     if way == BLAS:
         return grad.T @ x
-    a, b = _padded(grad).T, _padded(x).T
-    return onednn_product(a if way == ONEDNN else a.contiguous(), b)
+    return onednn_product(_padded(grad).T, _padded(x).T)
 
 
 def measure() -> ProductWays:
-    """Every pass of some layers in every way."""
+    """Every pass of some layers in every way, the passes in turn, for as long as there is time."""
     ways: dict[str, dict[str, str]] = {name: {} for name in PASSES}
     if not torch.backends.mkldnn.is_available():
         return ProductWays()
     end = time.thread_time() + SECONDS  # of work: on a busy machine as much is measured, and takes longer
-    for size in SIZES:
-        rows, inputs, outputs = size
-        x, weight, grad = (
-            torch.full(shape, 0.5, device="cpu", dtype=torch.float32)
-            for shape in ((rows, inputs), (outputs, inputs), (rows, outputs))
-        )
-        computed: dict[str, Callable[[str], Tensor]] = {
-            "forward": functools.partial(forward, x, weight, None),
-            "grad_input": functools.partial(grad_input, grad, weight),
-            "grad_weight": functools.partial(grad_weight, grad, x),
-        }
-        for name in PASSES:
-            if time.thread_time() < end:
-                tried = (BLAS, ONEDNN) if name == "forward" else (BLAS, ONEDNN, ONEDNN_COPIED)
-                ways[name]["x".join(map(str, size))] = _fastest(computed[name], tried)
+    for sizes in itertools.zip_longest(*SIZES.values()):
+        for name, size in zip(SIZES, sizes):
+            if size is not None and time.thread_time() < end:
+                ways[name]["x".join(map(str, size))] = _fastest(_pass(name, size), CANDIDATES[name])
     return ProductWays(**ways)
+
+
+def _pass(name: str, size: Size) -> Callable[[str], Tensor]:
+    """One pass of a layer of this size, by way."""
+    rows, inputs, outputs = size
+    x, weight, grad = (
+        torch.full(shape, 0.5, device="cpu", dtype=torch.float32)
+        for shape in ((rows, inputs), (outputs, inputs), (rows, outputs))
+    )
+    if name == "forward":
+        return functools.partial(forward, x, weight, None)
+    if name == "grad_input":
+        return functools.partial(grad_input, grad, weight)
+    return functools.partial(grad_weight, grad, x)
 
 
 def _fastest(compute: Callable[[str], Tensor], ways: tuple[str, ...]) -> str:
