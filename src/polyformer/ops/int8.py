@@ -111,7 +111,7 @@ class Joined:
         with warnings.catch_warnings():  # torch means to replace these tensors: `packs` asks for them
             warnings.simplefilter("ignore", UserWarning)
             scale, zeros = self.scale.double() / HIGH, torch.zeros(len(self.weight), dtype=torch.int64)
-            tensor = torch.ops.aten._make_per_channel_quantized_tensor(self.weight, scale, zeros, 0)
+            tensor = torch._make_per_channel_quantized_tensor(self.weight, scale, zeros, 0)  # type: ignore[attr-defined]
             return torch.ops.quantized.linear_prepack(tensor, None)
 
 
