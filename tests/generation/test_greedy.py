@@ -1,5 +1,8 @@
 """Greedy search: with a cache as without, in a batch as alone, and where it stops."""
 
+import copy
+from collections.abc import Iterator
+
 import pytest
 import torch
 from tiny_models import EOS, FAMILIES, PAD, VOCAB, decoder, left_padded, next_log_probabilities, pair, prompts
@@ -8,7 +11,7 @@ from polyformer import GenerationConfig, InputError, create_model
 from polyformer.architecture import SpecialTokens
 from polyformer.generation import decoder as decoder_module
 from polyformer.model import Transformer
-from polyformer.ops.packed_weights import PackedWeights
+from polyformer.ops.packed_weights import kept_copies
 from polyformer.ops.product_ways import PRODUCTS
 from product_choices import by
 
@@ -188,21 +191,40 @@ def test_padding_does_not_count_against_the_positions():
     assert int(got.sequences.max()) < VOCAB
 
 
-def test_packed_weights_write_the_same_text(monkeypatch):
+@pytest.fixture
+def packable() -> Iterator[Transformer]:
+    """A model whose matrices are large enough for oneDNN, and products by it, whatever is faster here."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = create_model("decoder-tiny", hidden_size=160, vocab_size=500, initializer_range=0.3).eval()
-    packed: list[PackedWeights] = []
-
-    def recorded() -> PackedWeights:
-        packed.append(PackedWeights())
-        return packed[-1]
-
-    monkeypatch.setattr(decoder_module, "PackedWeights", recorded)
-    config = GenerationConfig(max_new_tokens=30)
     with PRODUCTS.using(by("onednn")):
-        together = model.generate(prompts(5, 6), config=config)
-        texts = [model.generate(row.unsqueeze(0), config=config).sequences for row in prompts(5, 6)]
-    assert torch.equal(together.sequences, torch.cat(texts))
-    assert len(packed[0].copies) == 7, "three in each layer beside query, key and value, and the vocabulary"
-    assert not any(weights.copies for weights in packed[1:]), "a single row reads its weights as they are"
+        yield model
+
+
+def test_packed_weights_write_the_same_text(packable, monkeypatch):
+    model = packable
+    together = model.generate(prompts(5, 6), max_new_tokens=30)
+    kept = kept_copies(model).kept
+    assert len(kept) == 9, "in each layer three beside query, key and value, which are one; the vocabulary"
+    again = model.generate(prompts(5, 6), max_new_tokens=30)
+    assert torch.equal(together.scores, again.scores), "the first call and the next read the same copies"
+    alone = torch.cat(
+        [model.generate(row.unsqueeze(0), max_new_tokens=30).sequences for row in prompts(5, 6)]
+    )
+    assert torch.equal(together.sequences, alone)
+    monkeypatch.setattr(decoder_module, "PACK_FOR_STEPS", 31)
+    plain = model.generate(prompts(5, 6), max_new_tokens=30)
+    assert torch.equal(together.sequences, plain.sequences)
+    torch.testing.assert_close(together.scores, plain.scores)
+
+
+def test_copies_of_weights_are_kept_in_evaluation_mode_and_never_read_once_changed(packable):
+    model = packable
+    model.train().generate(prompts(2, 6), max_new_tokens=30)
+    assert not kept_copies(model).kept
+    model.eval().generate(prompts(2, 6), max_new_tokens=30)
+    model.tokens.weight.data.mul_(-1)  # leaves no trace in the tensor's version
+    changed = model.generate(prompts(2, 6), max_new_tokens=30)
+    assert torch.equal(
+        changed.sequences, copy.deepcopy(model).generate(prompts(2, 6), max_new_tokens=30).sequences
+    )

@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyformer.ops.linear import Linear, linear, linears, onednn_takes
-from polyformer.ops.packed_weights import PackedWeights
+from polyformer.ops.activations import ACTIVATIONS
+from polyformer.ops.linear import Linear, activated, linear, linears, onednn_takes
+from polyformer.ops.packed_weights import Copies, PackedWeights
 from polyformer.ops.product_ways import PRODUCTS, ROW_STEP
 from product_choices import EVERY_WAY, by
 
@@ -118,39 +119,84 @@ def test_the_layer_is_torchs_with_another_product():
 
 
 @torch.no_grad()
-def test_packed_weights_give_the_same_products():
+@pytest.mark.parametrize("copies", [True, False])
+def test_packed_weights_give_the_same_products(copies):
     x, weight, offset = inputs(5, 300, 400)
-    weight, packed = torch.nn.Parameter(weight), PackedWeights()
-    for rows in (x, x[0], x[:1, :1]):
+    weight, packed = torch.nn.Parameter(weight), PackedWeights(Copies() if copies else None)
+    for rows in (x, x[0], x[:1, :1], x.repeat(20, 1, 1), x[:0]):
         with packed:
             torch.testing.assert_close(
                 linear(rows, weight, offset), F.linear(rows, weight, offset), rtol=1e-5, atol=1e-4
             )
-    assert list(packed.copies) == [weight], "one copy serves all"
+    if packed.copies is not None:
+        assert list(packed.copies.kept) == [(id(weight),)], "one copy serves all"
 
 
 @torch.no_grad()
 def test_weights_are_packed_inside_alone_and_up_to_the_limit():
     x, weight, _ = inputs(5, 300, 400)
     first, second = torch.nn.Parameter(weight), torch.nn.Parameter(weight + 1)
-    packed = PackedWeights(limit=first.nbytes)
+    copies = Copies(limit=first.nbytes)
     linear(x, first)
-    assert not packed.copies
-    with packed:
+    assert not copies.kept
+    with PackedWeights(copies):
         linear(x, weight)  # no parameter: nobody says how long it lives
         linear(x, first)
         torch.testing.assert_close(linear(x, second), F.linear(x, second), rtol=1e-5, atol=1e-4)
-    assert list(packed.copies) == [first]
+    assert list(copies.kept) == [(id(first),)]
     first.mul_(2)
     torch.testing.assert_close(linear(x, first), F.linear(x, first), rtol=1e-5, atol=1e-4)
 
 
+WRITES = {
+    "one number": lambda weight: weight.data[3, 5].mul_(1 + 1e-6),
+    "all numbers": lambda weight: weight.data.neg_(),
+    "through numpy": lambda weight: weight.detach().numpy().__setitem__((0, 0), 7.0),
+    "rows in another order": lambda weight: weight.data.copy_(weight.data.flip(0)),
+    "columns in another order": lambda weight: weight.data.copy_(weight.data.roll(2, 1)),
+    "other data": lambda weight: setattr(weight, "data", torch.ones_like(weight)),
+    "another type": lambda weight: setattr(weight, "data", weight.data.double()),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("width", [300, 301])
+@pytest.mark.parametrize("write", WRITES)
+def test_copies_of_weights_that_were_written_to_are_dropped(write, width):
+    other, weight = Linear(width, 401), Linear(width, 401).weight
+    copies = Copies()
+    for change in (lambda weight: None, WRITES[write]):
+        for each in (other.weight, weight):
+            copies.of(each)
+        change(weight)
+        copies.drop_changed([other.weight, weight])
+    assert list(copies.kept) == [(id(other.weight),)]
+    copies.drop_changed([weight])
+    assert not copies.kept, "no parameter of the model any more"
+
+
 def test_under_autograd_no_copy_is_read():
     x, weight, _ = inputs(5, 300, 400)
-    packed = PackedWeights()
-    with packed:
+    copies = Copies()
+    with PackedWeights(copies):
         linear(x, torch.nn.Parameter(weight)).sum().backward()
-    assert not packed.copies
+    assert not copies.kept
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("rows", [0, 1, 8, 200])
+def test_an_activation_is_computed_with_the_product(name, rows):
+    layer = Linear(300, 401)
+    x = torch.randn(rows, 1, 300, generator=torch.Generator().manual_seed(rows)) * 5
+    expected = ACTIVATIONS[name](F.linear(x, layer.weight, layer.bias))
+    for copies in (Copies(), None):
+        with PackedWeights(copies):
+            torch.testing.assert_close(activated(x, layer, name), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(activated(x, layer, name), expected, rtol=1e-5, atol=1e-5)
+    layer.register_forward_hook(lambda *_: torch.ones(1))
+    with PackedWeights(None):
+        torch.testing.assert_close(activated(x, layer, name), ACTIVATIONS[name](torch.ones(1)))
 
 
 class Shapes(TorchDispatchMode):
@@ -184,13 +230,13 @@ def test_layers_of_one_input_are_read_as_one(rows):
     layers = [Linear(300, 400), Linear(300, 200, bias=False), Linear(300, 200)]
     x = torch.randn(1, rows, 300, generator=torch.Generator().manual_seed(rows))
     expected = [F.linear(x, layer.weight, layer.bias) for layer in layers]
-    packed = PackedWeights()
+    packed = PackedWeights(Copies())
     with packed:
         for _ in range(2):
             for got, wanted in zip(linears(x, layers), expected):
                 torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
-    assert [joint is not None for joint in packed.joints.values()] == [True]
-    assert not packed.copies
+    assert packed.copies is not None
+    assert list(packed.copies.kept) == [tuple(id(layer.weight) for layer in layers)]
     for got, wanted in zip(linears(x, layers), expected):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
 
@@ -203,12 +249,13 @@ def test_a_layer_that_is_watched_or_no_linear_layer_runs_by_itself():
         change(layers[1])
         if layers[1].weight.dtype == torch.float64:
             layers = [layer.double() for layer in layers]
-        packed = PackedWeights()
+        packed = PackedWeights(Copies())
         with packed:
             got = linears(x.to(layers[0].weight.dtype), layers)
         assert len(got) == 2
-        assert list(packed.joints.values()) == [None]
-    packed = PackedWeights(limit=10)
-    with packed:
-        linears(x, [Linear(300, 400), Linear(300, 400)])
-    assert list(packed.joints.values()) == [None], "no room"
+        assert list(packed.joints.values()) == [False]
+    for copies in (Copies(limit=10), None):
+        packed = PackedWeights(copies)
+        with packed:
+            linears(x, [Linear(300, 400), Linear(300, 400)])
+        assert list(packed.joints.values()) == [False], "no room, or no copies wanted"

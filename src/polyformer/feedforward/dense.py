@@ -9,9 +9,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyformer.feedforward.base import FeedForward, SizedConfig
-from polyformer.ops.activations import activation
 from polyformer.ops.dropout import Dropout
-from polyformer.ops.linear import Linear
+from polyformer.ops.linear import Linear, activated
 from polyformer.sequence.context import Context
 
 
@@ -32,11 +31,11 @@ class Dense(FeedForward):
 
     def __init__(self, hidden_size: int, config: DenseConfig):
         super().__init__()
-        self.activation = activation(config.activation)
+        self.activation = config.activation
         self.dropout = Dropout(config.inner_dropout)
         self.up = Linear(hidden_size, config.intermediate_size, bias=config.bias)
         self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
         """act(x W_in + b_in) W_out + b_out."""
-        return self.down(self.dropout(self.activation(self.up(x))))
+        return self.down(self.dropout(activated(x, self.up, self.activation)))

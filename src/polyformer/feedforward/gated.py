@@ -9,9 +9,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyformer.feedforward.base import FeedForward, SizedConfig
-from polyformer.ops.activations import activation
 from polyformer.ops.dropout import Dropout
-from polyformer.ops.linear import Linear
+from polyformer.ops.linear import Linear, activated
 from polyformer.sequence.context import Context
 
 
@@ -35,7 +34,7 @@ class Gated(FeedForward):
 
     def __init__(self, hidden_size: int, config: GatedConfig):
         super().__init__()
-        self.activation = activation(config.activation)
+        self.activation = config.activation
         self.dropout = Dropout(config.inner_dropout)
         self.gate = Linear(hidden_size, config.intermediate_size, bias=config.bias)
         self.up = Linear(hidden_size, config.intermediate_size, bias=config.bias)
@@ -43,4 +42,4 @@ class Gated(FeedForward):
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
         """(act(x W_gate) * x W_in) W_out."""
-        return self.down(self.dropout(self.activation(self.gate(x)) * self.up(x)))
+        return self.down(self.dropout(activated(x, self.gate, self.activation) * self.up(x)))

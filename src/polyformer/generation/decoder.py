@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.state import State
-from polyformer.ops.packed_weights import PackedWeights
+from polyformer.ops.packed_weights import Copies, PackedWeights, kept_copies
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.stack import Stack
 
-PACK_AFTER_STEPS, PACK_FOR_STEPS = 4, 16
-"""Weights are packed after so many steps, if so many are left: a text that ends sooner would not earn back
-the copying."""
+PACK_FOR_STEPS = 16
+"""Weights are packed where so many tokens may be written: fewer would not earn back the copying."""
 
 
 GOING_ON = "token_type_ids", "langs"
@@ -95,13 +94,16 @@ class Progress(State):
 
 
 class Decoder:
-    """Reads and writes with `model`; `room` is how many tokens will be written at most."""
+    """Reads and writes with `model`; `room` is how many tokens will be written at most.
+
+    Packed copies of its weights, as much memory again (up to `PACKED_LIMIT`), stay for the next decoder as
+    long as the model lives; not where it is in training mode now, and about to change.
+    """
 
     def __init__(self, model: Writer, room: int):
         self.model, self.room = model, room
-        self.packed = PackedWeights()
-        self.packed.copying = False
-        self.steps = 0
+        self.keeper = model if isinstance(model, nn.Module) and not model.training else None
+        self.packed = PackedWeights(None)
 
     def start(
         self,
@@ -112,19 +114,23 @@ class Decoder:
     ) -> "Start[Progress]":
         """Read the prompt, or the source and the token `first` that every output starts from; `inputs` are
         what the model reads beside its ids, by argument."""
+        if self.room >= PACK_FOR_STEPS:
+            self.packed = PackedWeights(Copies() if self.keeper is None else kept_copies(self.keeper))
         if self.model.encoder is None:
             state = self.model.new_state(input_ids.shape[1] + self.room)
-            output = self.model(input_ids, attention_mask=attention_mask, state=state, **inputs)
+            with self.packed:
+                output = self.model(input_ids, attention_mask=attention_mask, state=state, **inputs)
+                logits, state = self._next(output)
             history = input_ids
             if attention_mask is not None:
                 history = input_ids.masked_fill(attention_mask == 0, -1)
             going_on = {name: numbers[:, -1:] for name, numbers in inputs.items() if name in GOING_ON}
-            logits, state = self._next(output)
             return Start(logits, Progress(state, tuple(going_on), tuple(going_on.values())), history)
         assert first is not None, "check_inputs asks for it"
         state = self.model.encode(input_ids, attention_mask, self.room, **inputs)
         history = input_ids.new_full((len(input_ids), 1), first)
-        logits, state = self._next(self.model(decoder_input_ids=history, state=state))
+        with self.packed:
+            logits, state = self._next(self.model(decoder_input_ids=history, state=state))
         return Start(logits, Progress(state), history)
 
     def step(self, tokens: Tensor, state: Progress) -> tuple[Tensor, Progress]:
@@ -135,9 +141,6 @@ class Decoder:
     def read(self, tokens: Tensor, state: Progress, last: int) -> tuple[Tensor, Progress]:
         """Read tokens [N, T] after `state`: logits [N, K, V] of what follows each of the `last` K, and the
         next state."""
-        self.steps += 1
-        if PACK_AFTER_STEPS < self.steps <= self.room - PACK_FOR_STEPS:
-            self.packed.copying = True
         name = "input_ids" if self.model.encoder is None else "decoder_input_ids"
         going_on = {name: numbers.expand(tokens.shape) for name, numbers in zip(state.names, state.numbers)}
         with self.packed:

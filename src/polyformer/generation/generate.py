@@ -49,16 +49,15 @@ def generate(
 
     Args:
         model: a `Transformer` with a decoder and a language-model head; in evaluation mode meanwhile, for all
-            threads. Passes of a thread that trains it wait until the call has ended, and the other way round
-            (`polyformer.core.evaluation_mode`); to do both at once, generate with a copy.
+            threads (`polyformer.core.evaluation_mode`): passes that train it wait, unless they train a copy.
+            In that mode before too, it keeps faster copies of its weights for the next call.
         input_ids: [B, T], prompts padded on the left, or sources padded on either side; without any a decoder
             alone begins one text with its `special.bos`.
         attention_mask: [B, T], 1 for real tokens; each row is continued exactly as if it were alone.
         config: by default 64 tokens, each the likeliest, up to the model's `special.eos`.
         streamer: receives the tokens [N] of every step as they are written; see `TextStreamer`.
         decode: token ids to text, as a tokenizer has it; needed for `config.stop`.
-        generator: what samples are drawn from, in place of a `seed` among the settings; by default torch's
-            own for the device, so that `torch.manual_seed` repeats a text.
+        generator: what samples are drawn from, in place of a `seed`; by default torch's own for the device.
         draft: what proposes `draft_tokens` tokens at a time, for speed (`polyformer.generation.speculation`):
             a smaller model of the same vocabulary; "lookup", where texts repeat themselves; or a `Drafter`.
             Greedy texts stay the same but for rounding, samples follow the same distribution.
@@ -87,11 +86,12 @@ def generate(
     _check_options(model, config, special, streamer, decode)
     check_draft(draft, config, model, input_ids, attention_mask, special.start, room)
     generator = _generator(config, generator, input_ids.device)
+    decoder = Decoder(model, room)
     with evaluating(model), evaluated(draft), torch.no_grad():
         shaping = processors(config, special.eos, width, input_ids.device)
         rules = Rules(room, special.fill, shaping, Stopping(special.eos, config.stop, decode), streamer)
         reads = input_ids, attention_mask, special.start, inputs
-        result, drafted = _written(Decoder(model, room), reads, rules, config, generator, draft)
+        result, drafted = _written(decoder, reads, rules, config, generator, draft)
     return _with_prompt(input_ids if model.encoder is None else input_ids[:, :0], result, drafted)
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.ops import product_ways
+from polyformer.ops.activations import ACTIVATIONS
 from polyformer.ops.precision import as_written
 from polyformer.ops.product_ways import BLAS, PLAIN, PRODUCTS, Ways, onednn_product
 
@@ -24,8 +25,12 @@ class Reader(Protocol):
         """As the function `linear`."""
         ...
 
-    def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
+    def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
         """As the function `linears`."""
+        ...
+
+    def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
+        """As the function `activated`."""
         ...
 
 
@@ -47,7 +52,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias) if ways.forward == BLAS else onednn_linear(x, weight, bias)
 
 
-def linears(x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
+def linears(x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
     """What several layers make of the same x; in one product inside `PackedWeights` or for int8."""
     together = getattr(layers[0], "together", None)
     joint = None if together is None else together(x, layers)
@@ -57,6 +62,14 @@ def linears(x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
     if other is None or torch.is_grad_enabled():
         return [layer(x) for layer in layers]
     return other.linears(x, layers)
+
+
+def activated(x: Tensor, layer: nn.Module, activation: str) -> Tensor:
+    """What an activation, by its name, makes of layer(x); inside `PackedWeights` in one step."""
+    other = None if torch.compiler.is_compiling() else reader.get()
+    if other is None or torch.is_grad_enabled():
+        return ACTIVATIONS[activation](layer(x))
+    return other.activated(x, layer, activation)
 
 
 def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:

@@ -1,94 +1,184 @@
 """Copies of weights for loops that read them over and over, such as decoding."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeGuard
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.ops.linear import Linear, by_onednn, onednn_linear, reader, shaped
+from polyformer.ops.activations import ACTIVATIONS
+from polyformer.ops.linear import Linear, by_onednn, onednn_linear, reader
 from polyformer.ops.product_ways import ROW_STEP
 
 PACKED_LIMIT = 2 << 30
-"""Bytes of packed copies that one `PackedWeights` makes at most."""
+"""Bytes of packed copies that are made of one model at most."""
+
+RUN = 1021
+"""Words whose bits are added up to tell whether a weight was written to. A prime, so that runs end elsewhere
+in every row: rows, columns or heads that trade places change the sums too."""
+
+FUSED: dict[str, tuple[str, str | None]] = {
+    "relu": ("relu", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", ""),
+    "sigmoid": ("sigmoid", ""),
+    "tanh": ("tanh", ""),
+}
+"""Activations that oneDNN computes with a product: its names and variants."""
 
 
-class PackedWeights:
+class Copies:
     """Copies of weights in oneDNN's own order of memory, which it reads up to twice as fast for few rows.
 
-    `with packed:` every product outside autograd goes the way that the first one of its weight was found to
-    go, without looking again: for a loop of small products of one dtype on one device, such as decoding. With
-    `copying`, products of several rows read a copy of their weight, made when first asked for, and layers
-    that read the same input (`linears`) a copy of all their weights. A copy costs its weight's memory and
-    about twenty products' time. Whoever holds this object holds the copies; the weights must not change
-    meanwhile.
+    A copy costs its weight's memory and about twenty products' time. Whoever holds this object holds the
+    copies, and calls `drop_changed` before weights that may have changed are read again.
     """
 
     def __init__(self, limit: int = PACKED_LIMIT):
-        self.copies: dict[Tensor, Tensor] = {}
-        self.room = limit
-        self.copying = True
-        self.joints: dict[int, _Joint | None] = {}  # by id of the first layer
-        self.ways: dict[int, Tensor | None] = {}  # by id: what oneDNN reads, None for BLAS
+        self.limit = limit
+        self.kept: dict[tuple[int, ...], _Copy] = {}  # by the ids of the weights
+
+    def of(self, *weights: Tensor) -> Tensor | None:
+        """Weights [O, I], one below the other, as one copy; None when there is no more room."""
+        key = tuple(map(id, weights))
+        if key not in self.kept:
+            size = sum(weight.nbytes for weight in weights)
+            if size + sum(other.size for other in list(self.kept.values())) > self.limit:
+                return None
+            self.kept[key] = _copied(weights, size)
+        return self.kept[key].packed
+
+    def drop_changed(self, parameters: Iterable[Tensor]) -> None:
+        """Drop copies of weights that are none of `parameters` any more, or that were written to since.
+
+        All bits are read again, half a token's time: not every way to write to a tensor (through `.data`,
+        numpy, another process) leaves a trace in its version.
+        """
+        present = {id(parameter) for parameter in parameters}
+        for key, copy in list(self.kept.items()):
+            if not (present.issuperset(key) and copy.is_current()):
+                self.kept.pop(key, None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Copy:
+    """packed: the weights, one below the other. sums: of their bits. size: in bytes."""
+
+    weights: tuple[Tensor, ...]
+    sums: list[Tensor]
+    packed: Tensor
+    size: int
+
+    def is_current(self) -> bool:
+        return all(torch.equal(old, _sums(weight)) for old, weight in zip(self.sums, self.weights))
+
+
+def _copied(weights: tuple[Tensor, ...], size: int) -> _Copy:
+    """Laid out for many rows, which is the fastest for a single one too."""
+    sums = [_sums(weight) for weight in weights]  # before they are copied: a write in between is seen
+    joint = weights[0].detach() if len(weights) == 1 else torch.cat([weight.detach() for weight in weights])
+    return _Copy(weights, sums, torch.ops.mkldnn._reorder_linear_weight(joint, ROW_STEP), size)
+
+
+def _sums(weight: Tensor) -> Tensor:
+    """Sums of the bits of runs of a weight; nothing for one that is not of float32 on a CPU, or any more."""
+    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+        return torch.empty(0)
+    weight = weight.detach()
+    flat = (weight.mT if weight.mT.is_contiguous() else weight).reshape(-1)
+    if flat.numel() % 2 or flat.storage_offset() % 2:
+        flat = F.pad(flat, (0, flat.numel() % 2)).clone()
+    words = flat.view(torch.int64)
+    runs = words[: len(words) // RUN * RUN].view(-1, RUN).sum(1)
+    return torch.cat([runs, words[len(runs) * RUN :].sum(0, keepdim=True)])
+
+
+_kept: "WeakKeyDictionary[nn.Module, Copies]" = WeakKeyDictionary()
+
+
+def kept_copies(model: nn.Module) -> Copies:
+    """The copies that are kept as long as the model lives, those of weights that have changed dropped."""
+    copies = _kept.setdefault(model, Copies())
+    copies.drop_changed(model.parameters())
+    return copies
+
+
+class PackedWeights:
+    """A loop of small products of one dtype on one device, such as decoding; its weights do not change.
+
+    `with packed:` every product outside autograd goes the way that the first one of its weight was found to
+    go, without looking again: through `copies` of the weights, made when first asked for, or without any
+    through the weights themselves. Layers that read the same input (`linears`) are one product.
+    """
+
+    def __init__(self, copies: Copies | None):
+        self.copies = copies
+        self.joints: dict[
+            int, _Joint | Literal[False]
+        ] = {}  # by id of the first layer; False where they run alone
+        self.ways: dict[int, Tensor | Literal[False]] = {}  # by id: what oneDNN reads, False for BLAS
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """As the function `linear`."""
-        if not x.numel():  # tells nothing of the inputs to come: an expert that no token chose
-            return F.linear(x, weight, bias)
-        key = id(weight)
-        if key in self.ways:
-            read = self.ways[key]
-        else:
-            read = weight if by_onednn(x, weight) else None
-            if isinstance(weight, nn.Parameter):  # others may be gone, and their ids somebody else's
-                self.ways[key] = read
+        read = self.ways.get(id(weight))
         if read is None:
-            return F.linear(x, weight, bias)
-        if read is weight and self.copying and x.numel() > x.shape[-1] and key in self.ways:
-            read = self.ways[key] = self.copy(weight, x)
-        return _few_rows(x, read, bias)
+            read = self._way(x, weight)
+        return F.linear(x, weight, bias) if read is False else _product(x, read, bias)
 
-    def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
-        """As the function `linears`; once copies are made, of all weights in one."""
-        if not x.numel():
-            return [layer(x) for layer in layers]
-        key = id(layers[0])
-        if self.copying and key not in self.joints:
-            self.joints[key] = self._joint(x, layers)
-        joint = self.joints.get(key)
+    def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
+        """As the function `linears`; where copies are made, through one of all weights."""
+        joint = self.joints.get(id(layers[0]))
         if joint is None:
+            joint = self._joint(x, layers)
+        if joint is False:
             return [layer(x) for layer in layers]
-        return list(_few_rows(x, joint.weight, joint.bias).split(joint.sizes, -1))
+        return _product(x, joint.weight, joint.bias).split_with_sizes(joint.sizes, -1)
 
-    def _joint(self, x: Tensor, layers: Sequence[nn.Module]) -> "_Joint | None":
-        """The layers as one; None where somebody watches them, or for products that are not oneDNN's."""
-        plain = [
-            layer
-            for layer in layers
-            if type(layer) is Linear and not layer._forward_hooks | layer._forward_pre_hooks
-        ]
-        size = sum(layer.weight.nbytes for layer in plain)
-        if len(plain) < len(layers) or size > self.room or not by_onednn(x, plain[0].weight):
-            return None
-        self.room -= size
-        weight = torch.cat([layer.weight for layer in plain])
-        if x.numel() > x.shape[-1]:
-            weight = torch.ops.mkldnn._reorder_linear_weight(weight, x.numel() // x.shape[-1])
-        sizes = [layer.out_features for layer in plain]
-        biases = [x.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in plain]
-        bias = None if all(layer.bias is None for layer in plain) else torch.cat(biases)
-        return _Joint(weight, bias, sizes)
+    def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
+        """As the function `activated`; in one step where oneDNN computes the product."""
+        if _is_plain(layer):
+            read = self.ways.get(id(layer.weight))
+            if read is None:
+                read = self._way(x, layer.weight)
+            if read is not False:
+                return _product(x, read, layer.bias, activation)
+        return ACTIVATIONS[activation](layer(x))
 
-    def copy(self, weight: Tensor, x: Tensor) -> Tensor:
-        """The copy of `weight` for inputs like `x`, or the weight itself when there is no more room."""
-        if weight not in self.copies:
-            if weight.nbytes > self.room:
-                return weight
-            self.room -= weight.nbytes
-            rows = x.numel() // x.shape[-1]
-            self.copies[weight] = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
-        return self.copies[weight]
+    def _way(self, x: Tensor, weight: Tensor) -> Tensor | Literal[False]:
+        """What `ways` has from now on, judged by one row: a prompt's many are not what follows. Weights that
+        are no parameters may be gone, and their ids somebody else's; no input (of an expert that no token
+        chose) tells nothing of those to come."""
+        takes = by_onednn(_row(x), weight)
+        if not isinstance(weight, nn.Parameter) or not x.numel():
+            return weight if takes else False
+        read: Tensor | Literal[False] = False
+        if takes:
+            copy = None if self.copies is None else self.copies.of(weight)
+            read = weight if copy is None else copy
+        self.ways[id(weight)] = read
+        return read
+
+    def _joint(self, x: Tensor, layers: Sequence[nn.Module]) -> "_Joint | Literal[False]":
+        """The layers as one; False where somebody watches them, or for products that are not oneDNN's."""
+        if not x.numel():
+            return False
+        plain = [layer for layer in layers if _is_plain(layer)]
+        weight = None
+        joint: _Joint | Literal[False] = False
+        if self.copies is not None and len(plain) == len(layers) and by_onednn(_row(x), plain[0].weight):
+            weight = self.copies.of(*(layer.weight for layer in plain))
+        if weight is not None:
+            biases = [
+                x.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in plain
+            ]
+            bias = None if all(layer.bias is None for layer in plain) else torch.cat(biases)
+            joint = _Joint(weight, bias, [layer.out_features for layer in plain])
+        self.joints[id(layers[0])] = joint
+        return joint
 
     def __enter__(self) -> None:
         self.token = reader.set(self)
@@ -106,10 +196,20 @@ class _Joint:
     sizes: list[int]
 
 
-def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `onednn_linear`, with less ado where x has few rows."""
-    rows = x.numel() // x.shape[-1]
-    if rows > ROW_STEP:
-        return onednn_linear(x, weight, bias)
-    y = torch.ops.mkldnn._linear_pointwise(x.reshape(rows, x.shape[-1]), weight, bias, "none", [], "")
-    return shaped(y, x)
+def _row(x: Tensor) -> Tensor:
+    """The first row [1, I] of x [..., I], if it has any."""
+    return x.reshape(-1, x.shape[-1])[:1]
+
+
+def _is_plain(layer: nn.Module) -> TypeGuard[Linear]:
+    """Whether the layer is our own, and nobody watches it."""
+    return type(layer) is Linear and not layer._forward_hooks and not layer._forward_pre_hooks
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> Tensor:
+    """x times a weight, packed or not, by oneDNN; with less ado where x has few rows."""
+    if x.numel() > ROW_STEP * x.shape[-1]:
+        y = onednn_linear(x, weight, bias)
+        return y if activation is None else ACTIVATIONS[activation](y)
+    name, variant = ("none", "") if activation is None else FUSED[activation]
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, name, [], variant)
