@@ -10,11 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.ops.activations import ACTIVATIONS
-from polyformer.ops.linear import Linear, by_onednn, onednn_linear, reader
+from polyformer.ops.linear import Linear, by_onednn, onednn_linear, onednn_takes, reader
 from polyformer.ops.product_ways import ROW_STEP
 
 PACKED_LIMIT = 2 << 30
 """Bytes of packed copies that are made of one model at most."""
+
+SMALL_WEIGHT = 1 << 16
+"""Of so few numbers no copy is made: the product is over before oneDNN, some 10 microseconds a call, has
+begun. Larger weights are read from memory in a loop, where a packed copy is read the fastest."""
 
 RUN = 1021
 """Words whose bits are added up to tell whether a weight was written to. A prime, so that runs end elsewhere
@@ -117,9 +121,7 @@ class PackedWeights:
 
     def __init__(self, copies: Copies | None):
         self.copies = copies
-        self.joints: dict[
-            int, _Joint | Literal[False]
-        ] = {}  # by id of the first layer; False where they run alone
+        self.joints: dict[int, _Joint | Literal[False]] = {}  # by id of the first layer; False: each alone
         self.ways: dict[int, Tensor | Literal[False]] = {}  # by id: what oneDNN reads, False for BLAS
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -155,12 +157,16 @@ class PackedWeights:
         takes = by_onednn(_row(x), weight)
         if not isinstance(weight, nn.Parameter) or not x.numel():
             return weight if takes else False
-        read: Tensor | Literal[False] = False
-        if takes:
-            copy = None if self.copies is None else self.copies.of(weight)
-            read = weight if copy is None else copy
-        self.ways[id(weight)] = read
+        copy = self._copy(x, weight)
+        read = self.ways[id(weight)] = (weight if takes else False) if copy is None else copy
         return read
+
+    def _copy(self, x: Tensor, *weights: Tensor) -> Tensor | None:
+        """The copy of weights that oneDNN may multiply with inputs like x; None where there is to be none."""
+        large = sum(weight.numel() for weight in weights) > SMALL_WEIGHT
+        if self.copies is None or not large or not onednn_takes(_row(x), weights[0]):
+            return None
+        return self.copies.of(*weights)
 
     def _joint(self, x: Tensor, layers: Sequence[nn.Module]) -> "_Joint | Literal[False]":
         """The layers as one; False where somebody watches them, or for products that are not oneDNN's."""
@@ -169,8 +175,8 @@ class PackedWeights:
         plain = [layer for layer in layers if _is_plain(layer)]
         weight = None
         joint: _Joint | Literal[False] = False
-        if self.copies is not None and len(plain) == len(layers) and by_onednn(_row(x), plain[0].weight):
-            weight = self.copies.of(*(layer.weight for layer in plain))
+        if len(plain) == len(layers):
+            weight = self._copy(x, *(layer.weight for layer in plain))
         if weight is not None:
             biases = [
                 x.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in plain
