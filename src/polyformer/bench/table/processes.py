@@ -38,7 +38,9 @@ def in_process(row: str, instructions: str, quick: bool, limit: float) -> Record
             "file": str(file),
         }
         words = [sys.executable, "-m", "polyformer.bench.table.worker", json.dumps(task)]
-        environment = os.environ | INSTRUCTIONS[instructions]
+        # torch's compiler keeps its code without saying for which instructions: others' code crashes.
+        compiled = {"TORCHINDUCTOR_CACHE_DIR": folder} if INSTRUCTIONS[instructions] else {}
+        environment = os.environ | INSTRUCTIONS[instructions] | compiled
         try:
             done = subprocess.run(
                 words, env=environment, capture_output=True, text=True, errors="replace", timeout=limit
