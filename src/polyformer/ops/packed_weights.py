@@ -49,12 +49,13 @@ class Copies:
     def of(self, *weights: Tensor) -> Tensor | None:
         """Weights [O, I], one below the other, as one copy; None when there is no more room."""
         key = tuple(map(id, weights))
-        if key not in self.kept:
+        copy = self.kept.get(key)
+        if copy is None:
             size = sum(weight.nbytes for weight in weights)
             if size + sum(other.size for other in list(self.kept.values())) > self.limit:
                 return None
-            self.kept[key] = _copied(weights, size)
-        return self.kept[key].packed
+            copy = self.kept[key] = _copied(weights, size)
+        return copy.packed
 
     def drop_changed(self, parameters: Iterable[Tensor]) -> None:
         """Drop copies of weights that are none of `parameters` any more, or that were written to since.
