@@ -11,6 +11,7 @@ from polyformer.attention import AdaptiveSpanConfig, DynamicSpanConfig, SoftmaxC
 from polyformer.attention.adaptive_span import AdaptiveSpan, spans
 from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError
+from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
 from polyformer.dot_product.backends.tiled.tiles import plan
 from polyformer.dot_product.request import prepare
 from polyformer.model import Transformer
@@ -101,7 +102,7 @@ def scores(pattern: Pattern, length: int) -> int:
     request = prepare(q, q, q, pattern=pattern, score_mod=None, context=context, scale=None, dropout=0.0)
     limits = request.pattern
     assert limits is not None
-    return sum(plan(limits.head_pattern(head), context, 1, "cpu").scores for head in range(3))
+    return sum(plan(limits.head_pattern(head), context, 1, TileSizes()).scores for head in range(3))
 
 
 def test_work_falls_with_adaptive_spans():

@@ -6,6 +6,7 @@ registries; each gives a `Case` for every shape of model that can hold it.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -79,7 +80,7 @@ def shrunk(config: ModelConfig, heads: int = HEADS) -> ModelConfig:
         if key == "fraction" and data is not None:  # of a head's channels, which must be even in number
             return data if data > 0.5 else 0.5
         if key in LIMITS and data is not None:
-            return min(data, heads) if key == "num_key_value_heads" else LIMITS[key]
+            return math.gcd(data, heads) if key == "num_key_value_heads" else LIMITS[key]
         return SIZES.get(key, data)
 
     return ModelConfig.from_dict(small(config.to_dict()))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attention_cases import dense, random_context
 from polyformer.dot_product.attend import attend
+from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
 from polyformer.dot_product.backends.tiled.tiles import plan
 from polyformer.patterns import Causal, Window
 from polyformer.patterns.by_distance import ByDistance
@@ -75,7 +76,7 @@ def test_a_window_is_found_to_be_one() -> None:
 def test_distances_that_nobody_attends_to_are_not_computed() -> None:
     length = 16384
     context = Context(length, length, causal=True)
-    work = plan(LogSparse(length) & Causal(), context, 4, "cpu").scores / length**2
+    work = plan(LogSparse(length) & Causal(), context, 4, TileSizes()).scores / length**2
     assert work <= 0.05, "fifteen runs of a row's width, of which early queries have fewer"
 
 

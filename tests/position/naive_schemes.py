@@ -105,6 +105,13 @@ class NaiveRope(Naive, kind="rope"):
                 if width == 2
                 else (base * extension.factor ** (width / (width - 2))) ** (-2 * m / width)
             )
+        if extension.kind == "llama3":
+            turns = extension.original_max_positions * theta / (2 * math.pi)
+            if turns >= extension.high_freq_factor:
+                return theta
+            low, high = extension.low_freq_factor, extension.high_freq_factor
+            kept = max(turns - low, 0) / (high - low)
+            return kept * theta + (1 - kept) * theta / extension.factor
         assert extension.kind == "yarn"
         first, last = (
             width * math.log(extension.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(base))

@@ -74,6 +74,7 @@ class TrajectoryConfig(Saved):
     origin: OriginConfig | None = dataclasses.field(default=None, compare=False)
 
     paper: ClassVar[str] = "Chen et al. 2021, section 3"
+    weights: ClassVar[None] = None  # never in int8: `polyformer.model.weights` refuses this kind
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "max_timesteps", "max_position_embeddings"):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.ops.tuning import Section
 
 BLAS, ONEDNN, ONEDNN_COPIED = "blas", "onednn", "onednn_copied"
@@ -117,13 +117,13 @@ def _size(text: str) -> Size:
     except ValueError:
         rows = inputs = outputs = 0
     if min(rows, inputs, outputs) < 1:
-        raise InputError(f"product: expected ROWSxINPUTSxOUTPUTS, got {text!r}")
+        raise InputError(f"product: expected ROWSxINPUTSxOUTPUTS, got {quote(text)}")
     return rows, inputs, outputs
 
 
 def _way(way: str) -> str:
     if way not in (BLAS, ONEDNN, ONEDNN_COPIED):
-        raise InputError(f"product: expected {BLAS}, {ONEDNN} or {ONEDNN_COPIED}, got {way!r}")
+        raise InputError(f"product: expected {BLAS}, {ONEDNN} or {ONEDNN_COPIED}, got {quote(way)}")
     return way
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import filelock
 import platformdirs
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_json, write_json
 from polyformer.ops.tuning.machine import described
 
@@ -81,5 +81,5 @@ def pinned() -> Choices | None:
         return load(Path(pin))
     except (InputError, OSError) as error:
         raise InputError(
-            f'{PIN}: expected "{FIXED}" or a file of polyformer tune --out, got {pin!r}: {error}'
+            f'{PIN}: expected "{FIXED}" or a file of polyformer tune --out, got {quote(pin)}: {error}'
         ) from error
