@@ -27,7 +27,8 @@ class Section(Generic[C]):
         fixed: the choices where nothing may be measured: under `POLYFORMER_TUNING=fixed` and in deterministic
             mode (`torch.use_deterministic_algorithms`).
         measure: finds the best choices on this machine, with torch's present number of threads, in half a
-            second at most; tensors it makes are on the CPU and draw nothing from torch's generator.
+            second at most; tensors it makes are on the CPU and draw nothing from torch's generator. Others
+            wait meanwhile, so it gives no work to threads that may ask for a section.
     """
 
     sections: ClassVar["dict[str, Section]"] = {}
