@@ -16,9 +16,8 @@ products in sixteen. `in_chunks`: float products with a few rows of W at a time,
 
 import dataclasses
 import functools
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from polyformer.core.errors import InputError
 from polyformer.ops.linear import linear
 from polyformer.ops.tuning import Section
 from polyformer.ops.tuning.machine import core_cache
+from polyformer.ops.tuning.stopwatch import least_seconds
 
 LEVELS = 127
 """Integers on each side of 0."""
@@ -203,22 +203,13 @@ def _measure() -> Int8Config:
     most = dict.fromkeys(ways, 0)
     for rows in ROWS:
         x = torch.ones(rows, 1024)
-        times = {way: _seconds(functools.partial(way, x, joined)) for way in ways}
+        times = least_seconds({way: functools.partial(way, x, joined) for way in ways}, rounds=3)
         best = min(ways, key=lambda way: times[way])
         ways = ways[ways.index(best) :]
         if best is in_chunks:
             break
         most[best] = rows
     return Int8Config(halves=most[in_halves], integers=max(most.values()) if packs() else 0)
-
-
-def _seconds(call: Callable[[], Tensor]) -> float:
-    times = []
-    for _ in range(4):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def _cat(tensors: Sequence[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.ops.tuning import Section
+from polyformer.ops.tuning.stopwatch import least_seconds
 
 BLAS, ONEDNN, ONEDNN_COPIED = "blas", "onednn", "onednn_copied"
 """Plain torch; oneDNN; oneDNN that reads a copy of the weight, made each time, in the order it likes."""
@@ -33,7 +34,7 @@ megabyte, for every shape it meets, and batches of text come in hundreds of leng
 CLEARLY, AT_LEAST = 1.07, 5e-6
 """By what factor, and how many seconds, another way must be faster than plain torch to be taken."""
 
-ROUNDS, DECIDED, SECONDS = 4, 1.3, 0.75
+ROUNDS, DECIDED, SECONDS = 3, 1.3, 0.75
 """How often a product is tried at most; by what factor ways may differ and be tried no more; after how many
 seconds the sizes that are left go by their neighbours."""
 
@@ -194,18 +195,14 @@ def _pass(name: str, size: Size) -> Callable[[str], Tensor]:
 
 def _fastest(compute: Callable[[str], Tensor], ways: tuple[str, ...]) -> str:
     """The way that took the least time; plain torch, the first, unless another is clearly faster."""
-    least = dict.fromkeys(ways, math.inf)
-    for turn in range(ROUNDS):
-        for way in ways:
-            start = time.perf_counter()
-            compute(way)
-            if turn:  # the first time memory is new and oneDNN compiles its kernel
-                least[way] = min(least[way], time.perf_counter() - start)
-        ratio = least[BLAS] / min(least.values())
-        if turn and not 1 < ratio < DECIDED:
-            break
+    least = least_seconds({way: functools.partial(compute, way) for way in ways}, ROUNDS, _decided)
     best = min(ways, key=lambda way: least[way])
     return best if least[BLAS] > max(CLEARLY * least[best], least[best] + AT_LEAST) else BLAS
+
+
+def _decided(least: Mapping[str, float]) -> bool:
+    """Plain torch is the fastest, or far from it."""
+    return not 1 < least[BLAS] / min(least.values()) < DECIDED
 
 
 PRODUCTS = Section("products", ProductWays(), measure)

@@ -6,8 +6,6 @@ of the time. Only float32 on a CPU is a choice; both are exact to the last bit b
 
 import dataclasses
 import functools
-import time
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from polyformer.core.config import Config
 from polyformer.ops.tuning import Section
+from polyformer.ops.tuning.stopwatch import least_seconds
 
 TRIED = 1 << 14
 """Angles that a measurement takes."""
@@ -51,17 +50,9 @@ def _write(out: Tensor, a: Tensor, library: str) -> None:
 def _measure() -> Sines:
     a = torch.linspace(-20, 20, TRIED).view(-1, 128)
     out = a.new_empty(len(a), 256)
-    numpy, torch_ = (_least_time(functools.partial(_write, out, a, name)) for name in ("numpy", "torch"))
-    return Sines(library="numpy" if numpy < torch_ else "torch")
-
-
-def _least_time(run: Callable[[], None]) -> float:
-    times = []
-    for _ in range(9):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    calls = {name: functools.partial(_write, out, a, name) for name in ("numpy", "torch")}
+    seconds = least_seconds(calls, rounds=8)
+    return Sines(library="numpy" if seconds["numpy"] < seconds["torch"] else "torch")
 
 
 SECTION = Section("sines", Sines(), _measure)

@@ -7,11 +7,15 @@ from typing import TypeVar
 K = TypeVar("K")
 
 
-def least_seconds(calls: Mapping[K, Callable[[], object]], rounds: int) -> dict[K, float]:
+def least_seconds(
+    calls: Mapping[K, Callable[[], object]],
+    rounds: int,
+    decided: Callable[[Mapping[K, float]], bool] = lambda least: False,
+) -> dict[K, float]:
     """The shortest of `rounds` runs of each call, all in turn, after one that is not counted.
 
     The shortest: what else runs on the machine can only lengthen one. The first finds new memory, and oneDNN
-    compiles its kernels.
+    compiles its kernels. No more rounds are run once what was measured so far is `decided`.
     """
     least = dict.fromkeys(calls, float("inf"))
     for turn in range(rounds + 1):
@@ -20,4 +24,6 @@ def least_seconds(calls: Mapping[K, Callable[[], object]], rounds: int) -> dict[
             call()
             if turn:
                 least[key] = min(least[key], time.perf_counter() - start)
+        if turn and decided(least):
+            break
     return least

@@ -56,11 +56,7 @@ def keep(name: str, choice: dict[str, Any]) -> dict[str, Any]:
             if name in choices:
                 return choices[name]
             save(file, {**choices, name: choice})
-    except (
-        InputError,
-        OSError,
-        RuntimeError,
-    ):  # Timeout is an OSError; RuntimeError: there is no home folder
+    except (InputError, OSError, RuntimeError):  # the last: there is no home folder
         pass
     return choice
 

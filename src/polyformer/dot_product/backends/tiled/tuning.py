@@ -28,8 +28,9 @@ def tile_sizes(device: torch.device) -> TileSizes:
     """Those of the device, found before the work is divided among threads."""
     if device.type == "cuda":
         return CUDA
-    with threads(1):
-        BATCHED_PRODUCTS()
+    if 1 not in BATCHED_PRODUCTS.by_threads:  # else every call of attention would set the threads twice
+        with threads(1):
+            BATCHED_PRODUCTS()
     return TILES()
 
 
