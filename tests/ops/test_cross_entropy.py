@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from polyformer.ops import cross_entropy
 from polyformer.ops.cross_entropy import linear_cross_entropy
 
-VOCAB, WIDTH = 13, 5
+VOCAB, WIDTH = 13, 2
 
 
 def inputs(tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -55,6 +55,18 @@ def test_only_what_learns_gets_a_gradient(fixed: int):
     linear_cross_entropy(tensors[0], tensors[1], tensors[2], tensors[3]).backward()
     for i, tensor in enumerate(tensors[:3]):
         assert (tensor.grad is None) == (i == fixed)
+
+
+def test_a_graph_that_is_kept_gives_its_gradients_again():
+    hidden, weight, bias, labels = inputs(7)
+    wanted = [hidden, weight, bias]
+    loss = 3 * linear_cross_entropy(hidden, weight, bias, labels)
+    first = torch.autograd.grad(loss, wanted, retain_graph=True)
+    copies = [gradient.clone() for gradient in first]
+    second = torch.autograd.grad(loss, wanted)
+    for gradient, copy, again in zip(first, copies, second):
+        assert torch.equal(gradient, copy)
+        assert torch.equal(again, copy)
 
 
 def test_without_labels_the_loss_is_zero_and_so_are_gradients():

@@ -26,9 +26,7 @@ class TrainingBench(Config):
     hidden_size: int = 768
     heads: int = 12
     vocab_size: int = 50257
-    dropout: float = (
-        0.0  # of both models, wherever GPT-2 has one but in the attention weights, which ours lacks
-    )
+    dropout: float = 0.0  # of both models, wherever GPT-2 has one but in the attention weights
     optimizer: Literal["none", "adamw"] = "none"  # adamw: torch's fused one
     device: str = "cpu"
     dtype: str = "float32"

@@ -16,9 +16,9 @@ from polyformer.core.labels import IGNORED, check_labels
 from polyformer.ops.linear import input_gradient, linear, weight_gradient
 from polyformer.ops.product_ways import ROW_STEP
 
-CHUNK_ENTRIES = 1 << 24
-"""Logits held at a time, 64 MiB in float32, or as many as the weights have entries where those are more:
-their gradient is held in any case. A bound of memory, whatever the processor."""
+CHUNK_ENTRIES = 1 << 25
+"""Logits held at a time, 128 MiB in float32, or twice as many as the weights have entries where those are
+more: their gradient is held in any case. A bound of memory, whatever the processor."""
 
 
 def linear_cross_entropy(
@@ -74,7 +74,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         factor = grad / count
         dtypes = ctx.dtypes  # type: ignore[attr-defined]
         scaled = [
-            None if gradient is None else (gradient.to(factor.dtype) * factor).to(dtype)
+            None if gradient is None else _scaled(gradient, factor).to(dtype)
             for gradient, dtype in zip(gradients, dtypes)
         ]
         rows: Tensor | None = ctx.rows  # type: ignore[attr-defined]
@@ -82,6 +82,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
             zeros = scaled[0].new_zeros(ctx.shape)  # type: ignore[attr-defined]
             scaled[0] = zeros.index_copy_(0, rows, scaled[0][: len(rows)])
         return scaled[0], scaled[1], scaled[2], None, None, None
+
+
+def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+    """Their product; in place, unless this graph's gradients will be asked for again (`retain_graph`)."""
+    wide = gradient.to(factor.dtype)
+    if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():  # type: ignore[attr-defined]
+        return wide * factor
+    return wide.mul_(factor)
 
 
 def _selected(hidden: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +129,7 @@ def _chunks(
 def _parts(hidden: Tensor, labels: Tensor, table: torch.Size) -> Iterator[tuple[Tensor, Tensor, slice]]:
     """Equal runs of the tokens, at least one: their hidden states and labels, and where they lie."""
     vocab, width = table
-    most = max(CHUNK_ENTRIES // vocab, width, 1)
+    most = max(CHUNK_ENTRIES // vocab, 2 * width, 1)
     rows = -(-len(hidden) // -(-len(hidden) // most)) if len(hidden) else 1
     if rows > ROW_STEP:
         rows += -rows % ROW_STEP
@@ -139,14 +147,17 @@ def _chunk(logits: Tensor, labels: Tensor, smoothing: float, gradient: bool) -> 
     """The summed loss of one chunk, and its slope by the logits."""
     labelled = labels != IGNORED
     index = labels.masked_fill(~labelled, 0).unsqueeze(1)
+    wanted = (1 - smoothing) * logits.gather(1, index).squeeze(1)
+    if smoothing:
+        wanted += smoothing * logits.mean(1)
     if gradient:  # of the softmax, made in one pass, the largest entry tells the sum too
-        slope = logits.softmax(1)
-        lse = logits.amax(1) - slope.amax(1).log()
+        largest = logits.amax(1)
+        in_place = logits.is_cpu and not torch.compiler.is_compiling()  # a row is read, then written
+        slope = torch.softmax(logits, 1, out=logits if in_place else None)
+        lse = largest - slope.amax(1).log()
     else:
         slope, lse = None, logits.logsumexp(1)
-    loss = lse - (1 - smoothing) * logits.gather(1, index).squeeze(1)
-    if smoothing:
-        loss = loss - smoothing * logits.mean(1)
+    loss = lse - wanted
     total = loss.masked_fill(~labelled, 0.0).sum()
     if slope is None:
         return total, None
