@@ -39,6 +39,7 @@ SHARED = {
         *("mods", "mod_program", "residue_class", "spans", "user_defined"),
     },
     "attention": {"base"},
+    "memory": {"base"},
     "feedforward": {"base"},
     "block": {"base"},
     "heads": {"base", "problem_types"},
@@ -170,7 +171,8 @@ def test_public_names_are_listed_once_and_found():
 
 
 @pytest.mark.parametrize(
-    "folder", ["attention", "block", "feedforward", "heads", "patterns", "position", "presets", "tasks"]
+    "folder",
+    ["attention", "block", "feedforward", "heads", "memory", "patterns", "position", "presets", "tasks"],
 )
 def test_a_member_is_registered_by_its_file_alone(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sizes import check_deviation, check_sizes
 from polyformer.heads import HeadConfig, HeadShape, LanguageModelConfig
+from polyformer.memory import NoMemoryConfig
 from polyformer.plugins import Saved
 from polyformer.stack import EmbeddingConfig, StackConfig
 
@@ -65,6 +66,12 @@ class ModelConfig(Saved):
                     f"encoder.block: a decoder reads vectors of hidden_size {self.hidden_size}, and this "
                     f"ends with {width}; set its join to 'mean'"
                 )
+        if self.encoder is not None:
+            for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+                if stack is not None and not isinstance(stack.memory, NoMemoryConfig):
+                    raise InputError(
+                        f"{name}.memory: only a decoder alone reads a text by segments; set it to 'none'"
+                    )
         if self.decoder is not None:
             self.decoder.attention.mechanism.require("causal")
             if not self.head.causal:

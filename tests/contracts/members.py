@@ -18,11 +18,12 @@ from polyformer.attention import LSHConfig, RoutingConfig, SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.core.config import Config
 from polyformer.feedforward import DenseConfig, ExpertsConfig
+from polyformer.memory import MemoryConfig, NoMemoryConfig
 from polyformer.model import Transformer
 from polyformer.outputs import ModelOutput
 from polyformer.patterns import Global, Pattern, Window
 from polyformer.patterns.marked import reads_marks
-from polyformer.position import LearnedConfig, RelationLabelsConfig
+from polyformer.position import LearnedConfig, PositionConfig, RelationLabelsConfig, TransformerXLConfig
 from polyformer.presets import MODELS
 from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
 from registered import registered
@@ -214,7 +215,9 @@ def one_each() -> list[Case]:
 
 
 def with_part(base: ModelConfig, part: Config) -> ModelConfig:
-    """`base` with `part` wherever a member of its family stands."""
+    """`base` with `part` wherever a member of its family stands; a memory with positions that go on."""
+    if isinstance(part, MemoryConfig) and not isinstance(part, NoMemoryConfig):
+        base = replaced(base, PositionConfig, lambda _: TransformerXLConfig())
     return replaced(base, type(part).family, lambda _: part)
 
 
@@ -246,6 +249,8 @@ def mechanisms(*abilities: str) -> list[tuple[str, MechanismConfig]]:
 
 def fits(part: Config, shape: str) -> bool:
     """Whether a model of this shape can hold the part at all."""
+    if isinstance(part, MemoryConfig) and not isinstance(part, NoMemoryConfig):
+        return shape == "decoder"
     return shape == "encoder" or getattr(part, "causal", True)
 
 

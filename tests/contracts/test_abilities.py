@@ -13,8 +13,10 @@ from polyformer.attention import SoftmaxConfig
 from polyformer.attention.base import ABILITIES, WAYS_OUT, MechanismConfig
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
+from polyformer.memory import RecurrentConfig
 from polyformer.model import Transformer
-from polyformer.position import AlibiConfig
+from polyformer.position import AlibiConfig, NoPositionConfig
+from polyformer.stack import Stack, StackConfig
 
 
 @pytest.fixture
@@ -28,6 +30,7 @@ def unable() -> Iterator[type[SoftmaxConfig]]:
         packs: ClassVar[bool] = False
         caches: ClassVar[bool] = False
         relates: ClassVar[bool] = False
+        remembers: ClassVar[bool] = False
         instead: ClassVar[str] = "another thing"
 
     yield UnableConfig
@@ -51,20 +54,34 @@ def use(ability: str, part: MechanismConfig) -> None:
         Transformer(shrunk(with_part(with_part(bases()["encoder"], part), AlibiConfig())))
     elif ability == "packs":
         Transformer(shrunk(with_part(bases()["encoder"], part)))(ids, document_ids=ids)
+    elif ability == "remembers":
+        use_memory(part)
     elif part.causal:
         Transformer(shrunk(with_part(bases()["decoder"], part)))(ids, use_cache=True)
     else:
         Transformer(shrunk(with_part(bases()["encoder"], part))).get_submodule("encoder").new_states(0)  # type: ignore[operator]
 
 
+def use_memory(part: MechanismConfig) -> None:
+    """Two segments in training; of what a decoder cannot be made of, the stack is built alone."""
+    stack = StackConfig(position=NoPositionConfig(), memory=RecurrentConfig())
+    if not part.causal:
+        Stack(with_part(stack, part), 24, 40, cross=False)
+        return
+    model = Transformer(shrunk(with_part(ModelConfig(vocab_size=17, decoder=stack), part)))
+    ids = torch.ones(1, 4, dtype=torch.long)
+    state = model(ids, use_cache=True).state
+    model(ids, state=state).last_hidden_state.sum().backward()
+
+
 REFUSALS = {
-    "linformer": {"causal", "packs", "caches", "relates"},
-    "lsh": {"relates"},
-    "memory_compressed": {"relates"},
-    "performer": {"relates"},
-    "rfa": {"relates"},
-    "routing": {"relates"},
-    "svd": {"causal", "packs", "caches", "relates"},
+    "linformer": {"causal", "packs", "caches", "relates", "remembers"},
+    "lsh": {"relates", "remembers"},
+    "memory_compressed": {"relates", "remembers"},
+    "performer": {"relates", "remembers"},
+    "rfa": {"relates", "remembers"},
+    "routing": {"relates", "remembers"},
+    "svd": {"causal", "packs", "caches", "relates", "remembers"},
 }
 """All that mechanisms refuse. Contracts do not ask for these: they are generated for what a member can do."""
 

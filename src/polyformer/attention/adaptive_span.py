@@ -43,6 +43,7 @@ class AdaptiveSpanConfig(MechanismConfig):
 
     kind: ClassVar[str] = "adaptive_span"
     paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
+    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("max_span", "ramp"):

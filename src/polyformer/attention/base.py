@@ -29,6 +29,7 @@ ABILITIES = {
     "packs": "keep documents packed in one row apart",
     "caches": "go on from a state",
     "relates": "take positions that change scores",
+    "remembers": "attend to a memory of earlier segments",
 }
 """What a mechanism may be unable to do, by the class attribute that declares it."""
 
@@ -43,7 +44,8 @@ WAYS_OUT = {
 class MechanismConfig(Config):
     """Family of mechanisms: `build(num_heads, head_size)` makes the module.
 
-    `causal`, `packs`, `caches` and `relates` (to take the score terms of a position scheme) declare what a
+    `causal`, `packs`, `caches`, `relates` (to take the score terms of a position scheme) and `remembers` (to
+    take more keys than queries, a memory's first, and to have a key-value cache for state) declare what a
     member can do; errors name what to use `instead`. `eager`: the reason why `torch.compile(fullgraph=True)`
     cannot take a member, empty where it can. `shares_queries`: its keys are its queries, so that there is no
     projection of keys. `pairs`: its weights are an attention matrix of queries and tokens.
@@ -53,6 +55,7 @@ class MechanismConfig(Config):
     packs: ClassVar[bool] = True
     caches: ClassVar[bool] = True
     relates: ClassVar[bool] = True
+    remembers: ClassVar[bool] = False
     instead: ClassVar[str] = "'softmax', which takes sparse patterns"
     eager: ClassVar[str] = ""
     shares_queries: ClassVar[bool] = False

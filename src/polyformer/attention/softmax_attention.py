@@ -29,6 +29,7 @@ class SoftmaxConfig(MechanismConfig):
 
     kind: ClassVar[str] = "softmax"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
+    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.pattern is not None and not self.pattern.causal():

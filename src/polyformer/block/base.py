@@ -48,3 +48,11 @@ class Block(nn.Module):
     def first_reads(self, x: Tensor) -> Tensor:
         """What the first sub-layer is given when the layer is given x."""
         raise NotImplementedError
+
+    def kept(self, x: Tensor) -> Tensor:
+        """What of the layer's input x a memory keeps for `first_reads_kept`: [B, T, E]."""
+        return x
+
+    def first_reads_kept(self, kept: Tensor) -> Tensor:
+        """What the first sub-layer is given where `kept` is what was kept."""
+        return self.first_reads(kept)

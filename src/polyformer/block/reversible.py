@@ -67,6 +67,14 @@ class Reversible(Block):
         """norm(x2), x2 the second stream."""
         return self._normed(0, x[1])
 
+    def kept(self, x: Tensor) -> Tensor:
+        """x2, the second stream."""
+        return x[1]
+
+    def first_reads_kept(self, kept: Tensor) -> Tensor:
+        """norm(x2), of an x2 that was kept."""
+        return self._normed(0, kept)
+
     def _normed(self, index: int, x: Tensor) -> Tensor:
         norm = self.norms[index]
         dtype = next((parameter.dtype for parameter in norm.parameters()), x.dtype)

@@ -14,7 +14,8 @@ FIRST_CAPACITY = 64
 
 @dataclasses.dataclass(frozen=True)
 class KeyValueCache(State):
-    """Keys [B, Hkv, capacity, D] and values [B, Hkv, capacity, Dv]; the first `length` slots are filled.
+    """Keys [B, Hkv, capacity, D] and values [B, Hkv, capacity, Dv]; the slots from `start` to `length` are
+    filled.
 
     A cache is a value: `append` returns the longer one and the shorter stays what it was. Both share one
     buffer; `high_water` (how many of its slots are filled) tells when a second continuation must copy.
@@ -26,42 +27,54 @@ class KeyValueCache(State):
     high_water: list[int] = dataclasses.field(default_factory=lambda: [0])
     reserve: int = 0  # slots to allocate at once, when the final length is known beforehand
     spare: list[Tensor] = dataclasses.field(default_factory=list)  # buffers that `reorder_` may write to
+    start: int = 0  # slots before it were dropped by `last`
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
         """All keys and values, the new ones [B, Hkv, T, D] last, and the cache that holds them."""
         if torch.is_grad_enabled():
             return self._append_in_graph(keys, values)
-        length = self.length + keys.shape[2]
-        cache = self._with_room(keys, values, length)
+        new = keys.shape[2]
+        cache = self._with_room(keys, values)
         assert cache.keys is not None
         assert cache.values is not None
-        new = keys.shape[2]
-        cache.keys.narrow(2, self.length, new).copy_(keys)
-        cache.values.narrow(2, self.length, new).copy_(values)
+        length = cache.length + new
+        cache.keys.narrow(2, cache.length, new).copy_(keys)
+        cache.values.narrow(2, cache.length, new).copy_(values)
         cache.high_water[0] = length
-        longer = KeyValueCache(cache.keys, cache.values, length, cache.high_water, self.reserve, self.spare)
-        return cache.keys.narrow(2, 0, length), cache.values.narrow(2, 0, length), longer
+        longer = dataclasses.replace(cache, length=length)
+        keys, values = cache._filled(cache.keys, length), cache._filled(cache.values, length)
+        return keys, values, longer
 
     def _append_in_graph(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
         """Autograd may have saved the buffer, which must then not be overwritten: concatenate."""
         if self.keys is not None and self.values is not None:
-            keys = torch.cat([self.keys[:, :, : self.length], keys], 2)
-            values = torch.cat([self.values[:, :, : self.length], values], 2)
+            keys = torch.cat([self._filled(self.keys), keys], 2)
+            values = torch.cat([self._filled(self.values), values], 2)
         length = keys.shape[2]
         return keys, values, KeyValueCache(keys, values, length, [length], self.reserve)
 
-    def _with_room(self, keys: Tensor, values: Tensor, length: int) -> "KeyValueCache":
-        """This cache, or a copy in a larger buffer when it is full or its next slots are somebody else's."""
+    def _with_room(self, keys: Tensor, values: Tensor) -> "KeyValueCache":
+        """This cache, or a copy in another buffer when it is full or its next slots are somebody else's."""
         free = self.keys is not None and self.high_water[0] == self.length and not self.keys.requires_grad
-        if free and self.keys is not None and length <= self.keys.shape[2]:
+        if free and self.keys is not None and self.length + keys.shape[2] <= self.keys.shape[2]:
             return self
+        filled = self.length - self.start
+        length = filled + keys.shape[2]
         capacity = max(2 * length if self.length else length, self.reserve, FIRST_CAPACITY)
         new_keys = keys.new_empty(*keys.shape[:2], capacity, keys.shape[3])
         new_values = values.new_empty(*values.shape[:2], capacity, values.shape[3])
         if self.keys is not None and self.values is not None:
-            new_keys[:, :, : self.length] = self.keys[:, :, : self.length].detach()
-            new_values[:, :, : self.length] = self.values[:, :, : self.length].detach()
-        return KeyValueCache(new_keys, new_values, self.length, [self.length], self.reserve)
+            new_keys[:, :, :filled] = self._filled(self.keys).detach()
+            new_values[:, :, :filled] = self._filled(self.values).detach()
+        return KeyValueCache(new_keys, new_values, filled, [filled], self.reserve, self.spare)
+
+    def last(self, count: int) -> "KeyValueCache":
+        """With its last `count` slots alone, in the same buffer: the others are gone when that is full."""
+        return dataclasses.replace(self, start=max(self.start, self.length - count))
+
+    def _filled(self, buffer: Tensor, length: int | None = None) -> Tensor:
+        """The filled slots of a buffer, up to `length`, by default the cache's own."""
+        return buffer.narrow(2, self.start, (self.length if length is None else length) - self.start)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """As for every state; a copy in a buffer of its own has a high-water mark of its own too."""
@@ -88,23 +101,22 @@ class KeyValueCache(State):
         if not spare or any(a.shape != b.shape or len(a) != len(index) for a, b in zip(old, spare)):
             spare = [buffer.new_empty(len(index), *buffer.shape[1:]) for buffer in old]
         for buffer, other in zip(old, spare):
-            filled, place = buffer.narrow(2, 0, self.length), other.narrow(2, 0, self.length)
-            torch.index_select(filled, 0, index, out=place)
+            torch.index_select(self._filled(buffer), 0, index, out=self._filled(other))
         return dataclasses.replace(self, keys=spare[0], values=spare[1], high_water=[self.length], spare=old)
 
     def truncated_(self, count: int) -> Self:
-        """As for every state; the next tokens take the freed slots of the same buffer."""
+        """As for every state; the next tokens take the freed slots of the same buffer. `Tokens` says whether
+        slots were dropped, which nothing brings back."""
         length = self.length - count
         if self.high_water[0] == self.length:
             self.high_water[0] = length
         return dataclasses.replace(self, length=length)
 
     def _rows(self, buffer: Tensor, index: Tensor) -> Tensor:
-        filled = buffer[:, :, : self.length]
         if torch.is_grad_enabled():
-            return filled.index_select(0, index)
+            return buffer.narrow(2, 0, self.length).index_select(0, index)
         copy = buffer.new_empty(len(index), *buffer.shape[1:])
-        copy[:, :, : self.length] = filled[index]
+        self._filled(copy).copy_(self._filled(buffer)[index])
         return copy
 
 

@@ -61,6 +61,7 @@ def check_draft(
         raise InputError(
             "draft: beam search compares texts, and no draft says which; leave the draft or num_beams out"
         )
+    _check_memory(model, input_ids.shape[1] + room)
     if isinstance(draft, nn.Module):
         _check_model(draft, model)
         try:
@@ -69,6 +70,20 @@ def check_draft(
             raise InputError(f"draft: of the draft model, {error}") from error
     elif draft != "lookup" and not hasattr(draft, "propose"):
         raise InputError(f"draft: expected a model, 'lookup' or a Drafter, got {quote(draft)}")
+
+
+def _check_memory(model: Writer, tokens: int) -> None:
+    """Tokens that are read together see all of a memory, and reach farther than one alone would."""
+    memory = None if model.decoder is None else model.decoder.memory
+    if memory is None or tokens <= memory.length:
+        return
+    pattern = getattr(model.decoder.mechanism, "pattern", None) if model.decoder else None
+    reach = None if pattern is None else pattern.distance_range()
+    if reach is None or reach[1] > memory.length:
+        raise InputError(
+            f"draft: {tokens} tokens are more than the memory of {memory.length}, and a text would depend on "
+            "how many are read at once; make the memory longer, attend within it (Window), or leave it out"
+        )
 
 
 def _check_model(draft: nn.Module, model: Writer) -> None:

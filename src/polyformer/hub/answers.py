@@ -74,7 +74,7 @@ class PolyformerForQuestionAnswering(PolyformerModel):
         if text is None:
             return
         rows, length = text.shape[:2]
-        past = 0 if arguments.get("state") is None else arguments["state"].tokens.length
+        past = 0 if arguments.get("state") is None else arguments["state"].tokens.seen
         places = torch.arange(past, past + length, device=text.device).expand(rows, length)
         if "position_ids" not in arguments and (mask is not None or family in OFFSET):
             arguments["position_ids"] = places

@@ -29,7 +29,7 @@ class PolyformerCache(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The number of tokens read so far, the same in every layer."""
-        return 0 if self.state is None else self.state.tokens.length
+        return 0 if self.state is None else self.state.tokens.seen
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """-1: no limit."""

@@ -90,7 +90,7 @@ class Side:
         prefix = "decoder_" if self.name == "decoder" and self.config.encoder else ""
         check_ids(f"{prefix}input_ids", inputs.input_ids, self.config.vocab_size)
         rows_before = getattr(self.stack.position, "offset", 0)
-        check_inputs(inputs, state.tokens.length if state else 0, prefix, rows_before)
+        check_inputs(inputs, state.tokens.seen if state else 0, prefix, rows_before)
 
     def _is_unrestricted(self) -> bool:
         """Whether every token attends to all others of its document (or all before it)."""
@@ -111,7 +111,7 @@ class Side:
         new, stack = ids.shape[1], self.stack
         tokens = (state.tokens if state else NO_TOKENS).extended(inputs)
         pos = tokens.last(new, ids.device)
-        context = tokens.context(new, causal=self.name == "decoder")
+        context = tokens.context(new, self.name == "decoder", ids.device)
         if inputs.relation_ids is not None:
             context = related(context, inputs.relation_ids, len(ids), stack.position)
         source = None

@@ -299,7 +299,9 @@ class Transformer(PretrainedMixin):
             attentions, cross_attentions = attentions[::2], attentions[1::2]
         next_state = None
         if state is not None and ran.layer_states is not None:
-            next_state = dataclasses.replace(state, tokens=ran.tokens, layers=ran.layer_states, source=None)
+            assert self.decoder is not None
+            tokens = self.decoder.kept(ran.tokens)
+            next_state = dataclasses.replace(state, tokens=tokens, layers=ran.layer_states, source=None)
         return ModelOutput(
             loss,
             ran.hidden,

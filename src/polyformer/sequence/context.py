@@ -142,6 +142,20 @@ class Context:
         return q_idx + self.offset - kv_idx
 
     @property
+    def all_as_queries(self) -> "Context":
+        """The same tokens, all keys as queries too: what rotates them by their positions."""
+        if self.q_len == self.kv_len:
+            return self
+        own = {name: getattr(self, f"kv_{name}") for name in ("pos", "doc", "segment", "marked")}
+        changes = {f"q_{name}": table for name, table in own.items()}
+        return self.once(
+            "all as queries",
+            lambda: dataclasses.replace(
+                self, memo={}, q_len=self.kv_len, q_start=None, relations=None, **changes
+            ),
+        )
+
+    @property
     def distances(self) -> tuple[int, int]:
         """The least and the greatest distance that a query may see: without a future 0 is the least."""
         least = 0 if self.causal else self.offset - self.kv_len + 1

@@ -15,9 +15,10 @@ from polyformer.sequence.inputs import ModelInputs
 class Tokens(State):
     """A run of T tokens a row, and of those before them as far as they are known.
 
-    valid: [B, T] bool, or None when all are real. pos: [B, T], or None when they are the slots. doc: [B, T]
-    document numbers, not decreasing along a row, or None for one document. segment: [B, T] numbers of the
-    parts of a document, or None for one part. marked: [B, T] bool, the tokens that the caller made global.
+    length: T. dropped: how many more there were before them. valid: [B, T] bool, or None when all are real.
+    pos: [B, T], or None when they are counted from `dropped`. doc: [B, T] document numbers, not decreasing
+    along a row, or None for one document. segment: [B, T] numbers of the parts of a document, or None for one
+    part. marked: [B, T] bool, the tokens that the caller made global.
     """
 
     length: int
@@ -26,6 +27,12 @@ class Tokens(State):
     doc: Tensor | None = None
     segment: Tensor | None = None
     marked: Tensor | None = None
+    dropped: int = 0
+
+    @property
+    def seen(self) -> int:
+        """How many tokens a row has had, padding included."""
+        return self.dropped + self.length
 
     def extended(self, inputs: ModelInputs) -> "Tokens":
         """These tokens followed by those of `inputs`.
@@ -38,8 +45,8 @@ class Tokens(State):
         assert ids is not None
         rows, new = ids.shape
         length = self.length + new
-        if mask is not None and mask.shape[-1] == length and self.length:
-            valid: Tensor | None = mask.bool()
+        if mask is not None and mask.shape[-1] == self.seen + new and self.seen:
+            valid: Tensor | None = mask[:, self.dropped :].bool()
         else:
             real = None if mask is None or _all_real(mask) else _checked("attention_mask", mask, ids).bool()
             valid = _joined(self.valid, real, (rows, self.length), ids, torch.ones, torch.bool)
@@ -52,10 +59,21 @@ class Tokens(State):
         marks = None if marks is None else _checked("global_attention_mask", marks, ids).bool()
         marked = _joined(self.marked, marks, (rows, self.length), ids, torch.zeros, torch.bool)
         pos = self._positions(ids, inputs.position_ids, valid, doc)
-        return Tokens(length, valid, pos, doc, segment, marked)
+        return Tokens(length, valid, pos, doc, segment, marked, self.dropped)
 
-    def truncated_(self, count: int) -> "Tokens":
-        """As for every state."""
+    def last_kept(self, count: int) -> "Tokens":
+        """The last `count` tokens, as a memory keeps them; of none, only how many there were."""
+        if count >= self.length:
+            return self
+        if not count:
+            return Tokens(0, dropped=self.seen)
+        kept = self.map(lambda tensor: tensor[:, -count:])
+        return dataclasses.replace(kept, length=count, dropped=self.seen - count)
+
+    def truncated_(self, count: int) -> "Tokens | None":
+        """As for every state; where tokens were dropped, what was before them is gone."""
+        if self.dropped:
+            return None
         kept = slice(0, self.length - count)
         shorter = self.map(lambda tensor: tensor[:, kept])
         return dataclasses.replace(shorter, length=kept.stop)
@@ -76,7 +94,7 @@ class Tokens(State):
             return None
         past = self.pos
         if past is None:
-            past = torch.arange(self.length, device=ids.device).expand(rows, -1)
+            past = torch.arange(self.dropped, self.seen, device=ids.device).expand(rows, -1)
         if new_positions is not None:
             following = _checked("position_ids", new_positions.expand(rows, -1), ids)
         else:
@@ -87,7 +105,7 @@ class Tokens(State):
     def _continued(self, past: Tensor, counted: Tensor, doc: Tensor | None, new: int) -> Tensor:
         """Positions of the last `new` tokens: `counted`, moved where a given `past` starts elsewhere."""
         following = counted[:, -new:]
-        if self.pos is None or not self.length:
+        if (self.pos is None and not self.dropped) or not self.length:
             return following
         shift = past[:, -1:] - counted[:, self.length - 1 : self.length]
         if doc is not None:
@@ -98,16 +116,18 @@ class Tokens(State):
         """Positions of the last `new` tokens: [B, new], or [new] when they are the slots."""
         if self.pos is not None:
             return self.pos[:, -new:]
-        return torch.arange(self.length - new, self.length, device=device)
+        return torch.arange(self.seen - new, self.seen, device=device)
 
-    def context(self, new: int, causal: bool) -> Context:
+    def context(self, new: int, causal: bool, device: torch.device | None = None) -> Context:
         """The last `new` tokens attending to all of these."""
         pos, doc, segment, marked = self.pos, self.doc, self.segment, self.marked
+        if pos is None and self.dropped:  # slots are counted from the first token that is kept
+            pos = torch.arange(self.dropped, self.seen, device=device)
         return Context(
             new,
             self.length,
             causal=causal,
-            q_pos=None if pos is None else pos[:, -new:],
+            q_pos=None if pos is None else pos[..., -new:],
             kv_pos=pos,
             q_doc=None if doc is None else doc[:, -new:],
             kv_doc=doc,

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from polyformer.block import BlockConfig, SubLayer
 from polyformer.core.state import State
 from polyformer.feedforward import FeedForwardConfig
+from polyformer.memory import Memory
 from polyformer.ops.norms import NormConfig
 from polyformer.position import Position
 from polyformer.sequence.context import Context
@@ -15,15 +16,21 @@ from polyformer.stack.multihead import AttentionConfig, MultiHeadAttention
 
 @dataclasses.dataclass(frozen=True)
 class LayerState(State):
-    """What a layer leaves for the next call: its own tokens, and the projected source."""
+    """What a layer leaves for the next call: its own tokens, and the projected source.
+
+    memory: in training what it remembers of earlier segments, in place of its own tokens' keys and values.
+    """
 
     self_attention: State | None = None
     cross_attention: State | None = None
+    memory: State | None = None
 
     def reorder_beams(self, index: Tensor) -> "LayerState":
         """As `reorder_`, for an index among rows that share a source, whose projection stays where it is."""
-        past = self.self_attention
-        return dataclasses.replace(self, self_attention=None if past is None else past.reorder_(index))
+        own, memory = (
+            None if past is None else past.reorder_(index) for past in (self.self_attention, self.memory)
+        )
+        return dataclasses.replace(self, self_attention=own, memory=memory)
 
     def truncated_(self, count: int) -> "LayerState | None":
         """As for every state."""
@@ -71,11 +78,20 @@ class Layer(nn.Module):
         position: Position,
         source: Source | None = None,
         state: LayerState | None = None,
+        memory: Memory | None = None,
     ) -> tuple[Tensor, LayerState | None]:
         """The layer's output, and its next state when it was given one."""
         new: dict[str, State | None] = {}
-        x = self.block(x, self.sublayers(context, position, source, state, new))
-        return x, LayerState(new["self"], new.get("cross")) if state else None
+        y = self.block(x, self.sublayers(context, position, source, state, new, memory))
+        if state is None:
+            return y, None
+        return y, LayerState(new["self"], new.get("cross"), self.remembered(x, state, memory))
+
+    def remembered(self, x: Tensor, state: LayerState, memory: Memory | None) -> State | None:
+        """What the layer remembers after the segment of which x is its input."""
+        if memory is None or state.memory is None:
+            return None
+        return memory.after(state.memory, self.block.kept(x))
 
     def sublayers(
         self,
@@ -84,11 +100,15 @@ class Layer(nn.Module):
         source: Source | None,
         state: LayerState | None,
         new: dict[str, State | None],
+        memory: Memory | None = None,
     ) -> list[SubLayer]:
         """What the block is given, in order; their next states go into `new`."""
 
         def attend_self(x: Tensor) -> Tensor:
-            y, new["self"] = self.attention(x, context, position, state.self_attention if state else None)
+            past = state.self_attention if state else None
+            before = memory.before(state.memory) if memory and state and state.memory else None
+            before = None if before is None else self.block.first_reads_kept(before)
+            y, new["self"] = self.attention(x, context, position, past, before=before)
             return y
 
         def attend_source(x: Tensor) -> Tensor:

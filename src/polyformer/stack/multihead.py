@@ -8,6 +8,8 @@ groups of query heads share one (Ainslie et al. 2023). Vaswani et al. 2017, sect
 
 import dataclasses
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention import SoftmaxConfig
@@ -107,6 +109,15 @@ def _is_whole(data: object) -> bool:
     return isinstance(data, AttentionConfig) or (isinstance(data, dict) and "kind" not in data)
 
 
+def _rotated(q: Tensor, k: Tensor, context: Context, position: Position, site: Site) -> tuple[Tensor, Tensor]:
+    """q and the new keys k by their positions, where a memory's keys come first by theirs."""
+    past = k.shape[2] - q.shape[2]
+    if not past:
+        return position.rotate(q, k, context, site)
+    q, k = position.rotate(F.pad(q, (0, 0, past, 0)), k, context.all_as_queries, site)
+    return q[:, :, past:], k
+
+
 @dataclasses.dataclass(frozen=True)
 class ProjectedSource(State):
     """Keys and values of a cross-attention's source, projected once: [B, Hkv, S, D] each."""
@@ -163,12 +174,16 @@ class MultiHeadAttention(nn.Module):
         position: Position,
         state: State | None = None,
         read: Tensor | None = None,
+        before: Tensor | None = None,
     ) -> tuple[Tensor, State | None]:
         """Self-attention of x, after the tokens in `state`; also the state that includes x.
 
-        read: what the same tokens show to one another, where that is not x itself.
+        read: what the same tokens show to one another, where that is not x itself. before: [B, M, E], what
+        the tokens of a memory show, which are the first M keys.
         """
         read = x if read is None else read
+        if before is not None:
+            read = torch.cat([before.to(read.dtype), read], 1)
         if read is x and self.key is not None:
             q, k, v = (self._split(y) for y in linears(x, (self.query, self.key, self.value)))
         else:
@@ -179,7 +194,7 @@ class MultiHeadAttention(nn.Module):
             lambda vectors: self._vectors(self.query, vectors),
             lambda vectors: self._vectors(self.key or self.query, vectors),
         )
-        q, k = position.rotate(q, k, context, site)
+        q, k = _rotated(q, k, context, position, site)
         terms = Terms(position, site)
         if self.global_attention is None:
             y, state = self.mechanism(q, k, v, context, state, terms)

@@ -27,9 +27,10 @@ from polyformer.block import Reversible, SubLayer
 from polyformer.core.auxiliary_losses import AuxiliaryLosses, add_auxiliary_loss, collect_auxiliary_losses
 from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.state import State
+from polyformer.memory import Memory
 from polyformer.position import Position
 from polyformer.sequence.context import Context
-from polyformer.stack.layer import Layer, Source
+from polyformer.stack.layer import Layer, LayerState, Source
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,8 +95,13 @@ def run_reversible(
     context: Context,
     position: Position,
     source: Source | None,
-) -> Tensor:
-    """Both streams x [2, B, T, E] through all layers, without states."""
+    states: Sequence[LayerState] | None = None,
+    memory: Memory | None = None,
+) -> tuple[Tensor, list[State | None]]:
+    """Both streams x [2, B, T, E] through all layers, and what the layers remember next.
+
+    states: of memories alone.
+    """
     hidden = None if source is None else source.hidden
     shown: list[
         Tensor
@@ -104,34 +110,59 @@ def run_reversible(
         shown = [hidden.detach().requires_grad_(hidden.requires_grad)]
         source = dataclasses.replace(source, hidden=shown[0])
     steps: list[Step] = []
+    memories: list[State | None] = [None] * len(layers)
     for index, layer in enumerate(layers):
         assert isinstance(layer, Layer)
         if index and _places(position, x, pos, index):
             steps.append(Placing(_placing(position, pos, index), _learning(position.parameters())))
         reads = _learning([*layer.parameters(), *position.parameters(), *shown])
-        steps += _changes(layer, reads, context, position, source)
+        past = None if states is None else Past(states[index], memory, memories, index)
+        steps += _changes(layer, reads, context, position, source, past)
     course = Course(steps, _learning(tensor for step in steps for tensor in step.reads))
     inputs = [hidden if shown and tensor is shown[0] else tensor for tensor in course.reads]
     y, *terms = _Reversible.apply(course, x, *inputs)  # type: ignore[misc]
     for name, term in zip((name for names in course.names for name in names), terms, strict=True):
         add_auxiliary_loss(name, term)
-    return y
+    return y, memories
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Past:
+    """The state of layer `index`, and the list in which `read` puts what it remembers next."""
+
+    state: LayerState
+    memory: Memory | None
+    memories: list[State | None]
+    index: int
+
+    def read(self, x: Tensor) -> None:
+        """The second stream x as the layer begins: the first time alone, since going back finds it again."""
+        if self.memories[self.index] is None and self.memory and self.state.memory:
+            self.memories[self.index] = self.memory.after(self.state.memory, x)
 
 
 def _changes(
-    layer: Layer, reads: list[Tensor], context: Context, position: Position, source: Source | None
+    layer: Layer,
+    reads: list[Tensor],
+    context: Context,
+    position: Position,
+    source: Source | None,
+    past: Past | None,
 ) -> Iterator[Change]:
     block = layer.block
     assert isinstance(block, Reversible)
     new: dict[str, State | None] = {}
+    state, memory = (None, None) if past is None else (past.state, past.memory)
 
     def change(index: int, sublayer: SubLayer, x: Tensor) -> Tensor:
+        if past is not None and not index:
+            past.read(x)
         with training_pass(layer):
             y = block.change(index, sublayer, x)
         new.clear()  # a source that was projected would be kept for every layer
         return y
 
-    for index, sublayer in enumerate(layer.sublayers(context, position, source, None, new)):
+    for index, sublayer in enumerate(layer.sublayers(context, position, source, state, new, memory)):
         yield Change(functools.partial(change, index, sublayer), reads)
 
 

@@ -11,11 +11,15 @@ from polyformer.block import BlockConfig, PostNormConfig, ReversibleConfig, merg
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.evaluation_mode import training_pass
+from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sizes import LAYERS
 from polyformer.feedforward import DenseConfig, FeedForwardConfig
+from polyformer.memory import Memory, MemoryConfig, NoMemoryConfig
+from polyformer.memory.base import check_position
 from polyformer.ops.norms import LayerNormConfig, NormConfig
 from polyformer.position import PositionConfig, Shape, SinusoidalConfig, changes_scores
 from polyformer.sequence.context import Context
+from polyformer.sequence.tokens import Tokens
 from polyformer.stack.convolution import Convolution, ConvolutionConfig
 from polyformer.stack.layer import Layer, LayerState, Source
 from polyformer.stack.multihead import AttentionConfig
@@ -33,6 +37,7 @@ class StackConfig(Config):
     position: PositionConfig = SinusoidalConfig()
     block: BlockConfig = PostNormConfig()
     norm: NormConfig = LayerNormConfig()
+    memory: MemoryConfig = NoMemoryConfig()
     dropout: float = 0.1  # of sub-layer outputs and of the embedding sum
     final_dropout: float = 0.0  # of the output, after the final norm (T5)
     convolution: ConvolutionConfig | None = None  # beside the first layer, in an encoder (DeBERTa's second)
@@ -47,6 +52,8 @@ class StackConfig(Config):
         for name in ("dropout", "final_dropout", "layerdrop"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise InputError(f"{name}: expected a probability in [0, 1), got {getattr(self, name)}")
+        if self.attention.global_projections and not isinstance(self.memory, NoMemoryConfig):
+            raise InputError("memory: global_projections see all of a text; set one of them aside")
         if self.layerdrop and self.block.reversible:
             raise InputError("layerdrop: a reversible stack runs all of its layers; set it to 0")
         if self.convolution is not None and (not self.block.normalizes_output or self.layerdrop):
@@ -95,18 +102,21 @@ class Stack(nn.Module):
         self.reversible = config.block.reversible
         self.join = config.block.join if isinstance(config.block, ReversibleConfig) else "mean"
         self.mechanism = config.attention.mechanism
-        self.position = config.position.build(
-            Shape(
-                hidden_size=hidden_size,
-                embedding_size=embedding_size,
-                max_positions=max_positions,
-                num_layers=config.num_hidden_layers,
-                num_heads=config.attention.num_attention_heads,
-                head_size=config.attention.width(hidden_size),
-            )
+        shape = Shape(
+            hidden_size=hidden_size,
+            embedding_size=embedding_size,
+            max_positions=max_positions,
+            num_layers=config.num_hidden_layers,
+            num_heads=config.attention.num_attention_heads,
+            head_size=config.attention.width(hidden_size),
         )
+        self.position = config.position.build(shape)
         if changes_scores(self.position):
             self.mechanism.require("relates")
+        self.memory: Memory | None = config.memory.build(shape)
+        if self.memory is not None:
+            self.mechanism.require("remembers")
+            check_position(self.position)
         self.layers = nn.ModuleList(
             Layer(
                 hidden_size,
@@ -158,20 +168,27 @@ class Stack(nn.Module):
         dtype = x.dtype
         if self.reversible:
             x = streams(x)
-        traced = torch.compiler.is_compiling()
-        if self.reversible and torch.is_grad_enabled() and states is None and collect is None and not traced:
-            y = run_reversible(self.sequence, x, pos, context, self.position, source)
-            return self.final_dropout(self.final_norm(merge_streams(y, dtype, self.join))), None
-        skipped = self._skipped() if states is None else []
+        traced, remembers = torch.compiler.is_compiling(), _remember(states)
+        fresh = states is None or remembers
+        if self.reversible and torch.is_grad_enabled() and fresh and collect is None and not traced:
+            y, memories = run_reversible(
+                self.sequence, x, pos, context, self.position, source, states, self.memory
+            )
+            y = self.final_dropout(self.final_norm(merge_streams(y, dtype, self.join)))
+            return y, None if states is None else tuple(LayerState(memory=memory) for memory in memories)
+        skipped = self._skipped() if fresh else []
         new_states = []
         for index, layer in enumerate(self.sequence):
             if index:
                 x = self.position.embed(x, pos, index)
             if collect is not None:
                 collect.append(merge_streams(x, dtype) if self.reversible else x)
+            own = states[index] if states else None
             if index in skipped:
+                if own is not None:
+                    new_states.append(LayerState(memory=layer.remembered(x, own, self.memory)))
                 continue
-            arguments = (x, context, self.position, source, states[index] if states else None)
+            arguments = (x, context, self.position, source, own, self.memory)
             if self.recompute and self.training and torch.is_grad_enabled():
                 x, state = torch.utils.checkpoint.checkpoint(_run, layer, *arguments, use_reentrant=False)
             else:
@@ -182,10 +199,21 @@ class Stack(nn.Module):
         x = self.final_dropout(self.final_norm(merge_streams(x, dtype, self.join) if self.reversible else x))
         if collect is not None:
             collect.append(x)
-        return x, tuple(new_states) if states else None
+        return x, tuple(map(self._forgetting, new_states)) if states else None
+
+    def _forgetting(self, state: LayerState) -> LayerState:
+        """With no more keys and values than the memory has slots, where there is one."""
+        cache = state.self_attention
+        if self.memory is None or not isinstance(cache, KeyValueCache):
+            return state
+        return dataclasses.replace(state, self_attention=cache.last(self.memory.length))
+
+    def kept(self, tokens: Tokens) -> Tokens:
+        """What the next call has to know of `tokens`: all, or those that the memory keeps."""
+        return tokens if self.memory is None else self.memory.kept(tokens)
 
     def _skipped(self) -> list[int]:
-        """The layers that this training step leaves out; none with a state, which all must read."""
+        """The layers that this training step leaves out; none with keys and values, which all must read."""
         if not self.training or not self.layerdrop:
             return []
         return (torch.rand(len(self.groups)) < self.layerdrop).nonzero().flatten().tolist()
@@ -198,9 +226,22 @@ class Stack(nn.Module):
         return self.final_dropout(self.final_norm(self.sequence[-1].again(x, read, context, self.position)))
 
     def new_states(self, reserve: int) -> tuple[LayerState, ...]:
-        """The states before the first token, with room for `reserve` tokens; `InputError` if it has none."""
+        """The states before the first token, with room for `reserve` tokens; `InputError` if it has none.
+
+        With a memory they are of two kinds: of hidden states in training, of keys and values in evaluation.
+        """
         self.mechanism.require("caches")
+        memory = self.memory
+        if memory is not None and (self.training or not memory.keeps_keys):
+            return tuple(LayerState(memory=memory.new_state(layer)) for layer in range(len(self.groups)))
+        if memory is not None:
+            reserve = min(reserve, 2 * (memory.length + 1))
         return tuple(layer.new_state(reserve) for layer in self.sequence)
+
+
+def _remember(states: tuple[LayerState, ...] | None) -> bool:
+    """Whether the states are memories, which no layer need read."""
+    return states is not None and all(state.memory is not None for state in states)
 
 
 def _run(layer: nn.Module, *arguments: Any) -> Any:

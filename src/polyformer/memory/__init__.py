@@ -1,0 +1,10 @@
+"""Memories of the text before a segment, one file each."""
+
+from polyformer.core.registry import import_modules
+from polyformer.memory.base import Memory, MemoryConfig
+from polyformer.memory.none import NoMemoryConfig
+from polyformer.memory.recurrent import RecurrentConfig
+
+__all__ = ["Memory", "MemoryConfig", "NoMemoryConfig", "RecurrentConfig"]
+
+import_modules(__name__)

@@ -1,0 +1,75 @@
+"""What a stack remembers of the segments of a text that it has read: the seam of recurrence over segments.
+
+A text is read in segments, each a call of the model with the state that the call before it returned. In
+training a layer's state is a memory of vectors, by which its tokens attend to earlier segments, and into
+which no gradient flows; in evaluation, where weights stay, a memory may keep the keys and values themselves.
+"""
+
+import dataclasses
+
+from torch import Tensor, nn
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.core.state import State
+from polyformer.position import Position, Shape
+from polyformer.sequence.tokens import Tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryConfig(Config):
+    """Family of memories: `build(shape)` makes the module of a whole stack, None where there is none."""
+
+    def build(self, shape: Shape) -> "Memory | None":
+        """The module, for all layers of a stack of this shape."""
+        raise NotImplementedError
+
+
+class Memory(nn.Module):
+    """One memory for a whole stack; what layers have of their own lies here too.
+
+    `length`: how many slots before a segment its tokens find at most; it may be changed at any time, and
+    holds from the end of the next call on. `keeps_keys`: whether in evaluation the last `length` keys and
+    values of a cache are the same function.
+    """
+
+    keeps_keys = True
+
+    def __init__(self, length: int):
+        super().__init__()
+        check_length(length)
+        self.length = length
+
+    def new_state(self, layer: int) -> State:
+        """What layer `layer` remembers before the first token, in training."""
+        raise NotImplementedError
+
+    def before(self, state: State) -> Tensor | None:
+        """What a layer remembers of its inputs at the slots before a segment, [B, M, E]; None for nothing."""
+        raise NotImplementedError
+
+    def after(self, state: State, x: Tensor) -> State:
+        """The next state, after a segment of which the layer's inputs are x [B, T, E]."""
+        raise NotImplementedError
+
+    def kept(self, tokens: Tokens) -> Tokens:
+        """Where the tokens of the slots stand that the next segment finds, after `tokens`."""
+        return tokens.last_kept(self.length)
+
+
+def check_length(length: int) -> None:
+    """Raises `InputError` for a memory of less than nothing."""
+    if length < 0:
+        raise InputError(f"memory.length: counts tokens, expected 0 or more, got {length}")
+
+
+def check_position(position: Position) -> None:
+    """Raises `InputError` for a scheme that says nothing of a text longer than its table."""
+    way = "use a scheme of distances, such as 'transformer_xl', 'rope', 'alibi' or 't5'"
+    if position.max_positions is not None:
+        name, limit = type(position).__name__, position.max_positions
+        raise InputError(
+            f"memory: {name} positions end after {limit} tokens, a text with a memory does not; {way}"
+        )
+    if position.num_relations is not None:
+        raise InputError(f"memory: labels of pairs are of the tokens of one call; {way}")

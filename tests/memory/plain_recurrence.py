@@ -1,0 +1,64 @@
+"""Transformer-XL's equations written out, one query at a time: what the tests of recurrence compare with."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.model import Transformer
+
+
+def plain_segments(model: Transformer, segments: Sequence[Tensor], length: int) -> list[Tensor]:
+    """The outputs [B, T, E] of a post-norm decoder with Transformer-XL's positions, segment by segment.
+
+    Dai et al. 2019, sections 3.2 and 3.3; the memory of `length` hidden states a layer carries no gradient.
+    """
+    stack = model.get_submodule("decoder")
+    memories: list[Tensor] = [torch.empty(len(segments[0]), 0, 0)] * len(stack.layers)  # type: ignore[arg-type]
+    outputs = []
+    for ids in segments:
+        h = model.tokens.weight[ids]  # type: ignore[index]
+        for number, layer in enumerate(stack.layers):  # type: ignore[arg-type]
+            memory = memories[number]
+            both = torch.cat([memory, h], 1) if memory.shape[1] else h
+            memories[number] = both.detach()[:, -length:] if length else memory
+            mixed = _attended(layer.attention, stack.position, number, h, both)
+            h = layer.block.norms[0](h + mixed)
+            inner = F.relu(h @ layer.feedforward.up.weight.T + layer.feedforward.up.bias)
+            h = layer.block.norms[1](
+                h + inner @ layer.feedforward.down.weight.T + layer.feedforward.down.bias
+            )
+        outputs.append(h)
+    return outputs
+
+
+def _attended(attention, position, number: int, h: Tensor, both: Tensor) -> Tensor:
+    """Every token of h attends to all of `both` up to itself."""
+    heads, width = attention.config.num_attention_heads, attention.head_size
+    past = both.shape[1] - h.shape[1]
+    q, k, v = (
+        (x @ part.weight.T + part.bias).unflatten(-1, (heads, width))
+        for part, x in ((attention.query, h), (attention.key, both), (attention.value, both))
+    )
+    projection = position.projections[number].weight
+    u, v_bias = position.u[number, :, 0], position.v[number, :, 0]
+    rows = []
+    for i in range(h.shape[1]):
+        scores = []
+        for j in range(past + i + 1):
+            r = (projection @ _wave(past + i - j, both.shape[2]).to(h.dtype)).unflatten(0, (heads, width))
+            content = ((q[:, i] + u) * k[:, j]).sum(-1)
+            scores.append((content + ((q[:, i] + v_bias) * r).sum(-1)) / math.sqrt(width))
+        weights = torch.stack(scores, -1).softmax(-1)  # [B, H, keys]
+        rows.append(torch.einsum("bhj,bjhd->bhd", weights, v[:, : past + i + 1]).flatten(1))
+    return torch.stack(rows, 1) @ attention.output.weight.T + attention.output.bias
+
+
+def _wave(distance: int, width: int) -> Tensor:
+    angles = [distance / 10000 ** (2 * (i // 2) / width) for i in range(width)]
+    return torch.tensor(
+        [math.sin(angle) if i % 2 == 0 else math.cos(angle) for i, angle in enumerate(angles)],
+        dtype=torch.float64,
+    )
