@@ -236,9 +236,9 @@ def test_a_state_is_a_value_whose_rows_can_be_reordered(training: bool):
         same(again, expected)
 
 
-def log_probabilities(model: Transformer, written: Tensor, prompt: int) -> Tensor:
+def log_probabilities(model: Transformer, ids: Tensor, prompt: int) -> Tensor:
     """What the model says of every token after the prompt, each read alone: [B, new, V]."""
-    segments = [written[:, :prompt], *written[:, prompt:].split(1, 1)]
+    segments = [ids[:, :prompt], *ids[:, prompt:].split(1, 1)]
     state, logits = model.new_state(), []
     with torch.no_grad():
         for segment in segments[:-1]:

@@ -104,6 +104,15 @@ class KeyValueCache(State):
             torch.index_select(self._filled(buffer), 0, index, out=self._filled(other))
         return dataclasses.replace(self, keys=spare[0], values=spare[1], high_water=[self.length], spare=old)
 
+    def compact(self) -> Self:
+        """As for every state: the filled slots alone."""
+        if self.keys is None or self.values is None:
+            return dataclasses.replace(self, spare=[])
+        keys, values, length = self._filled(self.keys), self._filled(self.values), self.length - self.start
+        return dataclasses.replace(
+            self, keys=keys, values=values, length=length, high_water=[length], start=0, spare=[]
+        )
+
     def truncated_(self, count: int) -> Self:
         """As for every state; the next tokens take the freed slots of the same buffer. `Tokens` says whether
         slots were dropped, which nothing brings back."""

@@ -35,6 +35,10 @@ class State:
         """The same values outside the graph, so that segments can be trained one after another."""
         return self.map(Tensor.detach)
 
+    def compact(self) -> Self:
+        """The same without room to spare: what is saved."""
+        return self._each(lambda tensor: tensor, lambda state: state.compact())
+
     def _parts_truncated(self, count: int) -> Self | None:
         """As `truncated_`, for a state of states; tensors of its own stay as they are."""
         parts: list[State | None] = []

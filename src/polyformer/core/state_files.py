@@ -1,0 +1,93 @@
+"""States in files: a text that was left in the middle is taken up again, bit for bit.
+
+A file holds the tensors of a state by the place where they stand in it, and beside them, as bytes of JSON,
+what else it is made of. Nothing in a file is executed: it names classes of states, which must be there.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError, quote
+from polyformer.core.files import read_tensors, write_tensors
+from polyformer.core.parsing import parse_json
+from polyformer.core.state import State
+
+STRUCTURE = "structure"
+
+
+def save_state(state: State, path: str | Path) -> None:
+    """Write a state, such as a model's `output.state`, as one safetensors file, atomically."""
+    write_tensors(path, state_tensors(state))
+
+
+def load_state(path: str | Path) -> Any:
+    """The state that `save_state` wrote, on the CPU (`state.map` moves it); `InputError` for another file."""
+    return state_of(read_tensors(path), path)
+
+
+def state_tensors(state: State) -> dict[str, Tensor]:
+    """The tensors of a state by name, and its structure as one more, [bytes]."""
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_described(state.compact(), "state", tensors))
+    return {**tensors, STRUCTURE: torch.tensor(list(text.encode()), dtype=torch.uint8)}
+
+
+def state_of(tensors: dict[str, Tensor], source: object) -> Any:
+    """The state of these tensors, read from `source`; `InputError` where they are none."""
+    if STRUCTURE not in tensors or tensors[STRUCTURE].dtype != torch.uint8:
+        raise InputError(f"{source}: not a saved state of a model")
+    described = parse_json(bytes(tensors[STRUCTURE].flatten().tolist()), source, dict)
+    try:
+        return _read(described, tensors, source)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{source}: damaged: {type(error).__name__} {error}") from error
+
+
+def _described(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    """JSON that stands for a value; its tensors go into `tensors`."""
+    if isinstance(value, Tensor):
+        tensors[place] = value.detach().clone(memory_format=torch.contiguous_format)
+        return {"tensor": place}
+    if isinstance(value, State):
+        fields = {
+            field.name: _described(getattr(value, field.name), f"{place}.{field.name}", tensors)
+            for field in dataclasses.fields(value)
+        }
+        return {"state": _name(type(value)), "fields": fields}
+    if isinstance(value, tuple):
+        return {"tuple": [_described(item, f"{place}.{i}", tensors) for i, item in enumerate(value)]}
+    return {"value": value}
+
+
+def _read(node: dict[str, Any], tensors: dict[str, Tensor], source: object) -> Any:
+    """The value that `_described` stands for."""
+    if "tensor" in node:
+        return tensors[node["tensor"]]
+    if "tuple" in node:
+        return tuple(_read(item, tensors, source) for item in node["tuple"])
+    if "value" in node:
+        return node["value"]
+    kinds = {_name(kind): kind for kind in _below(State)}
+    if node["state"] not in kinds:
+        raise InputError(
+            f"{source}: a state of {quote(node['state'])}, which is not imported; import its module first"
+        )
+    return kinds[node["state"]](
+        **{name: _read(field, tensors, source) for name, field in node["fields"].items()}
+    )
+
+
+def _name(kind: type[State]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _below(kind: type[State]) -> Iterator[type[State]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _below(child)
