@@ -1,10 +1,24 @@
 """Choices of the library that computes a layer's products, whatever is fastest on this machine."""
 
-from polyformer.ops.product_ways import BLAS, ONEDNN, ONEDNN_COPIED, ProductWays
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
+from polyformer.ops import linear
+from polyformer.ops.product_ways import BLAS, ONEDNN, ONEDNN_COPIED, PRODUCTS, ProductWays
 
 EVERY_WAY = [BLAS, ONEDNN, ONEDNN_COPIED]
 
 
-def by(way: str) -> ProductWays:
-    """Every pass of every size in one way."""
-    return ProductWays(forward={"1x1x1": way}, grad_input={"1x1x1": way}, grad_weight={"1x1x1": way})
+@contextlib.contextmanager
+def choosing(choice: ProductWays) -> Iterator[None]:
+    """This choice holds for all sizes, also those that are too small to choose for."""
+    with PRODUCTS.using(choice), mock.patch.object(linear, "SMALL", 0):
+        yield
+
+
+def by(way: str) -> contextlib.AbstractContextManager[None]:
+    """Every pass of every size goes one way."""
+    return choosing(
+        ProductWays(forward={"1x1x1": way}, grad_input={"1x1x1": way}, grad_weight={"1x1x1": way})
+    )

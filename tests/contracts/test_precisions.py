@@ -19,7 +19,6 @@ from torch import Tensor
 
 from polyformer.generation import GenerationConfig
 from polyformer.model import Transformer
-from polyformer.ops.product_ways import PRODUCTS
 from polyformer.ops.products import BATCHED_PRODUCTS, BatchedProducts
 from product_choices import by
 
@@ -50,7 +49,7 @@ PRECISE = pytest.mark.parametrize("precision", PRECISIONS, ids=str)
 
 @pytest.fixture(autouse=True)
 def _every_size_through_onednn() -> Iterator[None]:
-    with PRODUCTS.using(by("onednn")), BATCHED_PRODUCTS.using(BatchedProducts(plain=1, transposed=1)):
+    with by("onednn"), BATCHED_PRODUCTS.using(BatchedProducts(plain=1, transposed=1)):
         yield
 
 

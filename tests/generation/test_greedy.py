@@ -12,7 +12,6 @@ from polyformer.architecture import SpecialTokens
 from polyformer.generation import decoder as decoder_module
 from polyformer.model import Transformer
 from polyformer.ops.packed_weights import kept_copies
-from polyformer.ops.product_ways import PRODUCTS
 from product_choices import by
 
 
@@ -197,7 +196,7 @@ def packable() -> Iterator[Transformer]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = create_model("decoder-tiny", hidden_size=160, vocab_size=500, initializer_range=0.3).eval()
-    with PRODUCTS.using(by("onednn")):
+    with by("onednn"):
         yield model
 
 

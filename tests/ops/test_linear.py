@@ -8,14 +8,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from polyformer.ops.activations import ACTIVATIONS
 from polyformer.ops.linear import Linear, activated, linear, linears, onednn_takes
 from polyformer.ops.packed_weights import Copies, PackedWeights
-from polyformer.ops.product_ways import PRODUCTS, ROW_STEP
+from polyformer.ops.product_ways import ROW_STEP
 from product_choices import EVERY_WAY, by
 
 
 @pytest.fixture(autouse=True)
 def _by_onednn():
     """What is tested here is what oneDNN computes, also where plain torch is faster."""
-    with PRODUCTS.using(by("onednn")):
+    with by("onednn"):
         yield
 
 
@@ -39,7 +39,7 @@ def test_values_and_gradients_are_those_of_torch(shape, dtype, bias, way):
     arguments = [tensor.requires_grad_() for tensor in (x, weight, offset)[: 3 if bias else 2]]
     upstream = torch.randn(*x.shape[:-1], shape[2], dtype=dtype, generator=torch.Generator().manual_seed(9))
     expected = F.linear(*arguments)
-    with PRODUCTS.using(by(way)):
+    with by(way):
         got = linear(*arguments)
         gradients = torch.autograd.grad(got, arguments, upstream)
         with torch.no_grad():

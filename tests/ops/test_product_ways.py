@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from polyformer.core.errors import InputError
 from polyformer.ops.product_ways import PASSES, PLAIN, PRODUCTS, ProductWays, Ways, measure
-from product_choices import EVERY_WAY
+from product_choices import EVERY_WAY, choosing
 
 
 def test_a_size_goes_the_way_of_its_nearest_neighbour():
@@ -69,7 +69,7 @@ def test_each_pass_goes_its_own_way(monkeypatch):
 
     x, weight = torch.randn(6, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
     choice = ProductWays(grad_input={"6x8x5": "onednn_copied"}, grad_weight={"6x8x5": "onednn"})
-    with PRODUCTS.using(choice):
+    with choosing(choice):
         linear(x, weight).sum().backward()
     assert taken == [("forward", "blas"), ("grad_input", "onednn_copied"), ("grad_weight", "onednn")]
     torch.testing.assert_close(x.grad, torch.autograd.grad(F.linear(x, weight).sum(), x)[0])

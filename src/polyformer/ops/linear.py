@@ -17,6 +17,11 @@ from polyformer.ops.product_ways import BLAS, PLAIN, PRODUCTS, Ways, onednn_prod
 
 M = TypeVar("M", bound=nn.Module)
 
+ONEDNN_BUILT = torch.backends.mkldnn.is_available()
+
+SMALL = 1 << 20
+"""Multiplications that take either library some ten microseconds: choosing would cost more than it gains."""
+
 
 class Reader(Protocol):
     """Who computes products outside autograd instead, while it is set: `polyformer.ops.packed_weights`."""
@@ -106,7 +111,7 @@ def onednn_takes(x: Tensor, weight: Tensor) -> bool:
         and weight.is_cpu
         and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None  # torch.jit.trace cannot write these operations down
-        and torch.backends.mkldnn.is_available()
+        and ONEDNN_BUILT
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()
         and x.numel() > 0
@@ -119,7 +124,7 @@ def by_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def _ways(x: Tensor, weight: Tensor) -> Ways:
-    if not onednn_takes(x, weight):
+    if x.numel() * weight.shape[0] <= SMALL or not onednn_takes(x, weight):
         return PLAIN
     return PRODUCTS().layer_ways(x, weight)
 
