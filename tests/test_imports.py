@@ -18,8 +18,8 @@ ROOT = Path(polyformer.__file__).parent
 ORDER = [
     *("core", "ops", "sequence", "patterns", "dot_product", "position", "attention", "memory"),
     *("feedforward", "block", "stack", "heads", "plugins", "architecture", "outputs", "generation", "model"),
-    *("hub", "presets", "checkpoints", "data", "objectives", "training", "tasks", "recipes", "visual"),
-    *("bench", "documentation", "commands", "cli", "__main__"),
+    *("hub", "presets", "checkpoints", "data", "objectives", "training", "tasks", "recipes", "datastore"),
+    *("visual", "bench", "documentation", "commands", "cli", "__main__"),
 ]
 """A part imports from itself and from earlier ones only."""
 

@@ -9,6 +9,7 @@ COMMANDS = (
     "train",
     "distill",
     "evaluate",
+    "datastore",
     "generate",
     "translate",
     "classify",

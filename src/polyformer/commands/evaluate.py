@@ -1,9 +1,13 @@
 """Evaluate a trained model: print the metrics of its task on validation and test data.
 
 Losses are in nats (natural logarithm) per predicted token or text; accuracy and F1 are shares from 0 to 1.
+With --datastore the perplexity of a language model alone and mixed with its nearest neighbours, p = lambda
+p_kNN + (1 - lambda) p_LM, p_kNN from exp(-squared distance / temperature); both are read as the store's text
+was. --tune chooses lambda and temperature on another text, and the store remembers them.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from polyformer.commands.options import Device, argument, device, option
 from polyformer.core.errors import InputError
@@ -11,6 +15,8 @@ from polyformer.core.errors import InputError
 EXAMPLES = """examples:
   polyformer evaluate runs/demo-1
   polyformer evaluate runs/sst2 --data reviews.tsv
+  polyformer evaluate LLAMA-DIR --datastore stores/wikitext2 --tune valid.txt.gz --data test.txt.gz
+  polyformer evaluate runs/wikitext2 --datastore stores/wikitext2 --lambda 0.25 --temperature 10
 """
 
 
@@ -18,16 +24,36 @@ EXAMPLES = """examples:
 class Options:
     """What `polyformer evaluate` takes."""
 
-    run: str = argument("folder of a trained run", metavar="RUN")
+    run: str = argument("folder of a trained run; with --datastore also of a checkpoint", metavar="RUN")
     data: str | None = option(
         "file or directory to measure on (default: validation and test data of the run's recipe)",
         metavar="PATH",
     )
+    datastore: str | None = option("mix in the nearest neighbours of this store", metavar="STORE")
+    tune: str | None = option("with --datastore: choose lambda and temperature on this text", metavar="PATH")
+    lambda_: float | None = option("with --datastore: the share of the neighbours (default: as tuned)")
+    temperature: float | None = option("with --datastore: of the neighbours' weights (default: as tuned)")
+    neighbours: int | None = option("with --datastore: how many (default: as tuned, or 1024)")
+    search: Literal["auto", "flat", "index"] | None = option(
+        "with --datastore: by its index, or flat (default: auto)"
+    )
+    tokens: int | None = option("with --datastore: measure on the first N tokens of a text (default: all)")
+    format: str | None = option("with --datastore: of the texts, if their names do not say")
     device: Device = device()
+
+
+DATASTORE = "tune", "lambda_", "temperature", "neighbours", "search", "tokens", "format"
 
 
 def run(options: Options) -> None:
     """Print a table of metrics."""
+    if options.datastore is not None:
+        from polyformer.commands.evaluate_datastore import measure
+
+        return measure(options)
+    for name in DATASTORE:
+        if getattr(options, name) is not None:
+            raise InputError(f"--{name.rstrip('_')}: goes with --datastore")
     from polyformer.data import DataConfig, load, read
     from polyformer.ops.workers import suited
     from polyformer.recipes.find import with_data

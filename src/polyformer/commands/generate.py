@@ -3,18 +3,19 @@
 Without options the most probable token is chosen every time (greedy decoding). Any of --temperature, --top-k,
 --top-p and --seed turns on sampling, --num-beams beam search. --draft writes what is written without in fewer
 passes of the model, and says on standard error how many proposed tokens were accepted. A checkpoint's own
-generation settings apply where an option is not given.
+generation settings apply where an option is not given. --datastore mixes in what followed similar contexts in
+another text (kNN-LM).
 """
 
 import secrets
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from polyformer.commands.options import Device, argument, device, option
 
 if TYPE_CHECKING:
-    from polyformer.generation import Draft, GenerationConfig
+    from polyformer.generation import Draft, GenerationConfig, Mixture
     from polyformer.model import Transformer
     from polyformer.recipes.writer import Writer
 
@@ -23,6 +24,7 @@ EXAMPLES = """examples:
   polyformer generate runs/demo-1 --prompt "def " --temperature 0.8 --top-k 50 --seed 1
   polyformer generate runs/demo-1 --prompt "def " --num-beams 4 --max-new-tokens 20
   polyformer generate runs/demo-1 --prompt "def " --draft lookup
+  polyformer generate runs/demo-1 --prompt "def " --datastore stores/demo --lambda 0.3 --knn-temperature 10
 """
 
 
@@ -68,6 +70,13 @@ class Options:
     lookup_ngram: int | None = option(
         "with --draft lookup: largest number of tokens that must have occurred before (default: 3)"
     )
+    datastore: str | None = option("mix in the nearest neighbours of this store", metavar="STORE")
+    lambda_: float | None = option("with --datastore: the share of the neighbours (default: as tuned)")
+    knn_temperature: float | None = option("with --datastore: of their weights (default: as tuned)")
+    neighbours: int | None = option("with --datastore: how many (default: as tuned)")
+    search: Literal["auto", "flat", "index"] | None = option(
+        "with --datastore: by its index, or flat (default: auto)"
+    )
     stop: str | None = option("stop after this text is generated", metavar="TEXT")
     device: Device = device()
 
@@ -92,8 +101,28 @@ def run(options: Options) -> None:
     speculation = {name: getattr(options, name) for name in SPECULATION if getattr(options, name) is not None}
     config = replace(config, speculation=SpeculationConfig(**speculation))
     draft = None if options.draft is None else draft_of(options, task)
+    mixture = mixture_of(options)
     with suited(model):
-        write(task, model, config, options.prompt, draft)
+        write(task, model, config, options.prompt, draft, mixture)
+
+
+def mixture_of(options: Options) -> "Mixture | None":
+    """What --datastore and its options name; raises `InputError` for a store of another model."""
+    from polyformer.core.errors import InputError
+
+    if options.datastore is None:
+        for name in ("lambda_", "knn_temperature", "neighbours", "search"):
+            if getattr(options, name) is not None:
+                raise InputError(f"--{name.rstrip('_').replace('_', '-')}: goes with --datastore")
+        return None
+    from polyformer.datastore import Mixture, MixtureConfig, open_store
+    from polyformer.datastore.readers import open_reader
+
+    store = open_store(
+        options.datastore, open_reader(options.run, options.device).fingerprints, options.search or "auto"
+    )
+    asked = options.lambda_, options.knn_temperature, options.neighbours
+    return Mixture(store, MixtureConfig.chosen(store.mixture(), *asked, "--knn-temperature"))
 
 
 def draft_of(options: Options, task: Any) -> "Draft":
@@ -115,13 +144,18 @@ def draft_of(options: Options, task: Any) -> "Draft":
 
 
 def write(
-    task: Any, model: "Transformer", config: "GenerationConfig", prompt: str, draft: "Draft | None" = None
+    task: Any,
+    model: "Transformer",
+    config: "GenerationConfig",
+    prompt: str,
+    draft: "Draft | None" = None,
+    mixture: "Mixture | None" = None,
 ) -> None:
     """Print the prompt and its continuation, token by token unless it is by beam search."""
     from polyformer.generation import TextStreamer
 
     if config.method == "beam":
-        generated = task.write(model, prompt, config, draft=draft)
+        generated = task.write(model, prompt, config, draft=draft, mixture=mixture)
         print(prompt + generated.texts(task.tokenizer.decode, config.stop)[0])
         return
     pending = [prompt]  # until the first token: a prompt may be too long
@@ -131,7 +165,7 @@ def write(
         sys.stdout.flush()
 
     streamer = TextStreamer(task.tokenizer.decode, config.stop, show)
-    drafted = task.write(model, prompt, config, streamer, draft).drafted
+    drafted = task.write(model, prompt, config, streamer, draft, mixture).drafted
     streamer.finish()
     show("\n")
     if drafted is not None:

@@ -4,6 +4,7 @@ here."""
 import argparse
 import dataclasses
 import importlib
+import keyword
 import re
 import typing
 from pathlib import Path
@@ -84,7 +85,7 @@ def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
     except argparse.ArgumentError as error:
         raise _readable(error, name, command.Options) from error
     values.pop("import")  # removed from argv before, and in the parser for its help
-    return command.Options(**values, **collected)
+    return command.Options(**{field_name(key): value for key, value in values.items()}, **collected)
 
 
 def split_imports(argv: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -233,7 +234,12 @@ def place(field: "dataclasses.Field[Any]") -> str:
 
 def flag(field: "dataclasses.Field[Any]") -> str:
     """--name of a field."""
-    return "--" + field.name.replace("_", "-")
+    return "--" + field.name.rstrip("_").replace("_", "-")
+
+
+def field_name(key: str) -> str:
+    """The field of an option: one called by a word of Python's has an underscore behind it (`lambda_`)."""
+    return f"{key}_" if keyword.iskeyword(key) else key
 
 
 def _readable(error: argparse.ArgumentError, name: str, options: type[Any]) -> InputError:
@@ -253,7 +259,8 @@ def _readable(error: argparse.ArgumentError, name: str, options: type[Any]) -> I
     key = re.search(r'Parser key "(\w+)"', text)
     value = re.search(r"(?:Got value|Given value): (.*)", text)
     if key and value:
-        field, hint = fields[key.group(1)], hints[key.group(1)]
+        name = field_name(key.group(1))
+        field, hint = fields[name], hints[name]
         word = place(field) if field.metadata["positional"] else flag(field)
         return InputError(f"{word}: expected {_words(hint)}, got {quote(value.group(1).strip())}")
     if alone := re.search(r"argument (--\S+): expected one argument", text):

@@ -9,6 +9,7 @@ from polyformer.generation.config import (
     WholeLengthConfig,
 )
 from polyformer.generation.constraints import ConstraintConfig
+from polyformer.generation.decoder import Mixture
 from polyformer.generation.draft import Draft
 from polyformer.generation.drafter import Drafter, Drafts
 from polyformer.generation.generate import generate
@@ -26,6 +27,7 @@ __all__ = [
     "Drafts",
     "Generated",
     "GenerationConfig",
+    "Mixture",
     "SamplingConfig",
     "SpecialIds",
     "SpeculationConfig",

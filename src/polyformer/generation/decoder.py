@@ -1,5 +1,6 @@
 """What decoders and encoder-decoders have in common for generation: read the input, then token by token."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
@@ -12,6 +13,7 @@ from polyformer.core.state import State
 from polyformer.ops.packed_weights import Copies, PackedWeights, kept_copies
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.stack import Stack
+from polyformer.stack.last_feedforward import LastFeedForwardInput
 
 PACK_FOR_STEPS = 16
 """Weights are packed where so many tokens may be written: fewer would not earn back the copying."""
@@ -93,17 +95,31 @@ class Progress(State):
         return dataclasses.replace(self, model=self.model.reorder_beams(index))
 
 
+Mixture = Callable[[Tensor, Tensor], Tensor]
+"""The model's logits [N, K, V], and what its last feed-forward read, [N, K, E] -> log p [N, K, V] of what is
+written: nearest neighbours (`polyformer.datastore.Mixture`)."""
+
+
 class Decoder:
     """Reads and writes with `model`; `room` is how many tokens will be written at most.
+
+    Where there is a `mixture` everything happens inside `watched`.
 
     Packed copies of its weights, as much memory again (up to `PACKED_LIMIT`), stay for the next decoder as
     long as the model lives; not where it is in training mode now, and about to change.
     """
 
-    def __init__(self, model: Writer, room: int):
-        self.model, self.room = model, room
+    def __init__(self, model: Writer, room: int, mixture: Mixture | None = None):
+        self.model, self.room, self.mixture = model, room, mixture
+        self.last: LastFeedForwardInput | None = None
+        if mixture is not None and model.decoder is not None:
+            self.last = LastFeedForwardInput(model.decoder)
         self.keeper = model if isinstance(model, nn.Module) and not model.training else None
         self.packed = PackedWeights(None)
+
+    def watched(self) -> contextlib.AbstractContextManager[object]:
+        """Around all passes: what the mixture reads of them is seen."""
+        return contextlib.nullcontext() if self.last is None else self.last
 
     def start(
         self,
@@ -161,6 +177,8 @@ class Decoder:
                 "generate: the model's scores are NaN, so no token can be chosen; its weights are "
                 "damaged, or overflow in this precision: take float32 or bfloat16"
             )
+        if self.mixture is not None and self.last is not None:
+            logits = self.mixture(logits, self.last.value[:, -last:])
         return logits, output.state
 
 

@@ -11,7 +11,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.generation.beam import beam_search
 from polyformer.generation.config import GenerationConfig
-from polyformer.generation.decoder import Decoder, Writer, begun, check_inputs, check_shape
+from polyformer.generation.decoder import Decoder, Mixture, Writer, begun, check_inputs, check_shape
 from polyformer.generation.draft import Draft, check_draft, drafter, evaluated
 from polyformer.generation.generated import Drafted, Generated, SearchResult
 from polyformer.generation.largest import likeliest
@@ -43,6 +43,7 @@ def generate(
     *,
     generator: torch.Generator | None = None,
     draft: Draft | None = None,
+    mixture: Mixture | None = None,
     **inputs_and_settings: Any,
 ) -> Generated:
     """Write what follows `input_ids`, or what an encoder-decoder makes of them.
@@ -61,22 +62,21 @@ def generate(
         draft: what proposes `draft_tokens` tokens at a time, for speed (`polyformer.generation.speculation`):
             a smaller model of the same vocabulary; "lookup", where texts repeat themselves; or a `Drafter`.
             Greedy texts stay the same but for rounding, samples follow the same distribution.
+        mixture: what is written in place of the model's own distribution: `polyformer.datastore.Mixture`.
         inputs_and_settings: position_ids, document_ids, token_type_ids, langs, segment_ids,
             global_attention_mask and relation_ids of the prompt or source, as the model's `forward` takes
             them. What a decoder alone writes goes on with the last position, document, type, language and
             segment, is not global, and has no relations. Every other name is an option of `GenerationConfig`
             and comes before that of `config`: `max_new_tokens=20`, `num_beams=4`.
 
-    Returns `Generated`, with `num_return_sequences` texts for every row.
-
-    Raises:
-        InputError: padding on the right of a prompt, more tokens than learned positions, a prompt longer than
-            `max_length`, stop strings without `decode`, a streamer or draft with beam search, ids outside the
-            vocabulary, an unknown setting, a model or draft that does not write or not read what is given.
+    Returns `Generated`, with `num_return_sequences` texts for every row. Raises `InputError` for padding on
+    the right of a prompt, more tokens than learned positions, a prompt longer than `max_length`, stop strings
+    without `decode`, a streamer or draft with beam search, ids outside the vocabulary, an unknown setting, a
+    model or draft that does not write or not read what is given.
     """
-    asked = {name: inputs_and_settings.pop(name, None) for name in INPUTS}
-    inputs = {name: tensor for name, tensor in asked.items() if tensor is not None}
-    config = changed(config or GenerationConfig(), inputs_and_settings)
+    more = inputs_and_settings
+    inputs = {name: tensor for name in INPUTS if (tensor := more.pop(name, None)) is not None}
+    config = changed(config or GenerationConfig(), more)
     special = _special_ids(model, config)
     input_ids = begun(model, input_ids, special.start)
     check_shape(model, input_ids)
@@ -86,11 +86,11 @@ def generate(
     _check_options(model, config, special, streamer, decode)
     check_draft(draft, config, model, input_ids, attention_mask, special.start, room)
     generator = _generator(config, generator, input_ids.device)
-    decoder = Decoder(model, room)
-    with evaluating(model), evaluated(draft), torch.no_grad():
+    decoder = Decoder(model, room, mixture)
+    reads = input_ids, attention_mask, special.start, inputs
+    with evaluating(model), evaluated(draft), decoder.watched(), torch.no_grad():
         shaping = processors(config, special.eos, width, input_ids.device)
         rules = Rules(room, special.fill, shaping, Stopping(special.eos, config.stop, decode), streamer)
-        reads = input_ids, attention_mask, special.start, inputs
         result, drafted = _written(decoder, reads, rules, config, generator, draft)
     return _with_prompt(input_ids if model.encoder is None else input_ids[:, :0], result, drafted)
 

@@ -16,7 +16,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED, next_labels
 from polyformer.data import Tokenizer, pack
 from polyformer.data.batching import Batch, Row
-from polyformer.generation import Draft, Generated, GenerationConfig
+from polyformer.generation import Draft, Generated, GenerationConfig, Mixture
 from polyformer.heads import HeadConfig, LanguageModelConfig
 from polyformer.model import Transformer
 from polyformer.tasks.metrics import exp, perplexity_metrics
@@ -127,10 +127,12 @@ class LanguageModelling(TextTask):
         config: GenerationConfig,
         streamer: Callable[[Tensor], None] | None = None,
         draft: Draft | None = None,
+        mixture: Mixture | None = None,
     ) -> Generated:
         """The same as tokens, with what came of a draft (see `polyformer.generation.generate`)."""
         ids = torch.tensor([self.start(prompt)], device=next(model.parameters()).device)
-        return model.generate(ids, None, config, streamer, self.tokenizer.decode, draft=draft)
+        more = {"draft": draft, "mixture": mixture}
+        return model.generate(ids, None, config, streamer, self.tokenizer.decode, **more)
 
     def start(self, prompt: str) -> list[int]:
         """The token ids of a document that begins with `prompt`."""

@@ -29,8 +29,10 @@ NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 
 @contextmanager
-def sole_writer(folder: Path) -> Iterator[None]:
+def sole_writer(folder: Path, stopped: str = "on SIGTERM it saves a checkpoint first") -> Iterator[None]:
     """Holds the lock of `folder`, which is made if need be; `InputError` where another process has it.
+
+    `stopped`: what to know of a process that is stopped.
 
     A body that ends in an error leaves the lock's file as it was, and no new folder that is empty.
     """
@@ -38,7 +40,7 @@ def sole_writer(folder: Path) -> Iterator[None]:
     with writing(file):
         new_folder, new_file = not folder.exists(), not file.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _acquire(folder)
+        lock = _acquire(folder, stopped)
         try:
             before = file.read_bytes()
             file.write_bytes(_holder())
@@ -61,13 +63,13 @@ def sole_writer(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _acquire(folder: Path) -> BaseFileLock:
+def _acquire(folder: Path, stopped: str) -> BaseFileLock:
     lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
         return lock
     except Timeout as error:
-        raise InputError(_in_use(folder)) from error
+        raise InputError(_in_use(folder, stopped)) from error
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
@@ -76,7 +78,9 @@ def _acquire(folder: Path) -> BaseFileLock:
     try:
         marker.acquire()
     except Timeout as error:
-        raise InputError(f"{_in_use(folder)}; if it no longer runs, remove {folder / MARKER}") from error
+        raise InputError(
+            f"{_in_use(folder, stopped)}; if it no longer runs, remove {folder / MARKER}"
+        ) from error
     return marker
 
 
@@ -85,12 +89,10 @@ def _holder() -> bytes:
     return json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
 
 
-def _in_use(folder: Path) -> str:
+def _in_use(folder: Path, stopped: str) -> str:
     try:
         holder = json.loads((folder / LOCK).read_bytes())
         who = f"process {holder['process']} on {holder['host']} (since {holder['since']})"
     except (OSError, ValueError, KeyError, TypeError):
         who = "another process"
-    return (
-        f"{folder}: in use by {who}; wait until it ends, or stop it (on SIGTERM it saves a checkpoint first)"
-    )
+    return f"{folder}: in use by {who}; wait until it ends, or stop it ({stopped})"

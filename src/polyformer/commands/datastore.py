@@ -1,0 +1,159 @@
+"""Make a datastore of a text for a causal model: what followed each of its contexts (kNN-LM).
+
+`build` reads TEXT with MODEL, a run or a checkpoint, and keeps an entry for each token. It may be stopped at
+any moment and goes on by the same command. With --part I --parts N the store is built by N processes, and
+`merge` joins the parts that lie in STORE. `index` makes searches fast (it needs faiss). Then see --datastore
+of `polyformer evaluate` and `polyformer generate`.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from polyformer.commands.options import Device, argument, device, option
+from polyformer.core.errors import InputError
+
+if TYPE_CHECKING:
+    from polyformer.datastore.build import Progress
+    from polyformer.datastore.manifest import Manifest
+    from polyformer.datastore.readers import ContextReader
+    from polyformer.datastore.windows import Reading
+
+EXAMPLES = """examples:
+  polyformer datastore build runs/wikitext2 train.txt.gz --out stores/wikitext2
+  polyformer datastore index stores/wikitext2
+  polyformer evaluate runs/wikitext2 --datastore stores/wikitext2 --tune valid.txt.gz
+  polyformer generate runs/wikitext2 --datastore stores/wikitext2 --prompt "The river"
+  polyformer datastore build LLAMA-DIR "texts/*.txt" --out stores/big --part 1 --parts 8
+  polyformer datastore merge stores/big
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `polyformer datastore` takes."""
+
+    what: Literal["build", "merge", "index"] = argument("what to do", metavar="WHAT")
+    name: str = argument(
+        "for build: the folder of a run of the task lm, or of a checkpoint with its tokenizer; else a store",
+        metavar="MODEL|STORE",
+    )
+    text: str | None = argument("for build: a file, a pattern such as 'texts/*.txt', ...", None, "TEXT")
+    out: str | None = option("for build: the folder of the store", metavar="STORE")
+    format: str | None = option("for build: of TEXT, if its name does not say: text, lines, articles, ...")
+    length: int | None = option("for build: tokens that are read at once (default: 512, or all it takes)")
+    context: int | None = option(
+        "for build: how many of those the reading before had, as context alone (default: 0)"
+    )
+    part: int | None = option("for build: which part this process builds, from 1")
+    parts: int | None = option("for build: into how many parts the work is divided")
+    lists: int | None = option("for index: lists of keys (default: 4 sqrt(entries))")
+    bytes: int | None = option("for index: of a key's code, at most (default: 64)")
+    recall: float | None = option(
+        "for index: look at so many lists that this share of what all find is found (default: 0.95)"
+    )
+    device: Device = device()
+
+
+OPTIONS = {
+    "build": ("text", "out", "format", "length", "context", "part", "parts"),
+    "merge": (),
+    "index": ("lists", "bytes", "recall"),
+}
+
+
+def run(options: Options) -> None:
+    """Do what is asked for."""
+    for what, names in OPTIONS.items():
+        for name in names:
+            if what != options.what and getattr(options, name) is not None:
+                flag = "TEXT" if name == "text" else f"--{name}"
+                raise InputError(f"{flag}: belongs to `datastore {what}`, not to `datastore {options.what}`")
+    {"build": build_store, "merge": merge_parts, "index": index_store}[options.what](options)
+
+
+def build_store(options: Options) -> None:
+    """Read the text, or what is left of it."""
+    from polyformer.data import DataConfig, read
+    from polyformer.data.fingerprint import fingerprint
+    from polyformer.datastore.build import build
+    from polyformer.datastore.merge import part_folder
+    from polyformer.datastore.readers import open_reader
+    from polyformer.ops.workers import suited
+
+    if options.text is None or options.out is None:
+        missing = "TEXT" if options.text is None else "--out STORE"
+        raise InputError(f"{missing} is missing; see polyformer datastore --help")
+    part, parts = parts_of(options)
+    data = DataConfig.from_dict({"path": options.text, "format": options.format, "streaming": True}, "data")
+    rows = read(data, ("text",), data.path)
+    reader = open_reader(options.name, options.device)
+    reading = reader.reading(options.length, options.context or 0)
+    manifest = manifest_of(reader, reading, tuple(fingerprint(data, ("text",)).get("path", ())), part, parts)
+    folder = part_folder(Path(options.out), part, parts)
+    with suited(reader.model):
+        built = build(reader, (str(dict(row)["text"]) for row in rows), manifest, folder, report)
+    print(f"{folder}: {built.count:,} entries")
+
+
+def manifest_of(
+    reader: "ContextReader", reading: "Reading", text: tuple[dict[str, object], ...], part: int, parts: int
+) -> "Manifest":
+    """What the store will say of itself."""
+    from polyformer.datastore.manifest import Manifest
+
+    return Manifest(
+        dimension=reader.dimension,
+        model=reader.fingerprints["model"],
+        tokenizer=reader.fingerprints["tokenizer"],
+        key=reader.key,
+        reading=reading,
+        text=text,
+        part=part,
+        parts=parts,
+    )
+
+
+def parts_of(options: Options) -> tuple[int, int]:
+    """--part and --parts; raises `InputError` where they make no sense."""
+    if options.part is None and options.parts is None:
+        return 1, 1
+    if options.part is None or options.parts is None or not 1 <= options.part <= options.parts:
+        raise InputError(
+            f"--part, --parts: expected both, part 1 to N of N parts, got {options.part} of {options.parts}"
+        )
+    return options.part, options.parts
+
+
+def merge_parts(options: Options) -> None:
+    """Join the parts."""
+    from polyformer.datastore.merge import merge
+
+    merged = merge(Path(options.name), report)
+    print(f"{options.name}: {merged.count:,} entries")
+
+
+def index_store(options: Options) -> None:
+    """Make an index, and say what it finds."""
+    from polyformer.datastore.index import IndexConfig, make_index
+    from polyformer.datastore.store import open_folder
+
+    folder = Path(options.name)
+    settings = {name: getattr(options, name) for name in OPTIONS["index"]}
+    config = IndexConfig(**{name: value for name, value in settings.items() if value is not None})
+    store = open_folder(folder, "flat")
+    about = make_index(folder, store.manifest, store.keys, config)
+    print(
+        f"{folder}: {about.lists:,} lists, {about.bytes} bytes a key; with {about.probes} lists looked at "
+        f"{100 * about.recall:.1f} % of the {config.neighbours:,} nearest keys are found"
+    )
+
+
+def report(progress: "Progress") -> None:
+    """How far it is, on standard error."""
+    speed = progress.entries / progress.seconds if progress.seconds else 0.0
+    line = f"{progress.total:,} entries, {speed:,.0f} a second"
+    if progress.model_seconds:
+        line += f", {100 * progress.model_seconds / progress.seconds:.0f} % of the time in the model"
+    print(line, file=sys.stderr)

@@ -1,0 +1,46 @@
+"""What tells one model from another, and one tokenizer: digests of what they compute with, not of files."""
+
+import hashlib
+import json
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.data import Tokenizer
+
+WHOLE = 1 << 30
+"""Bytes of weights up to which all are read; of larger models, runs spread evenly over each tensor."""
+
+RUNS, RUN = 64, 1 << 14
+
+
+def model_fingerprint(model: nn.Module, config: object) -> str:
+    """SHA-256 of the configuration and of every tensor by its name.
+
+    The same model has the same one in whatever files it lies. Of a model larger than `WHOLE` bytes samples of
+    its tensors are read: another training changes all of them.
+    """
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    tensors = dict(sorted(model.state_dict().items()))
+    whole = sum(tensor.nbytes for tensor in tensors.values() if isinstance(tensor, Tensor)) <= WHOLE
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            update(digest, tensor.detach(), whole)
+    return digest.hexdigest()
+
+
+def update(digest: "hashlib._Hash", tensor: Tensor, whole: bool) -> None:
+    """Take a tensor's bytes into `digest`: all of them, or `RUNS` runs of `RUN` bytes."""
+    flat = tensor.contiguous().flatten().view(torch.uint8) if tensor.numel() else tensor
+    if whole or flat.numel() <= RUNS * RUN:
+        digest.update(flat.cpu().numpy().tobytes() if tensor.numel() else b"")
+        return
+    step = (flat.numel() - RUN) // (RUNS - 1)
+    for start in range(0, RUNS * step, step):
+        digest.update(flat[start : start + RUN].cpu().numpy().tobytes())
+
+
+def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
+    """SHA-256 of the tokenizer's file."""
+    return hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest()

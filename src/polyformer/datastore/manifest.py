@@ -1,0 +1,84 @@
+"""What a store says of itself, in STORE/store.json: all of it is checked before the store is used."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Self
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.core.files import read_json, write_json
+from polyformer.data.fingerprint import data_changes
+from polyformer.datastore.windows import Reading
+
+MANIFEST = "store.json"
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest(Config):
+    """`text`: the files by size and digest, as `polyformer.data.fingerprint` has them. count: entries; None
+    until the last one is there. part: which of `parts` this is, from 1."""
+
+    version: int = VERSION
+    dimension: int
+    dtype: str = "float16"
+    model: str  # fingerprint of its weights and configuration
+    tokenizer: str  # fingerprint
+    key: str  # what the keys are: "feedforward", or "hidden" of a model of transformers
+    reading: Reading
+    text: tuple[dict[str, Any], ...]
+    part: int = 1
+    parts: int = 1
+    count: int | None = None
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """One of a whole store."""
+        return (cls(dimension=2, model="", tokenizer="", key="hidden", reading=Reading(), text=()),)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """That of the store in `folder`; `InputError` where there is none, or one that cannot be read."""
+        if not (folder / MANIFEST).is_file():
+            raise InputError(
+                f"{folder}: not a datastore (it has no {MANIFEST}); make one by polyformer datastore build"
+            )
+        return cls.parsed(read_json(folder / MANIFEST, dict), folder / MANIFEST)
+
+    @classmethod
+    def parsed(cls, tree: dict[str, Any], place: object) -> Self:
+        """From plain data that was read at `place`."""
+        version = tree.get("version")
+        if version != VERSION:
+            raise InputError(f"{place}: expected a store of version {VERSION}, got {version}; build it again")
+        try:
+            manifest = cls.from_dict(tree)
+        except InputError as error:
+            raise InputError(f"{place}: damaged ({error}); build the store again") from error
+        if manifest.dtype != "float16" or manifest.dimension < 1 or (manifest.count or 0) < 0:
+            raise InputError(f"{place}: damaged; build the store again")
+        return manifest
+
+    def write(self, folder: Path) -> None:
+        """Into STORE/store.json."""
+        write_json(folder / MANIFEST, self.to_dict())
+
+    def check_same(self, other: Self, place: object) -> None:
+        """Raises `InputError` where the build at `place`, which is this, would go on as `other`."""
+        changes = data_changes({"text": list(self.text)}, {"text": list(other.text)})
+        names = "model", "tokenizer", "key", "dimension", "reading", "part", "parts"
+        differ = [name for name in names if getattr(self, name) != getattr(other, name)]
+        if changes or differ or len(self.text) != len(other.text):
+            what = "; ".join(changes) or f"another {', '.join(differ) or 'text'}"
+            raise InputError(
+                f"{place}: begun with other input ({what}); go on with the same, or choose another --out"
+            )
+
+    def check_reader(self, model: str, tokenizer: str, place: object) -> None:
+        """Raises `InputError` unless the store was built by the model and tokenizer of these fingerprints."""
+        for name, own, other in (("model", self.model, model), ("tokenizer", self.tokenizer, tokenizer)):
+            if own != other:
+                raise InputError(
+                    f"{place}: built with another {name} ({own[:12]}, not {other[:12]}); take that one, or "
+                    "build a store for this one by polyformer datastore build"
+                )

@@ -1,0 +1,89 @@
+"""Parts that several processes have built, as one store: the same entries in the same order as of one build.
+
+The parts of STORE lie in it as folders, STORE/part-1-of-4 and so on, wherever they were built.
+"""
+
+import dataclasses
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+
+from polyformer.core.errors import InputError
+from polyformer.datastore.build import COMMIT_SECONDS, Progress, Report, begin
+from polyformer.datastore.entries import EntryWriter, mapped_entries
+from polyformer.datastore.manifest import Manifest
+from polyformer.training.lock import sole_writer
+
+NAME = re.compile(r"part-(\d+)-of-(\d+)")
+
+
+def part_folder(folder: Path, part: int, parts: int) -> Path:
+    """Where a part of the store in `folder` is built."""
+    return folder / f"part-{part}-of-{parts}" if parts > 1 else folder
+
+
+def merge(folder: Path, report: Report = lambda progress: None) -> Manifest:
+    """Make one store of the parts in `folder`; stopped at any moment, it goes on where it was.
+
+    Raises `InputError` for parts that are missing, unfinished, damaged or of other input than the rest.
+    """
+    manifests = parts_of(folder)
+    mapped = [mapped_entries(folder / name, manifest) for name, manifest in manifests.items()]
+    first = next(iter(manifests.values()))
+    whole = dataclasses.replace(first, part=1, parts=1, count=None)
+    with sole_writer(folder, "it goes on later by the same command"):
+        begun = begin(folder, whole, known=tuple(manifests))
+        if begun.count is not None:
+            return begun
+        with EntryWriter(folder, whole) as writer:
+            write(mapped, whole.reading.fresh, writer, report)
+            finished = dataclasses.replace(whole, count=writer.entries)
+            writer.finish(finished)
+    return finished
+
+
+def parts_of(folder: Path) -> dict[str, Manifest]:
+    """The manifests of all parts in `folder`, in their order, by the names of their folders."""
+    names = [path.name for path in folder.glob("part-*") if NAME.fullmatch(path.name)]
+    if not names:
+        raise InputError(
+            f"{folder}: no parts in it; build them by polyformer datastore build ... --out {folder} "
+            "--part I --parts N"
+        )
+    manifests = {name: Manifest.read(folder / name) for name in sorted(names, key=number)}
+    first = next(iter(manifests.values()))
+    for name, manifest in manifests.items():
+        if manifest.count is None:
+            raise InputError(f"{folder / name}: not finished; go on with its build")
+        dataclasses.replace(first, part=manifest.part).check_same(manifest, folder / name)
+    missing = set(range(1, first.parts + 1)) - {manifest.part for manifest in manifests.values()}
+    if missing or len(manifests) != first.parts:
+        raise InputError(f"{folder}: of {first.parts} parts, missing: {sorted(missing)}")
+    return manifests
+
+
+def number(name: str) -> int:
+    """I of part-I-of-N."""
+    return int(name.split("-")[1])
+
+
+def write(
+    mapped: list[tuple[np.ndarray, np.ndarray]], fresh: int, writer: EntryWriter, report: Report
+) -> None:
+    """Copy window after window, each from the part that has read it."""
+    total = sum(len(values) for _, values in mapped)
+    committed = start = time.monotonic()
+    before = writer.entries
+    for window in range(writer.windows, -(-total // fresh)):
+        keys, values = mapped[window % len(mapped)]
+        row = window // len(mapped) * fresh
+        writer.add(keys[row : row + fresh], values[row : row + fresh], 1)
+        now = time.monotonic()
+        if now - committed > COMMIT_SECONDS:
+            writer.commit()
+            report(Progress(writer.entries, writer.entries - before, now - start))
+            committed = now
+    if writer.entries != total:
+        raise InputError(f"{writer.folder}: its parts have {total:,} entries that fit into no whole")

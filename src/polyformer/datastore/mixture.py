@@ -1,0 +1,44 @@
+"""The model's distribution mixed with that of its nearest neighbours: `definition`, fast."""
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from polyformer.datastore.store import MixtureConfig, Neighbours, Store
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixture:
+    """log p = log(lambda p_kNN + (1 - lambda) p_LM), as `generate(mixture=)` takes it."""
+
+    store: Store
+    config: MixtureConfig = MixtureConfig()
+
+    def __call__(self, logits: Tensor, keys: Tensor) -> Tensor:
+        """log p [N, K, V] from the model's logits [N, K, V] and the keys [N, K, D]."""
+        near = self.store.search(keys.flatten(0, -2), self.config.neighbours)
+        log_p = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        mixed = self.mixed(log_p.flatten(0, -2), near)
+        return mixed.view_as(log_p)
+
+    def mixed(self, log_p: Tensor, near: Neighbours) -> Tensor:
+        """log p [N, V] from the model's log p [N, V] and the neighbours of each row; where there is none the
+        model's own."""
+        weights = neighbour_weights(near.distances, self.config.temperature).to(log_p.dtype)
+        share = log_p.new_zeros(log_p.shape).scatter_add(1, near.values, weights)
+        own, theirs = log(1 - self.config.weight), log(self.config.weight)
+        mixed = torch.logaddexp(log_p + own, share.log() + theirs)
+        return torch.where(near.distances[:, :1].isfinite(), mixed, log_p)
+
+
+def neighbour_weights(distances: Tensor, temperature: float) -> Tensor:
+    """softmax(-d / T) [N, k] of distances [N, k], nearest first; zeros where there is no neighbour at all."""
+    apart = distances - distances[:, :1]  # where the nearest is infinite, NaN
+    return (-apart / temperature).softmax(-1).nan_to_num(0.0)
+
+
+def log(x: float) -> float:
+    """Of 0 minus infinity."""
+    return math.log(x) if x > 0 else -math.inf

@@ -1,0 +1,160 @@
+"""A causal model and its tokenizer, as a store needs them: contexts to keys and to the model's own logits."""
+
+import abc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyformer.checkpoints.load import family_of
+from polyformer.core.errors import InputError
+from polyformer.core.evaluation_mode import evaluating
+from polyformer.core.files import read_json
+from polyformer.data import Tokenizer, load_tokenizer
+from polyformer.datastore.fingerprints import model_fingerprint, tokenizer_fingerprint
+from polyformer.datastore.windows import Reading
+from polyformer.model import Transformer
+from polyformer.model.saving import CONFIG
+from polyformer.recipes.reader import Reader as Checkpoint
+from polyformer.recipes.reader import longest
+from polyformer.recipes.run import RECIPE, Run, choose_device
+from polyformer.stack.last_feedforward import LastFeedForwardInput
+from polyformer.tasks import LanguageModelling
+
+TEXTS = 64
+"""Texts that are encoded at once, in parallel."""
+
+Read = tuple[Tensor, Callable[[], Tensor]]
+"""Keys [B, T, D], and a function that makes the logits [B, T, V] of the next tokens."""
+
+
+class ContextReader(abc.ABC):
+    """Reads texts as the model in `folder` was trained to: `isolated` documents, or one after another.
+
+    key: what its keys are. dimension: D. longest: tokens that it reads at once; None for any number.
+    """
+
+    key: str
+    dimension: int
+    longest: int | None
+    isolated = False
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, model: Any, config: object):
+        self.folder, self.tokenizer, self.model, self.config = folder, tokenizer, model, config
+
+    @abc.abstractmethod
+    def read(self, ids: Tensor, documents: Tensor | None) -> Read:
+        """Read ids [B, T], of documents [B, T] that do not see one another where they are given."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of documents, with what stands before each."""
+        marks, _ = self.tokenizer.encode_for_model("")
+        if marks and marks[-1] in (self.tokenizer.eos_id, self.tokenizer.sep_id):
+            marks = marks[:-1]
+        return [[*marks, *ids] for ids in self.tokenizer.encode_batch(texts)]
+
+    def documents(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        """The documents of a text as token ids, read lazily."""
+        remaining = iter(texts)
+        while several := list(islice(remaining, TEXTS)):
+            yield from self.encode(several)
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """Of the `model` and of the `tokenizer`."""
+        return {
+            "model": model_fingerprint(self.model, self.config),
+            "tokenizer": tokenizer_fingerprint(self.tokenizer),
+        }
+
+    def reading(self, length: int | None, context: int) -> Reading:
+        """Windows of `length` tokens, by default 512 or what the model takes; `InputError` beyond that."""
+        most = self.longest
+        if length is not None and most is not None and length > most:
+            raise InputError(f"--length: expected at most {most}, which {self.folder} takes, got {length}")
+        length = min(512, most or 512) if length is None else length
+        return Reading(length=length, context=context, isolated=self.isolated)
+
+
+class OwnReader(ContextReader):
+    """A model of this library: keys are what the last feed-forward reads."""
+
+    key = "feedforward"
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, model: Transformer):
+        config = model.config
+        if model.decoder is None or model.encoder is not None or not model.head.predicts_next:
+            raise InputError(f"{folder}: expected a decoder alone that predicts the next token")
+        super().__init__(folder, tokenizer, model, {**config.to_dict(), "origin": None})
+        self.dimension, self.longest = config.hidden_size, longest(config)
+
+    @torch.no_grad()
+    def read(self, ids: Tensor, documents: Tensor | None) -> Read:
+        """As for every reader."""
+        decoder = self.model.decoder
+        with evaluating(self.model), LastFeedForwardInput(decoder) as last:
+            output = self.model(ids, document_ids=documents)
+            return last.value, torch.no_grad()(lambda: output.logits)
+
+
+class RunReader(OwnReader):
+    """A run of `polyformer train`: documents stand between <bos> and <eos>, and do not see one another."""
+
+    isolated = True
+
+    def __init__(self, run: Run, device: str):
+        self.task = run.task_of(LanguageModelling)
+        super().__init__(run.folder, run.tokenizer, run.model(device))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """<bos> text <eos>."""
+        return self.task.documents([{"text": text} for text in texts])
+
+
+class TransformersReader(ContextReader):
+    """Any other causal model of transformers: keys are its last hidden states, which the head reads."""
+
+    key = "hidden"
+
+    def __init__(self, folder: Path, device: torch.device):
+        try:
+            import transformers
+        except ImportError as error:
+            raise InputError(
+                f"{folder}: not a family of this library's; with transformers (pip install polyformer[hub]) "
+                "its hidden states can be used"
+            ) from error
+        try:
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # what its classes raise
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise InputError(f"{folder}: transformers cannot load a causal model of it ({reason})") from error
+        config: Any = model.config
+        super().__init__(folder, load_tokenizer(folder), model.to(device).eval(), config.to_diff_dict())
+        self.dimension = config.get_text_config().hidden_size
+        self.longest = getattr(config, "max_position_embeddings", None)
+
+    @torch.no_grad()
+    def read(self, ids: Tensor, documents: Tensor | None) -> Read:
+        """As for every reader; `documents` are not kept apart."""
+        output = self.model(input_ids=ids, output_hidden_states=True, use_cache=False)
+        return output.hidden_states[-1], lambda: output.logits
+
+
+def open_reader(name: str | Path, device: str = "auto") -> ContextReader:
+    """The model in a folder: a run, a checkpoint of ours or of transformers; `InputError` for others."""
+    folder = Path(name)
+    if (folder / RECIPE).is_file() or not folder.is_dir():
+        return RunReader(Run.open(folder), device)
+    saved = read_json(folder / CONFIG, dict)
+    try:
+        if "model_type" in saved:
+            family_of(saved)
+    except InputError:
+        return TransformersReader(folder, choose_device(device))
+    checkpoint = Checkpoint(folder, "generate", choose_device(device))
+    return OwnReader(folder, checkpoint.tokenizer, checkpoint.model)

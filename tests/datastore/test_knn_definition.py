@@ -1,0 +1,111 @@
+"""The equations against loops, and everything fast against the equations."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from polyformer.datastore.definition import mixed, neighbour_probabilities
+from polyformer.datastore.flat import nearest, squared_distances
+from polyformer.datastore.manifest import Manifest
+from polyformer.datastore.mixture import Mixture
+from polyformer.datastore.scoring import Targets, target_shares
+from polyformer.datastore.store import FolderStore, MixtureConfig, Neighbours
+from polyformer.datastore.windows import Reading
+
+V = 11
+
+
+def random_store(entries: int = 53, width: int = 6) -> FolderStore:
+    generator = np.random.default_rng(0)
+    keys = generator.normal(size=(entries, width)).astype(np.float16)
+    values = generator.integers(0, V, entries).astype(np.int32)
+    about = {"model": "m", "tokenizer": "t", "key": "feedforward", "reading": Reading(), "text": ()}
+    return FolderStore(Path(), Manifest(dimension=width, count=entries, **about), keys, values)
+
+
+def queries(count: int, width: int = 6) -> torch.Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_definition_is_the_equation():
+    """Equations 2 and 3, written as loops over neighbours and tokens."""
+    store, (query,) = random_store(), queries(1).double()
+    keys = torch.from_numpy(store.keys.astype(np.float64))
+    distances = [sum((a - b) ** 2 for a, b in zip(query.tolist(), key.tolist())) for key in keys]
+    near = sorted(range(len(keys)), key=lambda i: distances[i])[:7]
+    total = sum(math.exp(-distances[i] / 2.5) for i in near)
+    expected = torch.zeros(V, dtype=torch.float64)
+    for i in near:
+        expected[store.values[i]] += math.exp(-distances[i] / 2.5) / total
+    values = torch.from_numpy(store.values)
+    share = neighbour_probabilities(query[None], keys, values, 7, 2.5, V)
+    torch.testing.assert_close(share[0], expected, rtol=1e-10, atol=1e-12)
+    model = torch.full((1, V), 1 / V, dtype=torch.float64)
+    torch.testing.assert_close(mixed(model, share, 0.3), 0.3 * share + 0.7 * model)
+
+
+@pytest.mark.parametrize(
+    ("weight", "neighbours", "temperature"), [(0.3, 7, 2.5), (1.0, 1000, 0.1), (0, 1, 1)]
+)
+def test_a_mixture_is_the_definition(weight: float, neighbours: int, temperature: float):
+    store, keys = random_store(), queries(6)
+    config = MixtureConfig(weight=weight, neighbours=neighbours, temperature=temperature)
+    logits = torch.randn(3, 2, V)
+    stored = torch.from_numpy(store.keys.astype(np.float32)), torch.from_numpy(store.values)
+    share = neighbour_probabilities(keys, *stored, neighbours, temperature, V).view(3, 2, V)
+    mixture = Mixture(store, config)(logits, keys.view(3, 2, 6))
+    torch.testing.assert_close(mixture.exp(), mixed(logits.softmax(-1), share, weight), rtol=1e-4, atol=1e-6)
+
+
+def test_where_there_is_no_neighbour_the_model_speaks_alone():
+    near = Neighbours(
+        torch.tensor([[torch.inf, torch.inf], [1.0, torch.inf]]), torch.tensor([[0, 0], [2, 0]])
+    )
+    log_p = torch.randn(2, V).log_softmax(-1)
+    mixture = Mixture(random_store(), MixtureConfig(weight=0.5)).mixed(log_p, near)
+    torch.testing.assert_close(mixture[0], log_p[0])
+    expected = 0.5 * log_p[1].exp() + 0.5 * torch.nn.functional.one_hot(torch.tensor(2), V)
+    torch.testing.assert_close(mixture[1].exp(), expected)
+
+
+@pytest.mark.parametrize("tile", [1, 100, 1 << 24])
+def test_the_search_finds_the_nearest_in_any_tiles(tile: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("polyformer.datastore.flat.TILE", tile)
+    store = random_store(3000)
+    exact = torch.cdist(queries(9).double(), torch.from_numpy(store.keys.astype(np.float64))).square()
+    distances, rows = nearest(queries(9), store.keys, 20)
+    best = exact.topk(20, largest=False)
+    assert rows.tolist() == best.indices.tolist()
+    torch.testing.assert_close(distances.double(), best.values, rtol=1e-4, atol=1e-4)
+    again = squared_distances(queries(9), store.keys, rows)
+    torch.testing.assert_close(again.double(), best.values, rtol=1e-6, atol=1e-6)
+
+
+def test_shares_of_targets_are_those_of_the_mixture():
+    store, keys = random_store(), queries(8)
+    targets = torch.arange(8) % V
+    shares = target_shares(store.search(keys, 20), targets, (5, 20), (0.5, 3.0))
+    stored = torch.from_numpy(store.keys.astype(np.float32)), torch.from_numpy(store.values)
+    for row, count in enumerate((5, 20)):
+        for column, temperature in enumerate((0.5, 3.0)):
+            share = neighbour_probabilities(keys, *stored, count, temperature, V)
+            expected = share.gather(1, targets[:, None]).squeeze(1)
+            torch.testing.assert_close(shares[:, row, column], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_best_mixture_is_the_best_of_all_that_are_tried():
+    log_p = torch.log(torch.tensor([0.5, 0.1, 0.2]))
+    shares = torch.tensor([[[0.1, 0.2]], [[0.9, 0.3]], [[0.0, 0.3]]])
+    targets = Targets(log_p, shares, (4,), (1.0, 2.0), (0.0, 0.0))
+    config, loss = targets.best()
+    for weight in (0.0, 0.1, 0.36, 0.5, 0.9):
+        for column in range(2):
+            p = weight * shares[:, 0, column] + (1 - weight) * log_p.exp()
+            assert float(-p.log().mean()) >= loss - 1e-3
+    column = targets.temperatures.index(config.temperature)
+    p = config.weight * shares[:, 0, column] + (1 - config.weight) * log_p.exp()
+    assert loss == pytest.approx(float(-p.log().mean()), rel=1e-5)
+    assert float(targets.losses(0.0)[0, 0]) == pytest.approx(float(-log_p.mean()))
