@@ -7,8 +7,10 @@ import torch
 
 from attention_cases import assert_same, random_context, results, small_tiles, tensors
 from polyformer.core.errors import InputError
+from polyformer.dot_product.attend import attend
 from polyformer.dot_product.backends.tiled import tuning, work_items
 from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
+from polyformer.dot_product.backends.tiled.tiles import Masks, Tile
 from polyformer.dot_product.backends.tiled.tuning import TILES
 from polyformer.dot_product.request import prepare
 from polyformer.ops.products import BATCHED_PRODUCTS, NEVER, BatchedProducts
@@ -44,6 +46,47 @@ def test_every_library_and_number_of_heads_agrees_in_float32(smallest: int, head
         ours = results(*inputs, pattern=Window(20) | Global(2), backend="tiled")
     for mine, other in zip(ours, expected):
         torch.testing.assert_close(mine.double(), other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_head", [False, True])
+def test_a_mask_is_kept_for_other_heads_where_it_is_theirs_too(
+    by_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    asked: list[Tile] = []
+    ask = Masks._ask
+
+    def counted(self: Masks, tile: Tile, *place: Any) -> Any:
+        asked.append(tile)
+        return ask(self, tile, *place)
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx * 7 + (h if by_head else 0)) % 5 <= q_idx % 5
+
+    monkeypatch.setattr(Masks, "_ask", counted)
+    q, k, v = torch.randn(3, 1, 3, 40, 64).unbind()
+    with small_tiles(16, 24, 1), threads(1):
+        out = attend(q, k, v, mask_mod=mask_mod, backend="tiled")
+    assert len(asked) == len(set(asked)) * (3 if by_head else 1)
+    torch.testing.assert_close(out, attend(q, k, v, mask_mod=mask_mod, backend="definition"))
+
+
+def test_threads_get_items_of_equal_size() -> None:
+    q = torch.zeros(1, 8, 1024, 64)
+    sizes = TileSizes(entries=3 * 128 * 640, blocks=(128,), prices=(1.0,))
+    items = work_items.work_items(prepare(q, q, q, pattern=Window(256)), 0, 2, sizes)
+    assert [item.kv_heads.stop - item.kv_heads.start for item in items] == [2, 2, 2, 2]
+
+
+def test_keys_read_again_lie_side_by_side_and_others_stay_where_they_are() -> None:
+    x = torch.randn(1, 300, 2, 64).transpose(1, 2)
+    for queries, copied in ((300, True), (1, False)):
+        item = work_items.work_items(
+            prepare(x[:, :, -queries:], x, x), 0, 1, TileSizes(blocks=(64,), prices=(1.0,))
+        )[0]
+        keys = item.gathered("keys", x)
+        assert torch.equal(keys, item.by_key(x))
+        assert keys.is_contiguous() == copied == (keys.data_ptr() != x.data_ptr())
 
 
 def test_tiles_are_measured_with_one_thread_and_fit_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

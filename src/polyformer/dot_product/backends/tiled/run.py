@@ -91,7 +91,7 @@ class _TiledAttention(torch.autograd.Function):
 
         def work(group: Sequence[WorkItem]) -> None:
             for item in in_shared_memory(group):
-                inputs = item.by_query(q), item.gathered(k), item.gathered(v)
+                inputs = item.by_query(q), item.gathered("keys", k), item.gathered("values", v)
                 outs, sums = item.by_query(out), item.by_query(lse)
                 terms = None if distances is None else RelativeTerms(item, distances)
                 item.look_at(*inputs[:2])
@@ -145,7 +145,9 @@ class _TiledAttention(torch.autograd.Function):
                 terms = None
                 if distances is not None and grad_distances is not None:
                     terms = RelativeGradients(item, distances, grad_distances, lock)
-                inputs = Inputs(item.by_query(q), item.gathered(k), item.gathered(v), terms, call.tables)
+                inputs = Inputs(
+                    item.by_query(q), item.gathered("keys", k), item.gathered("values", v), terms, call.tables
+                )
                 grads = Gradients(
                     item.by_query(grad_q), item.by_key(grad_k), item.by_key(grad_v), grad_tables
                 )

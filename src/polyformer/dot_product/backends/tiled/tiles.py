@@ -68,12 +68,14 @@ def tiles(row: Row, width: int) -> list[Tile]:
 class Plan:
     """The tiles of one head: for each run of queries that sees anything, its own.
 
-    `room` says how many heads to compute at once at most, `scores` how many scores a head has.
+    `room` says how many heads to compute at once at most, `scores` how many scores a head has, and `asked`
+    of how many the mask is asked.
     """
 
     rows: tuple[tuple[Tile, ...], ...]
     room: int
     scores: int
+    asked: int
 
 
 def plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Plan:
@@ -94,26 +96,28 @@ def _kept(pattern: Pattern, bare: tuple[int, int, int, bool], heads: int, sizes:
 
 def _plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Plan:
     if context.q_len == 0:
-        return Plan((), 1, 0)
+        return Plan((), 1, 0, 0)
     block, largest = _best(pattern, context, heads, sizes)
     rows = [tuple(tiles(row, _width(block, sizes))) for row in pattern.layout(context, block)]
-    scores = sum((tile.stop - tile.start) * tile.width for row in rows for tile in row)
-    return Plan(tuple(row for row in rows if row), sizes.entries // max(1, largest), scores)
+    tiles_of_rows = [tile for row in rows for tile in row]
+    scores = sum((tile.stop - tile.start) * tile.width for tile in tiles_of_rows)
+    asked = sum((tile.stop - tile.start) * count(tile.masked) for tile in tiles_of_rows)
+    return Plan(tuple(row for row in rows if row), sizes.entries // max(1, largest), scores, asked)
 
 
 def _best(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> tuple[int, int]:
     """The cheapest number of queries per row, and the scores in a tile of one head with it.
 
-    Wider rows compute more scores that are masked away, narrower ones start more often. Of three rows the
-    one in the middle tells, for a few queries may be unlike the rest, such as those that see everything.
+    Wider rows compute more scores that are masked away, narrower ones start more often. Of five rows the one
+    of middle cost tells, for some may be unlike the rest: the first and last, or one that sees everything.
     """
     options: dict[int, tuple[float, int]] = {}
     for block, price in zip(sizes.blocks, sizes.prices):
         queries = min(block, context.q_len)
         last = context.q_len - queries
-        middle = last // 2 // queries * queries
-        rows = (pattern.keys(context, start, start + queries) for start in (0, middle, last))
-        width, masked = sorted((count(keys.some), count(subtract(keys.some, keys.full))) for keys in rows)[1]
+        starts = (0, *(last * part // 4 // queries * queries for part in (1, 2, 3)), last)
+        rows = (pattern.keys(context, start, start + queries) for start in starts)
+        width, masked = sorted((count(keys.some), count(subtract(keys.some, keys.full))) for keys in rows)[2]
         largest = queries * min(width, _width(block, sizes))
         together = max(1, min(heads, sizes.entries // max(1, largest)))
         asked = 0 if pattern.relative(context) else sizes.asked * masked
@@ -159,14 +163,14 @@ Limits = list[tuple[int, int, Tensor]]
 class Masks:
     """Forbids what the pattern does not allow, asking it only where a layout could not say.
 
-    A relative pattern has the same mask all along a diagonal, so one evaluation serves all those tiles.
+    A relative pattern has the same mask all along a diagonal, so one evaluation serves all those tiles. Of
+    others a tile's mask is kept for the heads that come later, if `keep`.
     """
 
-    def __init__(self, pattern: Pattern | None, context: Context) -> None:
+    def __init__(self, pattern: Pattern | None, context: Context, keep: bool = False) -> None:
         self.pattern, self.context = pattern, context
-        self.known: dict[Any, Limits] | None = None
-        if pattern is not None and pattern.relative(context):
-            self.known = {}
+        self.relative = pattern is not None and pattern.relative(context)
+        self.known: dict[Any, Limits] | None = {} if self.relative or keep else None
 
     def forbid(self, scores: Tensor, tile: Tile, b: Tensor, h: Tensor, finite: bool = True) -> Tensor:
         """`scores` [B, H, queries, keys] with minus infinity, in place, where the tile's mask says no.
@@ -185,12 +189,17 @@ class Masks:
     def _limits(self, tile: Tile, b: Tensor, h: Tensor, dtype: torch.dtype) -> Limits:
         if self.known is None:
             return self._ask(tile, b, h, dtype)
-        key = (
-            tile.stop - tile.start,
-            tuple((x - tile.start, y - tile.start) for x, y in (*tile.keys, *tile.masked)),
-        )
+        key = tile
+        if self.relative:
+            key = (
+                tile.stop - tile.start,
+                tuple((x - tile.start, y - tile.start) for x, y in (*tile.keys, *tile.masked)),
+            )
         if key not in self.known:
-            self.known[key] = self._ask(tile, b, h, dtype)
+            limits = self._ask(tile, b, h, dtype)
+            if not self.relative and any(limit.dim() > 2 for _, _, limit in limits):
+                return limits  # of these batch rows and heads, as their axes tell
+            self.known[key] = limits
         return self.known[key]
 
     def _ask(self, tile: Tile, b: Tensor, h: Tensor, dtype: torch.dtype) -> Limits:

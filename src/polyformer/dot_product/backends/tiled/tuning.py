@@ -6,7 +6,7 @@ import torch
 
 from polyformer.dot_product.backends.tiled.row_forward import row_forward
 from polyformer.dot_product.backends.tiled.tile_sizes import BLOCKS, CUDA, TileSizes
-from polyformer.dot_product.backends.tiled.tiles import Tile
+from polyformer.dot_product.backends.tiled.tiles import Masks, Tile
 from polyformer.dot_product.backends.tiled.work_items import WorkItem
 from polyformer.dot_product.request import Request
 from polyformer.ops.products import BATCHED_PRODUCTS
@@ -14,7 +14,6 @@ from polyformer.ops.tuning import Section
 from polyformer.ops.tuning.machine import core_cache
 from polyformer.ops.tuning.stopwatch import least_seconds
 from polyformer.ops.workers import threads
-from polyformer.patterns.implied import Full
 from polyformer.sequence.context import Context
 
 KEYS, WIDTH, FEW = 512, 64, 4
@@ -59,7 +58,7 @@ def _row(queries: int, keys: int) -> Callable[[], object]:
     context = Context(queries, keys)
     request = Request(q, k, k, context, None, None, None, scale=WIDTH**-0.5, dropout=0.0)
     row = (Tile(0, queries, ((0, keys),), ()),)
-    item = WorkItem(request, Full(), (row,), slice(0, 1), slice(0, 1), seed=0)
+    item = WorkItem(request, Masks(None, context), (row,), slice(0, 1), slice(0, 1), seed=0)
     item.look_at(q, k[0])
     return lambda: row_forward(item, None, row, q, k[0], k[0])
 

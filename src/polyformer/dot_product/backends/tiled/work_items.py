@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -43,12 +43,15 @@ def work_items(request: Request, seed: int, threads: int, sizes: TileSizes) -> l
         rows = slice(first, min(first + step, batch))
         context, number = request.context.rows(first, rows.stop), (group.stop - group.start) * request.groups
         tiling = plan(pattern, context, step * number, sizes)
+        # What is kept of masks takes no more memory than the queries.
+        masks = Masks(pattern, request.context, keep=tiling.asked <= request.q[rows].numel())
         heads = kv_heads if step > 1 else max(1, tiling.room // request.groups)
         if step == 1 and not request.q.is_cuda and tiling.scores * number >= 2 * WORTH_A_THREAD:
-            heads = min(heads, -(-kv_heads * batch // min(threads, WORKERS)))
+            share = min(-(-kv_heads * batch // min(threads, WORKERS)), kv_heads)
+            heads = -(-share // -(-share // heads))  # as many items for each thread, of equal size
         for head in range(group.start, group.stop, heads):
             own = slice(head, min(head + heads, group.stop))
-            items.append(WorkItem(request, pattern, tiling.rows, rows, own, seed + len(items)))
+            items.append(WorkItem(request, masks, tiling.rows, rows, own, seed + len(items)))
     return items
 
 
@@ -95,7 +98,7 @@ class WorkItem:
     def __init__(
         self,
         request: Request,
-        pattern: Pattern,
+        masks: Masks,
         rows: tuple[tuple[Tile, ...], ...],
         batch: slice,
         heads: slice,
@@ -108,7 +111,7 @@ class WorkItem:
         self.h = torch.arange(self.heads.start, self.heads.stop, device=device).view(1, -1, 1, 1)
         self.base = LOG2E if request.score_mod is None else 1.0  # scores are in base 2 as soon as they can be
         self.factor = request.scale * self.base
-        self.masks = Masks(pattern, request.context)
+        self.masks = masks
         self.bits = np.random.SFC64(seed)  # for dropout
         self.scratch: dict[str, Tensor] = {}  # set by who computes several work items in turn
         self.products = BLAS_ALONE
@@ -118,11 +121,14 @@ class WorkItem:
         """[B, Hkv, ...] as [N, ...]."""
         return x[self.batch, self.kv_heads].flatten(0, 1)
 
-    def gathered(self, x: Tensor) -> Tensor:
-        """`by_key`, each head's rows side by side where tiles pick them here and there: far apart they are
-        read from memory again and again."""
-        scattered = any(len(tile.keys) > NEAR for row in self.rows for tile in row)
-        return self.by_key(x).contiguous() if scattered else self.by_key(x)
+    def gathered(self, name: str, x: Tensor) -> Tensor:
+        """`by_key`, each head's rows side by side where tiles read them more than once on the average or pick
+        them here and there: far apart they are slow to read, and products copy them anew each time."""
+        own, tiles = self.by_key(x), [tile for row in self.rows for tile in row]
+        again = sum(tile.width for tile in tiles) > x.shape[2]
+        if own.is_contiguous() or not (again or any(len(tile.keys) > NEAR for tile in tiles)):
+            return own
+        return self.room(name, own.shape, own).copy_(own)
 
     def by_query(self, x: Tensor) -> Tensor:
         """[B, H, Tq, D] as [N, G, Tq, D]."""
@@ -174,11 +180,14 @@ class WorkItem:
         """a @ b for the largest products, in memory that every tile uses again."""
         if len(a) == 1 and self.products.by_onednn(a, b):
             return self.products(a, b)
-        shape = (a.shape[0], a.shape[1], b.shape[2])
+        return self.products(a, b, self.room(name, (a.shape[0], a.shape[1], b.shape[2]), a))
+
+    def room(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Memory of this shape that every tile, and the next work item, uses again."""
         size = math.prod(shape)
         if name not in self.scratch or self.scratch[name].numel() < size:
-            self.scratch[name] = a.new_empty(size)
-        return self.products(a, b, self.scratch[name][:size].view(shape))
+            self.scratch[name] = like.new_empty(size)
+        return self.scratch[name][:size].view(shape)
 
     def kept(self, like: Tensor) -> Tensor:
         """What makes up for dropout where a weight is kept, else 0; the same in forward and backward."""
