@@ -91,6 +91,7 @@ class ModelConfig(Saved):
             vocab_size=self.vocab_size,
             tied=self.embedding.tied,
             table_size=width if wide else size,
+            adaptive=self.embedding.adaptive,
         )
 
     @classmethod

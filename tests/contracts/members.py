@@ -18,6 +18,7 @@ from polyformer.attention import LSHConfig, RoutingConfig, SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.core.config import Config
 from polyformer.feedforward import DenseConfig, ExpertsConfig
+from polyformer.heads import AdaptiveSoftmaxConfig
 from polyformer.memory import MemoryConfig, NoMemoryConfig
 from polyformer.model import Transformer
 from polyformer.outputs import ModelOutput
@@ -25,7 +26,7 @@ from polyformer.patterns import Global, Pattern, Window
 from polyformer.patterns.marked import reads_marks
 from polyformer.position import LearnedConfig, PositionConfig, RelationLabelsConfig, TransformerXLConfig
 from polyformer.presets import MODELS
-from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
+from polyformer.stack import AdaptiveConfig, AttentionConfig, EmbeddingConfig, StackConfig
 from registered import registered
 
 VOCAB, HEADS, LENGTH = 17, 2, 11
@@ -269,6 +270,11 @@ VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
         base,
         EmbeddingConfig,
         lambda config: EmbeddingConfig(scaled=True, normed=True, type_vocab_size=2, shared=False, tied=False),
+    ),
+    "adaptive": lambda base: dataclasses.replace(
+        base,
+        embedding=EmbeddingConfig(scaled=True, adaptive=AdaptiveConfig(cutoffs=(7, 11), div_val=2)),
+        head=AdaptiveSoftmaxConfig(),
     ),
 }
 """Options that belong to no member."""

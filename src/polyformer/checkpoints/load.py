@@ -163,8 +163,8 @@ def start_from(source: str | Path, model: Transformer) -> Report:
         new, left = matched.newly_initialized, matched.left
     report = keep_scores(old, model, transfer(old, model, new))
     report = dataclasses.replace(report, left=tuple(sorted({*report.left, *left})))
-    if "tokens.weight" not in report.copied:
-        own, stored = len(model.tokens.weight), len(old.tokens.weight)
+    if not any(name.startswith("tokens.") for name in report.copied):
+        own, stored = model.config.vocab_size, old.config.vocab_size
         raise InputError(
             f"{source}: it has {stored} tokens, the tokenizer {own}; use --tokenizer.path {source}"
         )

@@ -1,6 +1,7 @@
 """Heads: what is predicted from the hidden states."""
 
 from polyformer.core.registry import import_modules
+from polyformer.heads.adaptive import AdaptiveSoftmaxConfig
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, LastLayer
 from polyformer.heads.classification import ClassifyConfig, SpanConfig, TagConfig
 from polyformer.heads.detection import DetectConfig
@@ -9,6 +10,7 @@ from polyformer.heads.pretraining import PretrainingConfig
 from polyformer.heads.vocabulary import EnhancedMaskedConfig, LanguageModelConfig, MaskedConfig
 
 __all__ = [
+    "AdaptiveSoftmaxConfig",
     "ClassifyConfig",
     "DetectConfig",
     "EmbedConfig",

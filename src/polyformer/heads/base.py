@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.ops.int8_layers import Int8Weight
+from polyformer.stack import AdaptiveConfig, AdaptiveEmbedding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,7 @@ class HeadShape:
     vocab_size: int
     tied: bool = True
     table_size: int | None = None  # width of a token vector, where that is not E
+    adaptive: AdaptiveConfig | None = None  # the clusters of that table, where it has some
 
     @property
     def vector_size(self) -> int:
@@ -71,15 +73,15 @@ class HeadInput:
     """What a head may look at.
 
     hidden: [B, T, E], the last layer's output. mask: [B, T] bool, True for real tokens; None when all are.
-    table: [V, E], the token vectors, for heads that share them; a module where they are int8. last: for
-    heads that run that layer again.
+    table: [V, E], the token vectors, for heads that share them; a module where they are int8 or in clusters.
+    last: for heads that run that layer again.
     sentence_labels: [B], for heads that predict something of the whole text beside its tokens. ids: [B, T],
     the text's tokens, of an encoder-decoder the source's; None where they were read before.
     """
 
     hidden: Tensor
     mask: Tensor | None
-    table: Tensor | Int8Weight
+    table: Tensor | Int8Weight | AdaptiveEmbedding
     last: "LastLayer | None" = None
     sentence_labels: Tensor | None = None
     ids: Tensor | None = None

@@ -13,6 +13,7 @@ from polyformer.ops.cross_entropy import linear_cross_entropy
 from polyformer.ops.int8_layers import Int8Weight, as_matrix, matrix_product
 from polyformer.ops.linear import Linear
 from polyformer.position import Learned
+from polyformer.stack import AdaptiveEmbedding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,11 @@ class VocabularyHead(Head):
 
     def __init__(self, shape: HeadShape, bias: bool, smoothing: float = 0.0, frozen: bool = False):
         super().__init__()
+        if shape.tied and shape.adaptive is not None:
+            raise InputError(
+                "head: it reads a table of all tokens, and embedding.adaptive has one a cluster; use the "
+                "head 'adaptive_softmax', or a table of the output's own: embedding.tied=False"
+            )
         self.smoothing = smoothing
         weight = torch.empty(shape.vocab_size, shape.vector_size)
         self.weight: Tensor | Int8Weight | None = None if shape.tied else nn.Parameter(weight)
@@ -77,6 +83,7 @@ class VocabularyHead(Head):
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         """The loss never builds the logits [B, T, V] at once; they are computed only when asked for."""
         weight = inputs.table if self.weight is None else self.weight
+        assert not isinstance(weight, AdaptiveEmbedding)
         bias = self.bias  # read now: `torch.func.functional_call` lends other tensors for this call alone
         hidden = self.transform(self.states(inputs))
         loss = None

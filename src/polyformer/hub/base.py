@@ -15,7 +15,7 @@ from polyformer.hub.cache import PolyformerCache, adopted, caches
 from polyformer.hub.config import TRAJECTORY, PolyformerConfig
 from polyformer.hub.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Arguments, settle_text, taking
 from polyformer.hub.offload import loaded
-from polyformer.hub.resize import resize
+from polyformer.hub.resize import check_resizable, resize
 from polyformer.model import Transformer
 from polyformer.model.arguments import OutputOptions
 from polyformer.outputs import ModelOutput, ModelState
@@ -101,6 +101,7 @@ class PolyformerModel(transformers.PreTrainedModel):
     def _resize_token_embeddings(
         self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
+        check_resizable(self.model)
         table: Any = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         resize(self.model, len(table.weight))
         self.config.polyformer = self.model.config.to_dict()

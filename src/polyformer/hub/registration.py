@@ -79,7 +79,7 @@ def _class_of(model: Transformer | TrajectoryTransformer) -> type[Any]:
     if isinstance(model, TrajectoryTransformer):
         return PolyformerDecisionTransformer
     kind = model.config.head.kind
-    if kind == "language_model":
+    if kind in ("language_model", "adaptive_softmax"):
         if model.decoder is None:
             return PolyformerForMaskedLM
         return PolyformerForCausalLM if model.encoder is None else PolyformerForSeq2SeqLM

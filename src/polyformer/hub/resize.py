@@ -6,8 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
+from polyformer.heads.adaptive import AdaptiveSoftmax
 from polyformer.heads.vocabulary import VocabularyHead
 from polyformer.model import Transformer
+from polyformer.stack import AdaptiveEmbedding
+
+
+def check_resizable(model: nn.Module) -> None:
+    """Raises `InputError` for vocabularies in clusters, in which another size means other clusters."""
+    if any(isinstance(module, AdaptiveEmbedding | AdaptiveSoftmax) for module in model.modules()):
+        raise InputError(
+            "resize_token_embeddings: adaptive embeddings and softmax have clusters of fixed sizes; make a "
+            "new model with the vocabulary that is wanted"
+        )
 
 
 def resize(model: nn.Module, size: int) -> None:

@@ -22,7 +22,7 @@ from polyformer.sequence.context import Context
 from polyformer.sequence.inputs import ModelInputs
 from polyformer.sequence.tokens import NO_TOKENS, Tokens
 from polyformer.sequence.unpadding import unpadding
-from polyformer.stack import Embedding, LayerState, Source, Stack
+from polyformer.stack import AdaptiveEmbedding, Embedding, LayerState, Source, Stack
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Side:
 
     name: str  # "encoder" or "decoder"
     config: ModelConfig
-    tokens: nn.Embedding | Int8Embedding
+    tokens: nn.Embedding | Int8Embedding | AdaptiveEmbedding
     embedding: Embedding
     stack: Stack
 

@@ -25,7 +25,10 @@ from polyformer.ops.int8_layers import Int8Embedding, Int8Weight
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.sequence.inputs import ModelInputs
 from polyformer.sequence.tokens import NO_TOKENS
-from polyformer.stack import Embedding, LayerState, Stack
+from polyformer.stack import AdaptiveEmbedding, Embedding, LayerState, Stack
+
+Table = nn.Embedding | Int8Embedding | AdaptiveEmbedding
+"""What makes vectors of token ids."""
 
 
 class Transformer(PretrainedMixin):
@@ -40,11 +43,11 @@ class Transformer(PretrainedMixin):
         super().__init__(config)
         width, positions = config.hidden_size, config.max_position_embeddings
         size = config.embedding.width(width)
-        self.tokens: nn.Embedding | Int8Embedding = nn.Embedding(config.vocab_size, size)
+        self.tokens: Table = config.embedding.tokens(config.vocab_size, width)
         both = config.encoder is not None and config.decoder is not None
-        self.decoder_tokens: nn.Embedding | Int8Embedding | None = (
-            nn.Embedding(config.vocab_size, size) if both and not config.embedding.shared else None
-        )
+        self.decoder_tokens: Table | None = None
+        if both and not config.embedding.shared:
+            self.decoder_tokens = config.embedding.tokens(config.vocab_size, width)
         for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
             cross = both and name == "decoder"
             self.add_module(name, None if stack is None else Stack(stack, width, positions, cross, size))
@@ -259,12 +262,12 @@ class Transformer(PretrainedMixin):
         assert embedding is not None
         return Side(name, self.config, self.tokens if encoder else self._output_table(), embedding, stack)
 
-    def _output_weight(self) -> Tensor | Int8Weight:
+    def _output_weight(self) -> Tensor | Int8Weight | AdaptiveEmbedding:
         """What a head that is tied reads: [V, E]."""
         table = self._output_table()
-        return table if isinstance(table, Int8Embedding) else table.weight
+        return table.weight if isinstance(table, nn.Embedding) else table
 
-    def _output_table(self) -> nn.Embedding | Int8Embedding:
+    def _output_table(self) -> Table:
         """The token table of the decoder, or of the encoder where there is none: the head may read it."""
         return self.tokens if self.decoder_tokens is None else self.decoder_tokens
 

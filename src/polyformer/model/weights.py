@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.weights import load_weights
+from polyformer.heads.adaptive import AdaptiveSoftmax
 from polyformer.heads.vocabulary import VocabularyHead
-from polyformer.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight
+from polyformer.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight, weight_of
 from polyformer.ops.linear import Linear
+from polyformer.stack import AdaptiveEmbedding
 
 WEIGHTS = "float32", "bfloat16", "int8"
 
@@ -65,9 +67,12 @@ def round_weights(model: nn.Module) -> None:
             matrix = Int8Weight(parent.weight)
             del parent.weight  # a parameter, whose place a module cannot take
             parent.weight = matrix
+        if isinstance(parent, AdaptiveEmbedding | AdaptiveSoftmax):
+            for i, table in enumerate(parent.tables):
+                parent.tables[i] = new.setdefault(id(table), Int8Embedding(weight_of(table)))
     for name in TABLES:
         table = getattr(model, name, None)
-        if table is not None:
+        if isinstance(table, nn.Embedding):
             setattr(model, name, new.setdefault(id(table), Int8Embedding(table.weight)))
     model.requires_grad_(False)
 

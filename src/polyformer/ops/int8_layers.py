@@ -103,5 +103,10 @@ def as_matrix(weight: Tensor | Int8Weight) -> Tensor:
     return weight.dequantized() if isinstance(weight, Int8Weight) else weight
 
 
+def weight_of(layer: nn.Module) -> Tensor:
+    """The weight [O, I] of a table or linear layer of either kind, in floating point."""
+    return layer.dequantized() if isinstance(layer, Int8Weight) else layer.get_parameter("weight")
+
+
 def _is_watched(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks)

@@ -133,7 +133,7 @@ class Reader:
 
 def command_of(config: ModelConfig) -> str | None:
     """The command that a model's head is for."""
-    if config.head.kind == "language_model" and config.decoder is not None:
+    if config.head.kind in ("language_model", "adaptive_softmax") and config.decoder is not None:
         return "generate" if config.encoder is None else "translate"
     return COMMANDS.get(config.head.kind)
 

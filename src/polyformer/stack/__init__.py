@@ -1,5 +1,6 @@
 """Stacks of layers and the embedding below them."""
 
+from polyformer.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbedding
 from polyformer.stack.convolution import ConvolutionConfig
 from polyformer.stack.embedding import Embedding, EmbeddingConfig
 from polyformer.stack.global_projections import copy_local_projections
@@ -8,6 +9,8 @@ from polyformer.stack.multihead import AttentionConfig, MultiHeadAttention
 from polyformer.stack.stack import Stack, StackConfig
 
 __all__ = [
+    "AdaptiveConfig",
+    "AdaptiveEmbedding",
     "AttentionConfig",
     "ConvolutionConfig",
     "Embedding",

@@ -17,6 +17,7 @@ from polyformer.ops.linear import Linear
 from polyformer.ops.norms import NormConfig
 from polyformer.position import Position
 from polyformer.sequence.inputs import ModelInputs
+from polyformer.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbedding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class EmbeddingConfig(Config):
     size: int | None = None  # width of the sum; by default hidden_size
     num_languages: int = 0  # languages with a vector of their own (XLM's `langs`); 0 for none
     embedding_dropout: float | None = None  # of the sum; by default the stack's
+    adaptive: AdaptiveConfig | None = None  # token vectors that are narrower the rarer the tokens are
 
     def __post_init__(self) -> None:
         for name in ("type_vocab_size", "num_languages"):
@@ -38,6 +40,10 @@ class EmbeddingConfig(Config):
                 raise InputError(f"{name}: expected 0 or more, got {getattr(self, name)}")
         if self.size is not None and self.size < 1:
             raise InputError(f"size: expected 1 or more, or None for hidden_size, got {self.size}")
+        if self.size is not None and self.adaptive is not None:
+            raise InputError(
+                "size: adaptive token vectors have widths of their own; set adaptive.size instead"
+            )
         if self.embedding_dropout is not None and not 0.0 <= self.embedding_dropout < 1.0:
             raise InputError(
                 f"embedding_dropout: expected a probability in [0, 1), got {self.embedding_dropout}"
@@ -46,6 +52,12 @@ class EmbeddingConfig(Config):
     def width(self, hidden_size: int) -> int:
         """The width of the sum in a model of `hidden_size`."""
         return hidden_size if self.size is None else self.size
+
+    def tokens(self, vocab_size: int, hidden_size: int) -> nn.Embedding | AdaptiveEmbedding:
+        """The table of token vectors."""
+        if self.adaptive is not None:
+            return AdaptiveEmbedding(self.adaptive, vocab_size, hidden_size)
+        return nn.Embedding(vocab_size, self.width(hidden_size))
 
 
 class Embedding(nn.Module):

@@ -1,0 +1,127 @@
+"""Adaptive embeddings: token vectors that are narrower the rarer the tokens are, each cluster projected to E.
+
+    vector(w) = P_i W_i[w - c_i]        w in cluster i: the tokens c_i .. c_(i+1) - 1
+
+W_i [V_i, d_i] with d_i = size // div_val^i, P_i [E, d_i]. With `div_val` 1 all have one width: there is one
+table, and one projection where its width is not E. Tokens are taken to be numbered from frequent to rare.
+Baevski and Auli 2019, section 3; with the options of Transformer-XL's authors' code.
+"""
+
+import dataclasses
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.ops.int8_layers import weight_of
+from polyformer.ops.linear import Linear
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptiveConfig(Config):
+    """Clusters of a vocabulary: where each but the first begins, and how wide their vectors are.
+
+    `size`: of the first cluster's vectors, by default hidden_size; each further cluster's are `div_val` times
+    narrower.
+    """
+
+    cutoffs: tuple[int, ...] = ()
+    div_val: int = 4
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.div_val < 1:
+            raise InputError(f"div_val: expected 1 or more, got {self.div_val}")
+        if self.size is not None and self.size < 1:
+            raise InputError(f"size: expected 1 or more, or None for hidden_size, got {self.size}")
+        check_cutoffs(self.cutoffs)
+
+    @property
+    def tables(self) -> int:
+        """How many tables there are."""
+        return 1 if self.div_val == 1 else len(self.cutoffs) + 1
+
+    def clusters(self, vocab_size: int) -> list[slice]:
+        """The tokens of each cluster; `InputError` for a cut-off that a vocabulary so small does not have."""
+        check_cutoffs(self.cutoffs, vocab_size)
+        bounds = [0, *self.cutoffs, vocab_size]
+        return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+
+    def tokens(self, vocab_size: int) -> list[slice]:
+        """The tokens of each table."""
+        clusters = self.clusters(vocab_size)
+        return clusters if self.tables == len(clusters) else [slice(0, vocab_size)]
+
+    def width(self, cluster: int, hidden_size: int) -> int:
+        """d_i, the width of a cluster's vectors."""
+        width = (self.size or hidden_size) // self.div_val**cluster
+        if width < 1:
+            raise InputError(
+                f"div_val: {self.size or hidden_size} // {self.div_val}^{cluster} leaves the vectors of "
+                f"cluster {cluster} no channel; use a smaller div_val or fewer cutoffs"
+            )
+        return width
+
+    def projects(self, hidden_size: int) -> bool:
+        """Whether vectors are projected to E: where some have another width."""
+        return self.div_val > 1 or self.width(0, hidden_size) != hidden_size
+
+    @classmethod
+    def examples(cls) -> tuple["AdaptiveConfig", ...]:
+        """Small instances for tests."""
+        return cls(cutoffs=(3, 8), div_val=2), cls(cutoffs=(5,), div_val=1, size=6)
+
+
+def check_cutoffs(cutoffs: tuple[int, ...], vocab_size: int | None = None) -> None:
+    """Raises `InputError` unless cut-offs rise, from 1 or more to less than the size of the vocabulary."""
+    bounds = (0, *cutoffs) if vocab_size is None else (0, *cutoffs, vocab_size)
+    if any(start >= stop for start, stop in itertools.pairwise(bounds)):
+        end = "" if vocab_size is None else f" below vocab_size {vocab_size}"
+        raise InputError(f"cutoffs: expected rising numbers from 1{end}, got {list(cutoffs)}")
+
+
+class AdaptiveEmbedding(nn.Module):
+    """ids [...] -> vectors [..., E]."""
+
+    def __init__(self, config: AdaptiveConfig, vocab_size: int, hidden_size: int):
+        super().__init__()
+        self.config, self.hidden_size = config, hidden_size
+        self.tokens = config.tokens(vocab_size)
+        widths = [config.width(i, hidden_size) for i in range(config.tables)]
+        self.tables = nn.ModuleList(
+            nn.Embedding(run.stop - run.start, width) for run, width in zip(self.tokens, widths)
+        )
+        projects = config.projects(hidden_size)
+        self.projections = nn.ModuleList(
+            Linear(width, hidden_size, bias=False) for width in widths if projects
+        )
+
+    def matrix(self) -> Tensor:
+        """The table [V, E] that this stands for, written out."""
+        return torch.cat([self._projected(i, weight_of(table)) for i, table in enumerate(self.tables)])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Rows of `matrix`, of which only those are made that are asked for."""
+        if len(self.tables) == 1:
+            return self._projected(0, self.tables[0](ids))
+        flat = ids.reshape(-1)
+        vectors = torch.zeros((), device=ids.device)
+        places, parts = [], []
+        for i, (run, table) in enumerate(zip(self.tokens, self.tables)):
+            inside = (flat >= run.start) & (flat < run.stop)
+            if torch.compiler.is_compiling():  # of fixed shapes: every token is looked up everywhere
+                own = self._projected(i, table((flat - run.start).clamp(0, run.stop - run.start - 1)))
+                vectors = vectors + torch.where(inside.unsqueeze(1), own, 0)
+                continue
+            places.append(inside.nonzero().squeeze(1))
+            parts.append(self._projected(i, table(flat.index_select(0, places[-1]) - run.start)))
+        if places:
+            order = torch.cat(places)
+            back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+            vectors = torch.cat(parts).index_select(0, back)
+        return vectors.view(*ids.shape, self.hidden_size)
+
+    def _projected(self, cluster: int, x: Tensor) -> Tensor:
+        return self.projections[cluster](x) if len(self.projections) else x
