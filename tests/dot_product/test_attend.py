@@ -142,7 +142,10 @@ def bad(**changes: Any) -> dict[str, Any]:
         (bad(context=Context(5, 5)), "context: made for 5 queries and 5 keys, got 5 and 6"),
         (bad(pattern="Window(3)"), "pattern: expected a Pattern or a mask_mod function, got 'Window"),
         (bad(backend="tile"), "unknown backend 'tile': did you mean 'tiled'?"),
-        (bad(backend="flex"), "'flex' cannot take this call: FlexAttention has no backward on cpu"),
+        (
+            bad(backend="flex", q=zeros(2, 4, 5, 8).requires_grad_()),
+            "'flex' cannot take this call: it has no backward on a CPU",
+        ),
         (bad(backend="sdpa", return_lse=True), "'sdpa' cannot take this call: torch's function does not"),
     ],
 )

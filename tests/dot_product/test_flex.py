@@ -1,4 +1,4 @@
-"""The BlockMask made from a layout, on any machine; the compiled kernels against the definition, on CUDA."""
+"""The BlockMask made from a layout; the compiled kernels against the definition, on a CPU and on CUDA."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from polyformer.dot_product.attend import attend
 from polyformer.dot_product.backends import flex
 from polyformer.dot_product.explain import explain
 from polyformer.dot_product.request import prepare
-from polyformer.patterns import Causal, Global, Pattern, Window
+from polyformer.patterns import Causal, Global, Pattern, Strided, Window
 from polyformer.patterns.implied import Full, implied
 from polyformer.sequence.context import Context
 
@@ -161,6 +161,80 @@ class Fake:
 )
 def test_what_it_refuses_on_cuda(request_: Any, reason: str | None) -> None:
     assert flex.refuses(request_, return_lse=False) == reason
+
+
+needs_compiler = pytest.mark.skipif(
+    flex._lacks() is not None, reason="FlexAttention on a CPU needs AVX2 and a C++ compiler"
+)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("pattern", "heads", "width", "queries", "keys"),
+    [
+        (Window(40) | Global(2), 6, 20, 131, 270),
+        (Window(3, 0) | Strided(8), 2, 8, 200, 200),
+        (None, 2, 16, 1, 70),
+    ],
+    ids=str,
+)
+def test_the_kernel_for_a_cpu_agrees(
+    pattern: Pattern | None, heads: int, width: int, queries: int, keys: int
+) -> None:
+    torch.manual_seed(0)
+    q = torch.randn(2, heads, queries, width)
+    k, v = torch.randn(2, 2, keys, width), torch.randn(2, 2, keys, 12)
+    context = random_context(2, queries, keys, causal=True, documents=True, padding=True)
+    slopes = torch.rand(heads)
+    options: dict[str, Any] = {"pattern": pattern, "context": context, "scale": 0.3}
+    if queries > 1:
+        options["score_mod"] = lambda score, b, h, i, j: score - slopes[h] * (i - j).abs()
+    assert explain(q, k, v, **options, backend="flex").backend == "flex"
+    out = attend(q, k, v, **options, backend="flex")
+    torch.testing.assert_close(out, attend(q, k, v, **options, backend="definition"), rtol=1e-4, atol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@torch.no_grad()
+def test_lengths_and_windows_may_change_on_a_cpu() -> None:
+    q, k, v = torch.randn(3, 1, 2, 260, 16, dtype=torch.bfloat16).unbind()
+    for n, width in ((260, 9), (200, 17)):
+        inputs = q[:, :, -n:], k, v
+        out = attend(*inputs, pattern=Window(width), backend="flex")
+        expected = attend(*(x.double() for x in inputs), pattern=Window(width), backend="definition")
+        torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_what_it_refuses_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = prepare(*torch.randn(3, 1, 2, 8, 4).unbind(), score_mod=lambda score, b, h, i, j: score)
+    assert flex.refuses(request, False) == "it has no backward on a CPU; call it under torch.no_grad()"
+    with torch.no_grad():
+        assert flex.refuses(request, True) == "its kernel for a CPU returns no log-sum-exp"
+        assert (
+            explain(request.q, request.k, request.v, pattern=Window(1), return_lse=True)
+            .reasons["flex"]
+            .startswith("on a CPU it compiles anew")
+        )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cpp_builder, exc
+    from torch._inductor.kernel.flex import flex_cpu
+
+    def missing() -> str:
+        raise exc.InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
+    flex._lacks.cache_clear()
+    assert str(flex._lacks()).startswith("there is no C++ compiler")
+    monkeypatch.setattr(flex_cpu, "check_cpu_supported", lambda: False)
+    flex._lacks.cache_clear()
+    assert str(flex._lacks()).startswith("its kernel for a CPU needs AVX2")
+    flex._lacks.cache_clear()
 
 
 def _inputs(dtype: torch.dtype, queries: int, keys: int) -> tuple[list[Tensor], list[Tensor]]:

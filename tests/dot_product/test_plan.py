@@ -214,4 +214,4 @@ def test_parts_are_explained_as_a_tree() -> None:
 
 def test_what_cannot_run_cannot_be_explained() -> None:
     with pytest.raises(InputError, match="backend 'flex' cannot take this call"):
-        explain(*CALLS["full"].arguments()[0], backend="flex")
+        explain(*CALLS["full"].arguments()[0], backend="flex", return_lse=True)

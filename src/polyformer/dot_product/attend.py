@@ -85,7 +85,8 @@ def attend(
         context: positions, documents, padding, causality; by default Tq queries that are the last of Tk keys.
         scale: by default 1 / sqrt(D).
         dropout: probability of dropping an attention weight.
-        backend: "auto" or one of `BACKENDS`; `explain` says which and why.
+        backend: "auto" or one of `BACKENDS`; `explain` says which and why. "flex" is for GPUs and, without
+            gradients, for CPUs, where it compiles for seconds for every pattern and shape.
         return_lse: also return the log-sum-exp of every query's scores, to combine several sets of keys.
 
     Returns:

@@ -115,7 +115,8 @@ def plan(request: Request, backend: str = "auto", return_lse: bool = False, repe
         if split is not None:
             return _branch(split, backend, return_lse)
     leaf = leaf or choose(request, backend, return_lse)
-    if leaf.backend in ("tiled", "flex") and not torch.compiler.is_compiling():
+    by_parts = leaf.backend in ("tiled", "flex") and not BACKENDS[leaf.backend].refuses(request, True)
+    if by_parts and not torch.compiler.is_compiling():
         split = by_head(request, together=leaf.backend == "tiled") or by_residue_class(request)
         if split is not None:
             return _branch(split, backend, return_lse)
@@ -138,10 +139,18 @@ def choose(request: Request, backend: str, return_lse: bool) -> Leaf:
         return Leaf(request, "definition", reasons)
     reasons: dict[str, str] = {}
     for name in asked:
-        why = BACKENDS[name].refuses(request, return_lse)
-        if name == "tiled" and is_traced() and backend == "auto" and request.pairs <= TRACED:
-            why = "it would break the graph, and so few scores can be computed at once"
+        why = _passed_over(name, request) if backend == "auto" else None
+        why = why or BACKENDS[name].refuses(request, return_lse)
         if why is None:
             return Leaf(request, name, reasons)
         reasons[name] = why
     raise InputError(f"backend {quote(backend)} cannot take this call: {reasons[backend]}; use 'auto'")
+
+
+def _passed_over(name: str, request: Request) -> str | None:
+    """Why `auto` does not ask a backend that may take the request if it is named."""
+    if name == "flex" and request.q.device.type == "cpu":
+        return "on a CPU it compiles anew, for seconds, for every pattern and shape: it is to be asked for"
+    if name == "tiled" and is_traced() and request.pairs <= TRACED:
+        return "it would break the graph, and so few scores can be computed at once"
+    return None

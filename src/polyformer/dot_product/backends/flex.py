@@ -1,4 +1,8 @@
-"""Compiled FlexAttention on CUDA, its BlockMask made from the layout and never from a dense mask."""
+"""Compiled FlexAttention on CUDA, its BlockMask made from the layout and never from a dense mask.
+
+On a CPU too, by name and without gradients: torch's kernel there has no backward pass and no log-sum-exp, and
+`auto` leaves it out, because every pattern, shape and score function takes seconds to compile.
+"""
 
 import dataclasses
 import functools
@@ -8,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.dot_product.request import Request
+from polyformer.dot_product.request import Request, transformed
 from polyformer.patterns.base import Pattern, ScoreMod
 from polyformer.patterns.layout import Interval, intersect, unite
 from polyformer.patterns.mods import Mod
@@ -24,32 +28,66 @@ COMPILATIONS = 200
 
 def refuses(request: Request, return_lse: bool) -> str | None:
     """Why this backend cannot take the request, or None."""
-    widths = request.q.shape[3], request.v.shape[3]
-    if request.q.device.type != "cuda":
-        return f"FlexAttention has no backward on {request.q.device.type} and is slower there than tiled"
+    device = request.q.device.type
     if request.dropout:
         return "FlexAttention has no dropout"
     if request.relative is not None and request.relative.position_values is not None:
         return "FlexAttention has no terms in the values"
     if request.q.dtype == torch.float64:
         return "its kernels have no float64"
+    if 0 in (request.q.shape[0], request.context.q_len, request.context.kv_len):
+        return "there is nothing to attend to"
+    if device == "cpu":
+        return _refuses_on_cpu(request, return_lse)
+    if device != "cuda":
+        return f"its kernels are for CUDA and CPUs, not {device}"
+    widths = request.q.shape[3], request.v.shape[3]
     if min(widths) < 16:
         return f"its kernels need widths of 16 or more, got {min(widths)}"
     if request.groups & (request.groups - 1):
         return f"its kernels need a power of 2 of query heads per key head, got {request.groups}"
-    if 0 in (request.q.shape[0], request.context.q_len, request.context.kv_len):
-        return "there is nothing to attend to"
     return None
 
 
-def run(request: Request) -> tuple[Tensor, Tensor]:
-    """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]."""
+def _refuses_on_cpu(request: Request, return_lse: bool) -> str | None:
+    captured = request.score_mod is not None or request.relative is not None
+    if torch.is_grad_enabled() and (captured or any(x.requires_grad for x in _inputs(request))):
+        return "it has no backward on a CPU; call it under torch.no_grad()"
+    if return_lse:
+        return "its kernel for a CPU returns no log-sum-exp"
+    if transformed():
+        return "torch.func and forward differentiation cannot look into its kernel"
+    return None if torch.compiler.is_compiling() else _lacks()
+
+
+def _inputs(request: Request) -> tuple[Tensor, Tensor, Tensor]:
+    return request.q, request.k, request.v
+
+
+@functools.cache
+def _lacks() -> str | None:
+    """What this machine lacks to compile for its CPU, or None."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+    from torch._inductor.kernel.flex.flex_cpu import check_cpu_supported
+
+    if not check_cpu_supported():
+        return "its kernel for a CPU needs AVX2, and Linux or Windows"
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "there is no C++ compiler (set CXX, or install g++ or clang)"
+    return None
+
+
+def run(request: Request) -> tuple[Tensor, Tensor | None]:
+    """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]; None for that on a CPU."""
     from torch.nn.attention.flex_attention import AuxRequest
 
     device = request.q.device
     mask = None if request.pattern is None else block_mask(request.pattern, request.context, device)
     score_mod = _moved(request, moving(request.context, device))
-    out, aux = _attention()(
+    result = _attention(device.type)(
         request.q,
         request.k,
         request.v,
@@ -57,9 +95,9 @@ def run(request: Request) -> tuple[Tensor, Tensor]:
         block_mask=mask,
         scale=request.scale,
         enable_gqa=request.groups > 1,
-        return_aux=AuxRequest(lse=True),
+        return_aux=None if device.type == "cpu" else AuxRequest(lse=True),
     )
-    return out, aux.lse
+    return (result, None) if device.type == "cpu" else (result[0], result[1].lse)
 
 
 def block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any:
@@ -124,19 +162,20 @@ def _padded(rows: list[list[int]], columns: int, device: torch.device) -> tuple[
     return counts[None, None].to(device), indices[None, None].to(device)
 
 
-def _attention() -> Callable[..., Any]:
+def _attention(device: str) -> Callable[..., Any]:
     """FlexAttention, compiled; inside a graph that is being compiled anyway, as it is."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return flex_attention if torch.compiler.is_compiling() else _compiled()
+    return flex_attention if torch.compiler.is_compiling() else _compiled(device)
 
 
 @functools.cache
-def _compiled() -> Callable[..., Any]:
+def _compiled(device: str) -> Callable[..., Any]:
     from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention
 
-    compiled = torch.compile(flex_attention)
+    # The kernel for a CPU cannot be compiled where a number that a mask captures has become dynamic.
+    compiled = torch.compile(flex_attention, dynamic=False if device == "cpu" else None)
 
     def call(*args: Any, **options: Any) -> Any:
         # Every mod needs a compilation of its own. After dynamo's default of 8 it would give up and compute
