@@ -155,3 +155,17 @@ def test_translate_by_the_task_in_the_configuration(tmp_path: Path, output: Call
     assert (
         output("translate", tmp_path, "a film", *words) == made_here.texts(tokenizer.decode)[0].strip() + "\n"
     )
+
+
+@pytest.mark.parametrize("weights", ["int8", "bfloat16"])
+def test_converted_weights_write_as_they_are(
+    weights: str, train_tiny: Callable[..., Path], tmp_path: Path, output: Callable[..., str]
+):
+    folder = tmp_path / weights
+    assert main(["convert", str(train_tiny("lm")), str(folder), "--weights", weights]) == 0
+    model = polyformer.from_pretrained(folder)
+    assert getattr(torch, weights) in {tensor.dtype for tensor in model.state_dict().values()}
+    text = output("generate", folder, "--prompt", "line", "--max-new-tokens", 20)
+    assert text.startswith("line")
+    assert len(text) > 10
+    assert main(["evaluate", str(folder)]) == 2, "of runs alone: a checkpoint names no data and no task"

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyformer.ops.activations import ACTIVATIONS
 from polyformer.ops.linear import Linear, activated, linear, linears, onednn_takes
-from polyformer.ops.packed_weights import Copies, PackedWeights
+from polyformer.ops.packed_weights import Copies, PackedWeights, packs_bfloat16
 from polyformer.ops.product_ways import ROW_STEP
 from product_choices import EVERY_WAY, by
 
@@ -133,6 +133,22 @@ def test_packed_weights_give_the_same_products(copies):
 
 
 @torch.no_grad()
+def test_weights_of_bfloat16_are_packed_where_onednn_has_its_products():
+    x, weight, offset = inputs(5, 300, 401, torch.bfloat16)
+    weight, packed = torch.nn.Parameter(weight), PackedWeights(Copies())
+    assert packed.copies is not None
+    expected = F.linear(x.double(), weight.double(), offset.double())
+    with packed:
+        for rows in (x, x[:1], x.repeat(40, 1, 1)):
+            y = linear(rows, weight, offset)
+            assert y.dtype == torch.bfloat16
+            torch.testing.assert_close(y[:5].double(), expected[: len(y)], rtol=2e-2, atol=2e-1)
+        linear(x.float(), torch.nn.Parameter(weight.float()))
+    assert ((id(weight),) in packed.copies.kept) == packs_bfloat16()
+    assert len(packed.copies.kept) == 1 + packs_bfloat16()
+
+
+@torch.no_grad()
 def test_weights_are_packed_inside_alone_and_up_to_the_limit():
     x, weight, _ = inputs(5, 300, 400)
     first, second = torch.nn.Parameter(weight), torch.nn.Parameter(weight + 1)
@@ -160,10 +176,13 @@ WRITES = {
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [300, 301])
 @pytest.mark.parametrize("write", WRITES)
-def test_copies_of_weights_that_were_written_to_are_dropped(write, width):
-    other, weight = Linear(width, 401), Linear(width, 401).weight
+def test_copies_of_weights_that_were_written_to_are_dropped(write, width, dtype):
+    if dtype == torch.bfloat16 and (write in ("one number", "through numpy") or not packs_bfloat16()):
+        pytest.skip("too small a step, no such numbers, or no such copies")
+    other, weight = Linear(width, 401).to(dtype), Linear(width, 401).weight.to(dtype)
     copies = Copies()
     for change in (lambda weight: None, WRITES[write]):
         for each in (other.weight, weight):

@@ -37,3 +37,15 @@ def test_rms_norm():
 def test_eps_is_checked(eps: float):
     with pytest.raises(InputError, match="eps: expected a positive number, got"):
         RMSNormConfig(eps=eps)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5), (3, 7, 5), (0, 5)])
+def test_rms_norm_without_gradients_is_torchs(shape: tuple[int, ...]):
+    norm = randomized(RMSNormConfig(eps=0.1)).float()
+    for scale in (1e-3, 1.0, 1e3):
+        x = scale * torch.randn(shape)
+        kept = x.clone()
+        with torch.no_grad():
+            torch.testing.assert_close(norm(x), torch.rms_norm(x, (5,), norm.weight, 0.1))
+        assert torch.equal(x, kept)
+        assert norm(x).requires_grad

@@ -28,7 +28,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.ops.linear import linear
 from polyformer.ops.tuning import Section
-from polyformer.ops.tuning.machine import core_cache
+from polyformer.ops.tuning.machine import core_cache, last_cache
 from polyformer.ops.tuning.stopwatch import least_seconds
 
 LEVELS = 127
@@ -45,6 +45,9 @@ VECTOR = 32
 
 ROWS = 1, 4, 8, 16, 32, 64, 128, 256, 512
 """Numbers of rows for which the ways are compared."""
+
+FEW, MOST_READ = 8, 128 << 20
+"""Up to how many rows a weight is measured as it comes from memory; bytes that are read to put it there."""
 
 ENGINES = "x86", "fbgemm"
 """Of torch's quantized engines those that are FBGEMM."""
@@ -197,14 +200,21 @@ def _ones(outputs: int, inputs: int) -> Joined:
 
 
 def _measure() -> Int8Config:
-    """The fastest way for each number of rows, of a weight too large for a core's cache."""
+    """The fastest way for each number of rows, of a weight that a few rows read from memory.
+
+    They take as long as reading does, and every weight of a model has left the caches when a loop comes back
+    to it. (Float products, which read four times as much, are out of the question.) More rows take as long as
+    multiplying does.
+    """
     joined = _ones(4096, 1024)
     ways = [in_halves, in_integers, in_chunks] if packs() else [in_halves, in_chunks]
     most = dict.fromkeys(ways, 0)
+    other = torch.ones(min(2 * last_cache(), MOST_READ) // 4)
     for rows in ROWS:
         x = torch.ones(rows, 1024)
-        times = least_seconds({way: functools.partial(way, x, joined) for way in ways}, rounds=3)
-        best = min(ways, key=lambda way: times[way])
+        calls = {way: functools.partial(way, x, joined) for way in (ways if rows > FEW else ways[:-1])}
+        times = least_seconds(calls, 3, before=other.sum if rows <= FEW else None)
+        best = min(calls, key=lambda way: times[way])
         ways = ways[ways.index(best) :]
         if best is in_chunks:
             break

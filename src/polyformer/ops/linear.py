@@ -103,10 +103,10 @@ def shaped(rows: Tensor, x: Tensor) -> Tensor:
     return torch.ops.aten._unsafe_view(rows, [*x.shape[:-1], rows.shape[-1]])
 
 
-def onednn_takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether this product may go to oneDNN: eager float32 on a CPU, outside autocast and torch.func."""
+def onednn_takes(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether this product of `dtype` may go to oneDNN: eager, on a CPU, outside autocast and torch.func."""
     return (
-        x.dtype == weight.dtype == torch.float32
+        x.dtype == weight.dtype == dtype
         and x.is_cpu
         and weight.is_cpu
         and not torch.compiler.is_compiling()

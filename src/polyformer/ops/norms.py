@@ -3,7 +3,8 @@
 import dataclasses
 from typing import ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
@@ -52,4 +53,27 @@ class RMSNormConfig(NormConfig):
 
     def build(self, width: int) -> nn.Module:
         """torch's RMS norm."""
-        return nn.RMSNorm(width, eps=self.eps)
+        return RMSNorm(width, eps=self.eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """As torch's, whose many steps take as long for the vector of one token as a product does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight, of x [..., width]."""
+        if self.eps is not None and self._is_plain(x):
+            width, length = x.shape[-1], torch.linalg.vector_norm(x, 2, -1, True)
+            rms = torch.hypot(length, x.new_full((), (width * self.eps) ** 0.5)).mul_(width**-0.5)
+            return (x / rms).mul_(self.weight)
+        return super().forward(x)
+
+    def _is_plain(self, x: Tensor) -> bool:
+        """Whether the definition, step by step, is faster: in single precision on a CPU, outside autograd."""
+        return (
+            not torch.is_grad_enabled()
+            and x.dtype == self.weight.dtype == torch.float32
+            and x.is_cpu
+            and not torch.compiler.is_compiling()
+            and torch._C._get_tracing_state() is None
+            and not torch._C._are_functorch_transforms_active()
+        )

@@ -1,6 +1,7 @@
 """Copies of weights for loops that read them over and over, such as decoding."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeGuard
 from weakref import WeakKeyDictionary
@@ -90,13 +91,15 @@ def _copied(weights: tuple[Tensor, ...], size: int) -> _Copy:
 
 
 def _sums(weight: Tensor) -> Tensor:
-    """Sums of the bits of runs of a weight; nothing for one that is not of float32 on a CPU, or any more."""
-    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+    """Sums of the bits of runs of a weight; nothing for one of no type that is packed, or not on a CPU any
+    more."""
+    if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
         return torch.empty(0)
     weight = weight.detach()
     flat = (weight.mT if weight.mT.is_contiguous() else weight).reshape(-1)
-    if flat.numel() % 2 or flat.storage_offset() % 2:
-        flat = F.pad(flat, (0, flat.numel() % 2)).clone()
+    word = 8 // weight.itemsize
+    if flat.numel() % word or flat.storage_offset() % word:
+        flat = F.pad(flat, (0, -flat.numel() % word)).clone()
     words = flat.view(torch.int64)
     runs = words[: len(words) // RUN * RUN].view(-1, RUN).sum(1)
     return torch.cat([runs, words[len(runs) * RUN :].sum(0, keepdim=True)])
@@ -165,7 +168,8 @@ class PackedWeights:
     def _copy(self, x: Tensor, *weights: Tensor) -> Tensor | None:
         """The copy of weights that oneDNN may multiply with inputs like x; None where there is to be none."""
         large = sum(weight.numel() for weight in weights) > SMALL_WEIGHT
-        if self.copies is None or not large or not onednn_takes(_row(x), weights[0]):
+        dtype = torch.bfloat16 if x.dtype == torch.bfloat16 and packs_bfloat16() else torch.float32
+        if self.copies is None or not large or not onednn_takes(_row(x), weights[0], dtype):
             return None
         return self.copies.of(*weights)
 
@@ -201,6 +205,12 @@ class _Joint:
     weight: Tensor
     bias: Tensor | None
     sizes: list[int]
+
+
+@functools.cache
+def packs_bfloat16() -> bool:
+    """Whether oneDNN has products of bfloat16 here."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _row(x: Tensor) -> Tensor:

@@ -11,6 +11,9 @@ import torch
 CORE_CACHE = 1 << 20
 """Bytes of cache a core has of its own where the system does not say."""
 
+LAST_CACHE = 32 << 20
+"""Bytes of the last cache where the system does not say."""
+
 
 @functools.cache
 def processor() -> str:
@@ -35,11 +38,22 @@ def instruction_set() -> str:
 @functools.cache
 def core_cache() -> int:
     """Bytes of the second-level cache, which on today's processors a core has to itself."""
+    return _size("SC_LEVEL2_CACHE_SIZE", CORE_CACHE)
+
+
+@functools.cache
+def last_cache() -> int:
+    """Bytes of the last cache before memory, as far as one processor's cores share it."""
+    return _size("SC_LEVEL3_CACHE_SIZE", LAST_CACHE)
+
+
+def _size(name: str, default: int) -> int:
+    """What the system says, or `default` where it says nothing."""
     try:
-        size = os.sysconf("SC_LEVEL2_CACHE_SIZE")
+        size = os.sysconf(name)
     except (AttributeError, ValueError, OSError):
-        return CORE_CACHE
-    return size if size > 0 else CORE_CACHE
+        return default
+    return size if size > 0 else default
 
 
 def described() -> dict[str, str]:

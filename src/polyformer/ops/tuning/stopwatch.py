@@ -11,15 +11,19 @@ def least_seconds(
     calls: Mapping[K, Callable[[], object]],
     rounds: int,
     decided: Callable[[Mapping[K, float]], bool] = lambda least: False,
+    before: Callable[[], object] | None = None,
 ) -> dict[K, float]:
     """The shortest of `rounds` runs of each call, all in turn, after one that is not counted.
 
     The shortest: what else runs on the machine can only lengthen one. The first finds new memory, and oneDNN
-    compiles its kernels. No more rounds are run once what was measured so far is `decided`.
+    compiles its kernels. No more rounds are run once what was measured so far is `decided`. before: runs
+    before each call, untimed, such as what empties the caches.
     """
     least = dict.fromkeys(calls, float("inf"))
     for turn in range(rounds + 1):
         for key, call in calls.items():
+            if before is not None:
+                before()
             start = time.perf_counter()
             call()
             if turn:
