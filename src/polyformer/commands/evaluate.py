@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   polyformer evaluate runs/sst2 --data reviews.tsv
   polyformer evaluate LLAMA-DIR --datastore stores/wikitext2 --tune valid.txt.gz --data test.txt.gz
   polyformer evaluate runs/wikitext2 --datastore stores/wikitext2 --lambda 0.25 --temperature 10
+  polyformer evaluate runs/xl --memory-length 1024
 """
 
 
@@ -39,6 +40,9 @@ class Options:
     )
     tokens: int | None = option("with --datastore: measure on the first N tokens of a text (default: all)")
     format: str | None = option("with --datastore: of the texts, if their names do not say")
+    memory_length: int | None = option(
+        "tokens that a model with a memory remembers in every layer (default: as it was trained)", metavar="N"
+    )
     device: Device = device()
 
 
@@ -48,6 +52,8 @@ DATASTORE = "tune", "lambda_", "temperature", "neighbours", "search", "tokens", 
 def run(options: Options) -> None:
     """Print a table of metrics."""
     if options.datastore is not None:
+        if options.memory_length is not None:
+            raise InputError("--memory-length: goes without --datastore")
         from polyformer.commands.evaluate_datastore import measure
 
         return measure(options)
@@ -55,6 +61,7 @@ def run(options: Options) -> None:
         if getattr(options, name) is not None:
             raise InputError(f"--{name.rstrip('_')}: goes with --datastore")
     from polyformer.data import DataConfig, load, read
+    from polyformer.memory.base import set_length
     from polyformer.ops.workers import suited
     from polyformer.recipes.find import with_data
     from polyformer.recipes.report import table
@@ -71,6 +78,8 @@ def run(options: Options) -> None:
         named = {"validation": data.validation, "test": data.test}
         parts = {split: read(data, needs, path, split) for split, path in named.items() if path}
         parts = parts or {options.data: read(data, needs, data.path, "test")}
+    if options.memory_length is not None:
+        set_length(model, options.memory_length)
     with suited(model):
         scores = [(name, run.task.score(model, rows)) for name, rows in parts.items() if rows is not None]
     if not scores:

@@ -57,6 +57,16 @@ class Memory(nn.Module):
         return tokens.last_kept(self.length)
 
 
+def set_length(model: nn.Module, length: int) -> None:
+    """Every memory in `model` from now on of this length; `InputError` where there is none."""
+    check_length(length)
+    memories = [module for module in model.modules() if isinstance(module, Memory)]
+    if not memories:
+        raise InputError("memory_length: this model has no memory; leave it out")
+    for memory in memories:
+        memory.length = length
+
+
 def check_length(length: int) -> None:
     """Raises `InputError` for a memory of less than nothing."""
     if length < 0:

@@ -60,6 +60,11 @@ class Transformer(PretrainedMixin):
         if config.weights == "int8":
             round_weights(self)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether it reads a text in segments and has a memory of those before."""
+        return self.decoder is not None and self.decoder.memory is not None
+
     encoder: Stack | None
     decoder: Stack | None
     encoder_embedding: Embedding | None

@@ -54,6 +54,8 @@ class Distilling(Fitting):
         config: DistillationConfig,
     ):
         check_distils(task, student.config)
+        if student.remembers:
+            raise InputError("distillation: a teacher says nothing to a memory; take a student without one")
         super().__init__(task, splits, seed)
         self.student, self.config = student, config
         self.teacher = teacher.eval().requires_grad_(False)

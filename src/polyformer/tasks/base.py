@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.labels import IGNORED
+from polyformer.core.state import State
 from polyformer.data import Batches, Stream, Tokenizer, TokenizerConfig
 from polyformer.data.batching import Batch
+from polyformer.data.segments import Segments
 from polyformer.data.windows import Windows
 from polyformer.model import Transformer
 from polyformer.training import share
@@ -78,7 +80,7 @@ class Workers:
 class HeldOut:
     """Held-out data: batches in a fixed order, and what was counted in their text (see `TextTask.count`)."""
 
-    batches: Batches | Windows
+    batches: Batches | Windows | Segments
     counts: dict[str, float]
 
 
@@ -95,12 +97,17 @@ class Task(abc.ABC):
         self.batch_tokens = config.batch_tokens
         self.notes: list[str] = []  # what the user should know about the data that were prepared
 
+    @property
+    def continues(self) -> bool:
+        """Whether a batch goes on, row by row, with the texts of the batch before."""
+        return False
+
     @abc.abstractmethod
     def adapt(self, config: Any) -> Any:
         """`config`, a model's, with the sizes and the head of this task; `InputError` if it does not fit."""
 
     @abc.abstractmethod
-    def training_batches(self, rows: Any, seed: int) -> Batches | Stream | Windows:
+    def training_batches(self, rows: Any, seed: int) -> Batches | Stream | Windows | Segments:
         """Batches of `rows` to train on, in an order drawn from `seed`."""
 
     @abc.abstractmethod
@@ -118,6 +125,11 @@ class Task(abc.ABC):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The training loss: a mean over `weight(batch)` labels."""
         return model(**batch).loss
+
+    def loss_after(self, model: nn.Module, batch: Batch, state: State | None) -> tuple[Tensor, State | None]:
+        """As `loss`, after the state that the batch before left; and the state that this one leaves."""
+        output = model(**batch, state=state, use_cache=True)
+        return output.loss, output.state.detach()
 
     def weight(self, batch: Batch) -> int:
         """The number of labels over which the loss of `batch` is a mean."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 
+from polyformer.core.state import State
 from polyformer.data import Splits, Stream
 from polyformer.data.batching import Batch
 from polyformer.tasks.base import Task, Workers
@@ -49,6 +50,15 @@ class Fitting:
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The training loss of `batch`."""
         return self.task.loss(model, batch)
+
+    @property
+    def continues(self) -> bool:
+        """Whether a batch goes on with the texts of the batch before."""
+        return self.task.continues
+
+    def loss_after(self, model: nn.Module, batch: Batch, state: State | None) -> tuple[Tensor, State | None]:
+        """The training loss after the state of the batch before, and the next state."""
+        return self.task.loss_after(model, batch, state)
 
     def evaluate(self, model: nn.Module, accelerator: "Accelerator") -> dict[str, float]:
         """The metrics of validation data; none without them."""

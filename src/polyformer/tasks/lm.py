@@ -1,34 +1,45 @@
 """Language modelling: predict the next token; measured by perplexity, per token and per word.
 
-Every document is <bos> text <eos>; documents are packed into rows and do not attend to one another.
+Every document is <bos> text <eos>; documents are packed into rows and do not attend to one another. Fed in
+order, the rows of a batch go on with the texts of the batch before (polyformer.data.segments), which is what
+a model with a memory learns from; the last token of a row then predicts the first of the next.
 """
 
 import dataclasses
 import math
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from itertools import islice
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED, next_labels
-from polyformer.data import Tokenizer, pack
+from polyformer.data import Batches, Stream, Tokenizer, pack
 from polyformer.data.batching import Batch, Row
+from polyformer.data.segments import Segments
 from polyformer.generation import Draft, Generated, GenerationConfig, Mixture
 from polyformer.heads import HeadConfig, LanguageModelConfig
+from polyformer.memory import NoMemoryConfig
 from polyformer.model import Transformer
-from polyformer.tasks.metrics import exp, perplexity_metrics
-from polyformer.tasks.text import TextTask, TextTaskConfig, required
+from polyformer.tasks.base import HeldOut, Rows, Workers
+from polyformer.tasks.metrics import exp, loss_total, perplexity_metrics
+from polyformer.tasks.text import STREAMED_ROWS, TextTask, TextTaskConfig, required
 from polyformer.training.config import at_least
+
+ALONE = Workers()
+"""One process."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageModellingConfig(TextTaskConfig):
     """Predict the next token."""
 
-    row_length: int = 256  # tokens in a row: the longest context
+    feed: Literal["packed", "in_order"] = "packed"  # rows in random order, or each going on with its text
+    row_length: int = 256  # tokens in a row: the longest context without a memory
     overlap: int = 1  # tokens that a held-out row repeats of the row before as context, without counting them
     ngram_order: int = 0  # of the n-gram model that a finished run is compared with; 0 for none
     prompt: str = ""  # of the sample that is shown when a run ends
@@ -71,6 +82,21 @@ class LanguageModelling(TextTask):
         self.bos, self.eos = required(tokenizer.bos_id, "<bos>"), required(tokenizer.eos_id, "<eos>")
 
     @property
+    def continues(self) -> bool:
+        """Whether the rows of a batch go on with those of the batch before."""
+        return self.config.feed == "in_order"
+
+    def adapt(self, config: Any) -> ModelConfig:
+        """As for every task of texts; `InputError` for a memory of rows that do not go on."""
+        fitted = super().adapt(config)
+        stack = fitted.decoder
+        if stack is not None and not isinstance(stack.memory, NoMemoryConfig) and not self.continues:
+            raise InputError(
+                "memory: rows in random order leave nothing to remember; set task.feed to 'in_order'"
+            )
+        return fitted
+
+    @property
     def packs(self) -> bool:
         """True: rows hold parts of several documents."""
         return True
@@ -91,6 +117,56 @@ class LanguageModelling(TextTask):
         length, overlap = self.config.row_length, self.config.overlap
         return list(pack(self.documents(rows), length, pad_id=self.collate.pad_id, overlap=overlap))
 
+    def training_batches(self, rows: Any, seed: int) -> Batches | Stream | Segments:
+        """Packed rows, or with `feed: in_order` segments of documents that go on."""
+        if not self.continues:
+            return super().training_batches(rows, seed)
+        if not hasattr(rows, "__len__"):
+            raise InputError("task.feed: 'in_order' lays out all documents, and these data are streamed")
+        return self._segments(rows, self.rows, seed)
+
+    def held_out(self, rows: Rows, side_by_side: int | None = None) -> HeldOut:
+        """As for every task; in order, whole documents in so many rows, by default those of training."""
+        if not self.continues:
+            return super().held_out(rows)
+        kept = list(rows if hasattr(rows, "__len__") else islice(rows, STREAMED_ROWS))
+        return HeldOut(self._segments(kept, side_by_side or self.rows), self.count(kept))
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch."""
+        return self.config.batch_tokens // self.config.row_length
+
+    def _segments(self, rows: Sequence[Row], side_by_side: int, seed: int | None = None) -> Segments:
+        """The documents of `rows`; in a random order with a seed."""
+        pad = self.collate.pad_id
+        documents = self.documents(list(rows))
+        return Segments(
+            documents, self.config.row_length, side_by_side, seed or 0, shuffle=seed is not None, pad_id=pad
+        )
+
+    @torch.no_grad()
+    def measure(self, model: nn.Module, held: HeldOut, workers: Workers = ALONE) -> dict[str, float]:
+        """As for every task; of a model that remembers, by one process, segment after segment."""
+        if not self.continues or not getattr(model, "remembers", False):
+            return super().measure(model, held, workers)
+        device = next(model.parameters()).device
+        total, state = torch.zeros(self.sums, dtype=torch.float64, device=device), None
+        for _, batch in held.batches.epoch(0):
+            output = model(**{name: x.to(device) for name, x in batch.items()}, state=state, use_cache=True)
+            total, state = total + loss_total(output.loss, self.weight(batch)), output.state
+        return self.metrics(total.tolist(), held.counts)
+
+    def score(self, model: nn.Module, rows: Rows) -> dict[str, float]:
+        """In order, the text is read as one row; also how many tokens were predicted, and with how long a
+        memory."""
+        if not self.continues:
+            return super().score(model, rows)
+        held = self.held_out(rows, side_by_side=1)
+        tokens = sum(self.weight(batch) for _, batch in held.batches.epoch(0))
+        length = getattr(getattr(getattr(model, "decoder", None), "memory", None), "length", 0)
+        return {**self.measure(model, held), "tokens": tokens, "memory_length": length}
+
     def count(self, rows: Sequence[Row]) -> dict[str, float]:
         """Words and bytes of the text; nothing where the tokenizer loses part of it."""
         texts = [composed(row["text"]) for row in rows]
@@ -102,6 +178,8 @@ class LanguageModelling(TextTask):
 
     def weight(self, batch: Batch) -> int:
         """Tokens that have a next token in their document."""
+        if "shift_labels" in batch:
+            return int((batch["shift_labels"] != IGNORED).sum())
         return int((next_labels(batch["labels"], batch["document_ids"]) != IGNORED).sum())
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:

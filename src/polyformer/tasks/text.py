@@ -13,6 +13,7 @@ from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Batches, Collate, Stream, Tokenizer, TokenizerConfig, by_tokens
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
+from polyformer.data.segments import Segments
 from polyformer.data.tokenizer_loading import build_tokenizer
 from polyformer.heads import HeadConfig
 from polyformer.tasks.base import HeldOut, Rows, Task, TaskConfig
@@ -138,7 +139,7 @@ class TextTask(Task):
         """The model's own head where it is of the right kind, else the task's."""
         return head if isinstance(head, type(self.head)) else self.head
 
-    def training_batches(self, rows: Any, seed: int) -> Batches | Stream:
+    def training_batches(self, rows: Any, seed: int) -> Batches | Stream | Segments:
         """Batches of `rows`: prepared in memory, or as they are read where `rows` have no length."""
         plan = partial(by_tokens, max_tokens=self.batch_tokens)
         options: dict[str, Any] = {

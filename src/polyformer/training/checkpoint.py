@@ -2,6 +2,7 @@
 
 OUT/checkpoints/step-00000100/model.safetensors       weights and buffers, under the model's own names
                               optimizer.safetensors   NAME/exp_avg, ...: the optimizer's tensors by parameter
+                              memory.safetensors      what a model remembers of the last batches
                               state.json              where the run stands, checksums, versions, machine, and
                                                         the choices of tuning it computed with
 """
@@ -23,10 +24,13 @@ from polyformer.core.files import (
     save_tensors,
     tied_names,
 )
+from polyformer.core.state import State
+from polyformer.core.state_files import state_of, state_tensors
 from polyformer.ops.tuning import recorded
 from polyformer.training.environment import versions
 from polyformer.training.optimizer_state import optimizer_state, set_optimizer_state
 from polyformer.training.state import (
+    MEMORY,
     MODEL,
     OPTIMIZER,
     PREFIX,
@@ -83,6 +87,7 @@ class Checkpoints:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         machine: dict[str, Any],
+        carried: State | None = None,
     ) -> None:
         """Write the checkpoint of `progress.step`, then remove those that are not to be kept."""
         tensors, scalars = optimizer_state(model, optimizer)
@@ -90,6 +95,8 @@ class Checkpoints:
         with atomic_directory(self.path(progress.step)) as folder:
             save_tensors(folder / MODEL, model.state_dict())
             save_tensors(folder / OPTIMIZER, tensors)
+            if carried is not None:
+                save_tensors(folder / MEMORY, state_tensors(carried))
             write_state(folder, progress, kind, versions(), machine, recorded())
         self.prune(progress.best_step)
 
@@ -109,7 +116,8 @@ class Checkpoints:
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Put a checkpoint's weights and optimizer state into place; returns its state (see `read_state`).
+    """Put a checkpoint's weights and optimizer state into place; returns its state (see `read_state`), and
+    as "carried" what the model remembers.
 
     `InputError` names the file that is missing, damaged or does not fit, and the way out.
     """
@@ -117,6 +125,8 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     load_model(path, model)
     tensors = _read_tensors(path, OPTIMIZER)
     set_optimizer_state(path / OPTIMIZER, model, optimizer, tensors, state["optimizer"])
+    if MEMORY in state["sha256"]:
+        state["carried"] = state_of(_read_tensors(path, MEMORY), path / MEMORY)
     return state
 
 
@@ -157,7 +167,7 @@ def is_whole(path: Path) -> bool:
     """Whether a checkpoint is as it was written."""
     try:
         digests = read_state(path)["sha256"]
-        return all(file_digest(path / name) == digests[name] for name in (MODEL, OPTIMIZER))
+        return all(file_digest(path / name) == digest for name, digest in digests.items())
     except (InputError, OSError):
         return False
 

@@ -14,6 +14,7 @@ from polyformer.core.files import remove_partials
 from polyformer.ops.tuning import adopted
 from polyformer.ops.workers import threads
 from polyformer.training.averaging import average_weights
+from polyformer.training.carrying import Carrying
 from polyformer.training.checkpoint import (
     Checkpoints,
     load_checkpoint,
@@ -136,6 +137,7 @@ class Training:
         elif resume:
             self.notes.append(f"{self.out} has no checkpoint yet: it starts again at step 0")
         check_progress(self.out, self.progress, seed, self.config.steps)
+        self.carrying = Carrying(self.model, self.task, self.engine, saved)
         self.threads, notes = self.engine.choose_threads(self.model, saved)
         self.choices, more = self.engine.choices(saved)
         self.notes += notes + more
@@ -197,7 +199,7 @@ class Training:
         for i, (batch, weight) in enumerate(zip(group.batches, group.weights)):
             with engine.unsynced(skip=i + 1 < len(group.batches)):
                 with engine.autocast():
-                    loss = self.task.loss(engine.wrapped, engine.place(batch))
+                    loss = self.carrying.loss(engine.wrapped, engine.place(batch))
                 # Data parallelism takes the mean over processes; `world` makes it the sum of the shares.
                 engine.scaler.scale(loss * (weight * engine.world / group.total)).backward()
             self.loss += loss.detach().double() * weight
@@ -329,7 +331,8 @@ class Training:
             return
         self.progress.scaler = self.engine.scaler.state_dict()
         self.log.sync()
-        self.checkpoints.save(self.progress, self.model, self.optimizer, self.engine.machine())
+        carried, machine = self.carrying.state, self.engine.machine()
+        self.checkpoints.save(self.progress, self.model, self.optimizer, machine, carried)
 
     def finish(self) -> None:
         """Put the final weights into the model."""

@@ -14,6 +14,7 @@ from polyformer.core.parsing import JSON_BYTES, parse_json
 
 FORMAT = 2
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+MEMORY = "memory.safetensors"  # only of a model that remembers
 CHECKSUM = "checksum"
 PREFIX = "step-"
 
@@ -57,12 +58,16 @@ def write_state(
     machine: dict[str, Any],
     tuning: dict[str, Any],
 ) -> None:
-    """Write state.json beside the two files of tensors in `folder`."""
+    """Write state.json beside the files of tensors in `folder`."""
     state = {
         "format": FORMAT,
         "progress": dataclasses.asdict(progress),
         "optimizer": optimizer,
-        "sha256": {name: file_digest(folder / name) for name in (MODEL, OPTIMIZER)},
+        "sha256": {
+            name: file_digest(folder / name)
+            for name in (MODEL, OPTIMIZER, MEMORY)
+            if (folder / name).exists()
+        },
         "versions": versions,
         "machine": machine,
         "tuning": tuning,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import nn
 
+from polyformer.core.state import State
+
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
@@ -57,6 +59,23 @@ class Task(Protocol):
         `accelerator.num_processes`, add up with `accelerator.reduce` or `accelerator.gather`.
         An empty mapping says there is nothing to evaluate on.
         """
+        ...
+
+
+@runtime_checkable
+class ContinuedTask(Task, Protocol):
+    """A task whose batches may go on with the texts of the batch before, row by row."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether they do."""
+        ...
+
+    def loss_after(
+        self, model: nn.Module, batch: Batch, state: State | None
+    ) -> tuple[torch.Tensor, State | None]:
+        """As `loss`, of a model that remembers: after the state that the batch before left (None before the
+        first one); and the state that this one leaves, detached."""
         ...
 
 
