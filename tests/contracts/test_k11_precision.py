@@ -79,5 +79,7 @@ def test_models_run_in_half_precision(case: Case, dtype: torch.dtype):
     assert value.isfinite()
     value.backward()
     assert all(
-        parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters()
+        parameter.grad is not None and parameter.grad.isfinite().all()
+        for name, parameter in model.named_parameters()
+        if ".memory." not in name  # its own weights learn from later segments
     )

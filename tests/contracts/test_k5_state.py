@@ -48,16 +48,20 @@ def chunked(case: Case, model: Transformer, ids: Tensor, split: list[int], state
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_any_split_is_one_pass(case: Case):
-    """In evaluation and under autograd, whose gradients flow through the state too."""
+    """In evaluation and under autograd, whose gradients flow through the state too, but not into the hidden
+    states of a memory."""
     model, batch = case.model(), case.batch()
     expected = whole(case, model, batch)
+    memory = None if model.decoder is None else model.decoder.memory
+    constant = memory is not None and not memory.keeps_keys
     slopes = gradients(model, expected.square().sum())
     for split in SPLITS:
         with torch.no_grad():
             assert_same(chunked(case, model, ids_of(case, batch), split, start(case, model, batch)), expected)
         output = chunked(case, model, ids_of(case, batch), split, start(case, model, batch))
         assert_same(output, expected)
-        assert_same(gradients(model, output.square().sum()), slopes)
+        if not constant:
+            assert_same(gradients(model, output.square().sum()), slopes)
 
 
 @torch.no_grad()

@@ -32,7 +32,7 @@ def weighted(values: Tensor) -> Tensor:
 def test_every_parameter_gets_a_gradient(case: Case):
     """Finite, and for matrices not all zero: a bias of the keys moves all scores of a query alike.
 
-    Of the experts of a layer some may get no token.
+    Of the experts of a layer some may get no token; a memory's own weights learn from later segments.
     """
     model, batch = case.model(), case.labels(case.batch())
     copies = {name: tensor.clone() for name, tensor in batch.items()}
@@ -40,6 +40,8 @@ def test_every_parameter_gets_a_gradient(case: Case):
     learns = dict[str, bool]()
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad, name
+        if ".memory." in name:
+            continue
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         part = re.sub(r"experts\.\d+", "experts", name)

@@ -24,14 +24,16 @@ def plain_segments(model: Transformer, segments: Sequence[Tensor], length: int) 
             memory = memories[number]
             both = torch.cat([memory, h], 1) if memory.shape[1] else h
             memories[number] = both.detach()[:, -length:] if length else memory
-            mixed = _attended(layer.attention, stack.position, number, h, both)
-            h = layer.block.norms[0](h + mixed)
-            inner = F.relu(h @ layer.feedforward.up.weight.T + layer.feedforward.up.bias)
-            h = layer.block.norms[1](
-                h + inner @ layer.feedforward.down.weight.T + layer.feedforward.down.bias
-            )
+            h = plain_layer(layer, stack.position, number, h, both)
         outputs.append(h)
     return outputs
+
+
+def plain_layer(layer, position, number: int, h: Tensor, both: Tensor) -> Tensor:
+    """Layer `number` for the segment h [B, T, E], the last of `both` [B, M + T, E]."""
+    h = layer.block.norms[0](h + _attended(layer.attention, position, number, h, both))
+    inner = F.relu(h @ layer.feedforward.up.weight.T + layer.feedforward.up.bias)
+    return layer.block.norms[1](h + inner @ layer.feedforward.down.weight.T + layer.feedforward.down.bias)
 
 
 def _attended(attention, position, number: int, h: Tensor, both: Tensor) -> Tensor:

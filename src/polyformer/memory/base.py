@@ -6,6 +6,7 @@ which no gradient flows; in evaluation, where weights stay, a memory may keep th
 """
 
 import dataclasses
+from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -18,11 +19,30 @@ from polyformer.sequence.tokens import Tokens
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryConfig(Config):
-    """Family of memories: `build(shape)` makes the module of a whole stack, None where there is none."""
+    """Family of memories: `build(shape)` makes the module of a whole stack, None where there is none.
+
+    `reversible`: whether a stack may have it that keeps no activations.
+    """
+
+    reversible: ClassVar[bool] = True
 
     def build(self, shape: Shape) -> "Memory | None":
         """The module, for all layers of a stack of this shape."""
         raise NotImplementedError
+
+
+class Reader(Protocol):
+    """What a memory asks of the layer that has it."""
+
+    @property
+    def index(self) -> int:
+        """The number of its weights in the stack."""
+        ...
+
+    def by_content(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+        """What its heads find for x [B, T, E] in `read` [B, M, E], both as a memory keeps them, by content
+        alone: outputs [B, H, T, D] and weights [B, H, T, M]. Its own weights get no gradient."""
+        ...
 
 
 class Memory(nn.Module):
@@ -48,8 +68,8 @@ class Memory(nn.Module):
         """What a layer remembers of its inputs at the slots before a segment, [B, M, E]; None for nothing."""
         raise NotImplementedError
 
-    def after(self, state: State, x: Tensor) -> State:
-        """The next state, after a segment of which the layer's inputs are x [B, T, E]."""
+    def after(self, state: State, x: Tensor, layer: Reader) -> State:
+        """The next state of `layer`, after a segment of which its inputs are x [B, T, E]."""
         raise NotImplementedError
 
     def kept(self, tokens: Tokens) -> Tokens:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.state import State
-from polyformer.memory.base import Memory, MemoryConfig, check_length
+from polyformer.memory.base import Memory, MemoryConfig, Reader, check_length
 from polyformer.position import Shape
 
 
@@ -59,7 +59,7 @@ class Recurrent(Memory):
         assert isinstance(state, Hidden)
         return state.vectors
 
-    def after(self, state: State, x: Tensor) -> Hidden:
+    def after(self, state: State, x: Tensor, layer: Reader) -> Hidden:
         """The last `length` of both."""
         assert isinstance(state, Hidden)
         if not self.length:

@@ -18,7 +18,8 @@ class Tokens(State):
     length: T. dropped: how many more there were before them. valid: [B, T] bool, or None when all are real.
     pos: [B, T], or None when they are counted from `dropped`. doc: [B, T] document numbers, not decreasing
     along a row, or None for one document. segment: [B, T] numbers of the parts of a document, or None for one
-    part. marked: [B, T] bool, the tokens that the caller made global.
+    part. marked: [B, T] bool, the tokens that the caller made global. merged: how many of the first of them
+    stand for several tokens each, in a memory that is compressed.
     """
 
     length: int
@@ -28,6 +29,7 @@ class Tokens(State):
     segment: Tensor | None = None
     marked: Tensor | None = None
     dropped: int = 0
+    merged: int = 0
 
     @property
     def seen(self) -> int:
@@ -47,6 +49,9 @@ class Tokens(State):
         length = self.length + new
         if mask is not None and mask.shape[-1] == self.seen + new and self.seen:
             valid: Tensor | None = mask[:, self.dropped :].bool()
+            if self.merged:  # no column of the mask is theirs
+                ends = valid.new_ones(rows, self.length) if self.valid is None else self.valid
+                valid = torch.cat([ends[:, : self.merged], valid[:, self.merged :]], 1)
         else:
             real = None if mask is None or _all_real(mask) else _checked("attention_mask", mask, ids).bool()
             valid = _joined(self.valid, real, (rows, self.length), ids, torch.ones, torch.bool)
@@ -59,7 +64,7 @@ class Tokens(State):
         marks = None if marks is None else _checked("global_attention_mask", marks, ids).bool()
         marked = _joined(self.marked, marks, (rows, self.length), ids, torch.zeros, torch.bool)
         pos = self._positions(ids, inputs.position_ids, valid, doc)
-        return Tokens(length, valid, pos, doc, segment, marked, self.dropped)
+        return Tokens(length, valid, pos, doc, segment, marked, self.dropped, self.merged)
 
     def last_kept(self, count: int) -> "Tokens":
         """The last `count` tokens, as a memory keeps them; of none, only how many there were."""

@@ -5,6 +5,7 @@ import dataclasses
 from torch import Tensor, nn
 
 from polyformer.block import BlockConfig, SubLayer
+from polyformer.core.detached import detached
 from polyformer.core.state import State
 from polyformer.feedforward import FeedForwardConfig
 from polyformer.memory import Memory
@@ -91,7 +92,19 @@ class Layer(nn.Module):
         """What the layer remembers after the segment of which x is its input."""
         if memory is None or state.memory is None:
             return None
-        return memory.after(state.memory, self.block.kept(x))
+        return memory.after(state.memory, self.block.kept(x), self)
+
+    @property
+    def index(self) -> int:
+        """The number of its weights in the stack."""
+        return self.attention.layer
+
+    def by_content(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+        """What its heads find for x [B, T, E] in `read` [B, M, E], both as a memory keeps them: outputs
+        [B, H, T, D] and weights [B, H, T, M]. Positions play no part, and its weights get no gradient."""
+        block = detached(self.block)
+        x, read = block.first_reads_kept(x), block.first_reads_kept(read)
+        return detached(self.attention).by_content(x, read)
 
     def sublayers(
         self,

@@ -204,6 +204,19 @@ class MultiHeadAttention(nn.Module):
         y, cache = self.global_attention(y, x, read, context, position, past.cache if past else None)
         return self._join(y), None if own is None or cache is None else GlobalState(own, cache)
 
+    def by_content(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+        """Attention of x [B, T, E] to all of `read` [B, M, E] without positions: [B, H, T, D], and its
+        weights [B, H, T, M]."""
+        q, k, v = (
+            self._heads(self.query, x),
+            self._heads(self.key or self.query, read),
+            self._heads(self.value, read),
+        )
+        groups = q.shape[1] // k.shape[1]
+        k, v = (y.repeat_interleave(groups, 1) for y in (k, v))
+        weights = (q @ k.mT * self.head_size**-0.5).softmax(-1)
+        return weights @ v, weights
+
     def cross(
         self, x: Tensor, source: Tensor | None, context: Context, state: State | None = None
     ) -> tuple[Tensor, ProjectedSource]:

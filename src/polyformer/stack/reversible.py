@@ -135,10 +135,10 @@ class Past:
     memories: list[State | None]
     index: int
 
-    def read(self, x: Tensor) -> None:
-        """The second stream x as the layer begins: the first time alone, since going back finds it again."""
+    def read(self, x: Tensor, layer: Layer) -> None:
+        """The second stream x as `layer` begins: the first time alone, since going back finds it again."""
         if self.memories[self.index] is None and self.memory and self.state.memory:
-            self.memories[self.index] = self.memory.after(self.state.memory, x)
+            self.memories[self.index] = self.memory.after(self.state.memory, x, layer)
 
 
 def _changes(
@@ -156,7 +156,7 @@ def _changes(
 
     def change(index: int, sublayer: SubLayer, x: Tensor) -> Tensor:
         if past is not None and not index:
-            past.read(x)
+            past.read(x, layer)
         with training_pass(layer):
             y = block.change(index, sublayer, x)
         new.clear()  # a source that was projected would be kept for every layer

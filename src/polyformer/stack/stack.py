@@ -54,6 +54,11 @@ class StackConfig(Config):
                 raise InputError(f"{name}: expected a probability in [0, 1), got {getattr(self, name)}")
         if self.attention.global_projections and not isinstance(self.memory, NoMemoryConfig):
             raise InputError("memory: global_projections see all of a text; set one of them aside")
+        if self.block.reversible and not self.memory.reversible:
+            raise InputError(
+                f"memory: {self.memory.kind!r} learns while it reads, and a reversible stack reads twice; "
+                "use 'recurrent', or another block"
+            )
         if self.layerdrop and self.block.reversible:
             raise InputError("layerdrop: a reversible stack runs all of its layers; set it to 0")
         if self.convolution is not None and (not self.block.normalizes_output or self.layerdrop):

@@ -1,0 +1,103 @@
+"""Functions that make one vector of every `rate` vectors of an old memory. Rae et al. 2020, section 3.1.
+
+Each is a module: old [B, G, rate, E], the groups in order, to [B, G, E]. Only a layer's own weights, those of
+its index, are read.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.core.errors import unknown
+
+Usage = Callable[[Tensor], Tensor]
+"""How much every vector of a memory [B, M, E] is attended to: [B, M]."""
+
+
+class Compression(nn.Module):
+    """Base of all: for `layers` layers, vectors of width E and groups of `rate`."""
+
+    def __init__(self, layers: int, width: int, rate: int):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
+        """[B, G, rate, E] -> [B, G, E]."""
+        raise NotImplementedError
+
+
+class Mean(Compression):
+    """Mean pooling."""
+
+    def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
+        """sum_r old_r / rate."""
+        return old.mean(2)
+
+
+class Max(Compression):
+    """Max pooling."""
+
+    def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
+        """max_r old_r, each feature on its own."""
+        return old.amax(2)
+
+
+class MostUsed(Compression):
+    """Of every group the vector that the last segment attended to the most."""
+
+    def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
+        """old_r of the largest usage."""
+        best = usage(old.flatten(1, 2)).unflatten(1, old.shape[1:3]).argmax(2)
+        return old.take_along_dim(best[:, :, None, None], 2).squeeze(2)
+
+
+class Convolution(Compression):
+    """A convolution with kernel and stride `rate`."""
+
+    def __init__(self, layers: int, width: int, rate: int):
+        super().__init__(layers, width, rate)
+        self.maps = nn.ModuleList(nn.Linear(rate * width, width) for _ in range(layers))
+
+    def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
+        """sum_r W_r old_r + b."""
+        return self.maps[layer](old.flatten(2))
+
+
+class DilatedConvolutions(Compression):
+    """Convolutions of kernel 2, dilated by 1, 2, 4, ... until the last output has read the whole group, with
+    a ReLU between them; zeros come before the group."""
+
+    def __init__(self, layers: int, width: int, rate: int):
+        super().__init__(layers, width, rate)
+        self.dilations = [2**k for k in range((rate - 1).bit_length())]
+        self.maps = nn.ModuleList(
+            nn.ModuleList(nn.Linear(2 * width, width) for _ in self.dilations) for _ in range(layers)
+        )
+
+    def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
+        """x_t = W [x_(t - dilation), x_t] + b for each in turn; the last x of the last."""
+        x = old
+        for number, (dilation, part) in enumerate(zip(self.dilations, self.maps[layer])):  # type: ignore[call-overload]
+            x = F.relu(x) if number else x
+            x = part(torch.cat([F.pad(x, (0, 0, dilation, 0))[:, :, : self.rate], x], -1))
+        return x[:, :, -1]
+
+
+COMPRESSIONS: dict[str, type[Compression]] = {
+    "mean": Mean,
+    "max": Max,
+    "most_used": MostUsed,
+    "convolution": Convolution,
+    "dilated": DilatedConvolutions,
+}
+LEARNED = ["convolution", "dilated"]
+"""Those that have weights."""
+
+
+def compression(name: str) -> type[Compression]:
+    """The function called `name`; `InputError` with the nearest names."""
+    if name not in COMPRESSIONS:
+        raise unknown("compression", name, COMPRESSIONS)
+    return COMPRESSIONS[name]

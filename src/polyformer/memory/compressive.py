@@ -1,0 +1,183 @@
+"""The Compressive Transformer's memory: what leaves the recent memory is compressed, not dropped.
+
+    [m, h] -> old, m'     m' the last `length` of them, old what came before, in groups of `rate`
+    cm' = the last `compressed_length` of [cm, f(old)]
+    k, v = [SG(cm), SG(m), h] (W_k, W_v)
+
+with h [B, T, E] the input of a layer for the segment, m [B, M, E] that of the tokens before, cm [B, C, E] and
+f a function of `compression.py`. No gradient of the main loss reaches f; it learns to keep what attention
+finds, or the memory itself, by a loss that trains nothing else (`reconstruction`):
+
+    attention     | attention(h, old) - attention(h, f(old)) |^2, by content, its weights constant
+    autoencoding  | old - g(f(old)) |^2, g a linear map of one vector to `rate` vectors
+
+Rae et al. 2020, sections 3.1 and 3.2; the squares are means over all numbers. Tokens too few for a group stay
+in m until there are `rate` of them. Slots follow one another for positions, as in the paper: the slots of cm
+come right before those of m. A group with padding in it, or of two documents, is hidden.
+"""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.auxiliary_losses import add_auxiliary_loss
+from polyformer.core.errors import InputError
+from polyformer.core.state import State
+from polyformer.memory.base import Memory, MemoryConfig, Reader, check_length
+from polyformer.memory.compression import LEARNED, compression
+from polyformer.position import Shape
+from polyformer.sequence.tokens import Tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompressiveConfig(MemoryConfig):
+    """`length` tokens as they were, and before them `compressed_length` vectors of `rate` tokens each.
+
+    compression: mean, max, most_used, convolution or dilated. loss: what the last two learn by, attention or
+    autoencoding; by default attention.
+    """
+
+    length: int = 128
+    compressed_length: int = 128
+    rate: int = 3
+    compression: str = "convolution"
+    loss: Literal["attention", "autoencoding"] | None = None
+
+    kind: ClassVar[str] = "compressive"
+    paper: ClassVar[str] = "Rae et al. 2020 (Compressive Transformer), section 3"
+    reversible: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_length(self.length)
+        if self.compressed_length < 1:
+            raise InputError(
+                f"memory.compressed_length: expected 1 vector or more, got {self.compressed_length}; "
+                "for none take the memory 'recurrent'"
+            )
+        if self.rate < 2:
+            raise InputError(f"memory.rate: expected 2 tokens a vector or more, got {self.rate}")
+        compression(self.compression)
+        if self.loss is not None and self.compression not in LEARNED:
+            raise InputError(
+                f"memory.loss: compression {self.compression!r} learns nothing; leave the loss out"
+            )
+
+    @classmethod
+    def examples(cls) -> tuple["CompressiveConfig", ...]:
+        """Every function, and both losses."""
+        functions = tuple(cls(compression=name) for name in ("mean", "max", "most_used", "dilated"))
+        return cls(), *functions, cls(rate=2, loss="autoencoding")
+
+    def build(self, shape: Shape) -> "Compressive":
+        """With the functions of all layers."""
+        return Compressive(self, shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressedHidden(State):
+    """The inputs of one layer: recent [B, M, E], and compressed [B, C, E]; None before there are any."""
+
+    recent: Tensor | None = None
+    compressed: Tensor | None = None
+
+
+class Compressive(Memory):
+    """First in, first out twice."""
+
+    keeps_keys = False  # what is compressed are hidden states
+
+    def __init__(self, config: CompressiveConfig, shape: Shape):
+        super().__init__(config.length)
+        self.rate, self.compressed_length = config.rate, config.compressed_length
+        layers, width = shape.num_layers, shape.hidden_size
+        self.compress = compression(config.compression)(layers, width, config.rate)
+        self.loss = (config.loss or "attention") if config.compression in LEARNED else None
+        self.decoders: nn.ModuleList | None = None
+        if self.loss == "autoencoding":
+            self.decoders = nn.ModuleList(nn.Linear(width, config.rate * width) for _ in range(layers))
+
+    def new_state(self, layer: int) -> CompressedHidden:
+        """Nothing."""
+        return CompressedHidden()
+
+    def before(self, state: State) -> Tensor | None:
+        """[cm, m]."""
+        assert isinstance(state, CompressedHidden)
+        parts = [part for part in (state.compressed, state.recent) if part is not None]
+        return torch.cat(parts, 1) if parts else None
+
+    def after(self, state: State, x: Tensor, layer: Reader) -> CompressedHidden:
+        """As above; in training the term of the loss is added."""
+        assert isinstance(state, CompressedHidden)
+        x = x.detach()
+        recent = x if state.recent is None else torch.cat([state.recent.to(x.dtype), x], 1)
+        groups = self._groups(recent.shape[1])
+        if not groups:
+            return CompressedHidden(recent if state.recent is not None else x.clone(), state.compressed)
+        old = recent[:, : groups * self.rate]
+        new = self.compress(
+            old.unflatten(1, (groups, self.rate)),
+            layer.index,
+            lambda vectors: layer.by_content(x, vectors)[1].mean((1, 2)),
+        )
+        if self.training and self.loss is not None:
+            add_auxiliary_loss("compression", self._reconstruction(x, old, new, layer))
+        new = new.detach()
+        if state.compressed is not None:
+            new = torch.cat([state.compressed.to(x.dtype), new], 1)
+        kept = new[:, -self.compressed_length :].clone()
+        return CompressedHidden(recent[:, groups * self.rate :].clone(), kept)
+
+    def _reconstruction(self, x: Tensor, old: Tensor, new: Tensor, layer: Reader) -> Tensor:
+        """What of old [B, G rate, E] cannot be found again in new [B, G, E]."""
+        if self.decoders is not None:
+            return (old - self.decoders[layer.index](new).view_as(old)).square().mean()
+        return (layer.by_content(x, old)[0] - layer.by_content(x, new)[0]).square().mean()
+
+    def _groups(self, recent: int) -> int:
+        """How many groups leave a recent memory of so many vectors."""
+        return max(0, recent - self.length) // self.rate
+
+    def kept(self, tokens: Tokens) -> Tokens:
+        """Of a group of tokens its last stands for all; hidden, unless all are real and of its document."""
+        first = tokens.merged
+        groups = self._groups(tokens.length - first)
+        if not groups:
+            return tokens
+        last, merged = first + groups * self.rate, min(first + groups, self.compressed_length)
+
+        def merge(table: Tensor) -> Tensor:
+            ends = table[:, first:last].unflatten(1, (groups, self.rate))[:, :, -1]
+            return torch.cat([torch.cat([table[:, :first], ends], 1)[:, -merged:], table[:, last:]], 1)
+
+        length = merged + tokens.length - last
+        shorter = dataclasses.replace(
+            tokens.map(merge), length=length, dropped=tokens.seen - length, merged=merged
+        )
+        valid = self._whole(tokens, first, last)
+        if valid is not None:
+            shorter = dataclasses.replace(shorter, valid=merge(valid))
+        if tokens.pos is not None:  # one by one up to the first that is not merged
+            end = tokens.pos[:, last - 1 : last] + 1 - merged
+            run = end + torch.arange(merged, device=end.device)
+            assert shorter.pos is not None
+            shorter = dataclasses.replace(shorter, pos=torch.cat([run, shorter.pos[:, merged:]], 1))
+        return shorter
+
+    def _whole(self, tokens: Tokens, first: int, last: int) -> Tensor | None:
+        """Which slots are real, [B, L], those of a group only where all are, and of one document; None where
+        that holds for all."""
+        table = (
+            tokens.valid if tokens.doc is None or tokens.valid is not None else torch.ones_like(tokens.doc)
+        )
+        if table is None:
+            return None
+        valid = table.bool()
+        whole = valid[:, first:last].unflatten(1, (-1, self.rate)).all(2)
+        if tokens.doc is not None:
+            doc = tokens.doc[:, first:last].unflatten(1, (-1, self.rate))
+            whole &= doc[:, :, 0] == doc[:, :, -1]  # they do not decrease
+        groups = whole.repeat_interleave(self.rate, 1)
+        return torch.cat([valid[:, :first], groups, valid[:, last:]], 1)
