@@ -27,6 +27,7 @@ EXAMPLES = """examples:
   polyformer generate runs/wikitext2 --datastore stores/wikitext2 --prompt "The river"
   polyformer datastore build LLAMA-DIR "texts/*.txt" --out stores/big --part 1 --parts 8
   polyformer datastore merge stores/big
+  polyformer datastore build LLAMA-DIR "texts/*.txt" --out http://milvus.example.org:19530/texts
 """
 
 
@@ -40,7 +41,11 @@ class Options:
         metavar="MODEL|STORE",
     )
     text: str | None = argument("for build: a file, a pattern such as 'texts/*.txt', ...", None, "TEXT")
-    out: str | None = option("for build: the folder of the store", metavar="STORE")
+    out: str | None = option(
+        "for build: a folder, or a collection of a Milvus server: http://HOST:PORT/NAME, or FILE.db/NAME for "
+        "an embedded one (the environment's MILVUS_TOKEN is its password)",
+        metavar="STORE",
+    )
     format: str | None = option("for build: of TEXT, if its name does not say: text, lines, articles, ...")
     length: int | None = option("for build: tokens that are read at once (default: 512, or all it takes)")
     context: int | None = option(
@@ -79,6 +84,8 @@ def build_store(options: Options) -> None:
     from polyformer.data.fingerprint import fingerprint
     from polyformer.datastore.build import build
     from polyformer.datastore.merge import part_folder
+    from polyformer.datastore.milvus_server import Address
+    from polyformer.datastore.milvus_store import build_in_milvus
     from polyformer.datastore.readers import open_reader
     from polyformer.ops.workers import suited
 
@@ -91,10 +98,14 @@ def build_store(options: Options) -> None:
     reader = open_reader(options.name, options.device)
     reading = reader.reading(options.length, options.context or 0)
     manifest = manifest_of(reader, reading, tuple(fingerprint(data, ("text",)).get("path", ())), part, parts)
-    folder = part_folder(Path(options.out), part, parts)
+    texts = (str(dict(row)["text"]) for row in rows)
+    address, folder = Address.of(options.out), part_folder(Path(options.out), part, parts)
     with suited(reader.model):
-        built = build(reader, (str(dict(row)["text"]) for row in rows), manifest, folder, report)
-    print(f"{folder}: {built.count:,} entries")
+        if address is None:
+            count = build(reader, texts, manifest, folder, report).count
+        else:
+            count = build_in_milvus(reader, texts, manifest, address, report)
+    print(f"{folder if address is None else address}: {count:,} entries")
 
 
 def manifest_of(
@@ -129,7 +140,12 @@ def parts_of(options: Options) -> tuple[int, int]:
 def merge_parts(options: Options) -> None:
     """Join the parts."""
     from polyformer.datastore.merge import merge
+    from polyformer.datastore.milvus_server import Address
 
+    if Address.of(options.name) is not None:
+        raise InputError(
+            f"{options.name}: parts of a store on a server are one store there; nothing to merge"
+        )
     merged = merge(Path(options.name), report)
     print(f"{options.name}: {merged.count:,} entries")
 
@@ -137,11 +153,20 @@ def merge_parts(options: Options) -> None:
 def index_store(options: Options) -> None:
     """Make an index, and say what it finds."""
     from polyformer.datastore.index import IndexConfig, make_index
+    from polyformer.datastore.milvus_server import Address
+    from polyformer.datastore.milvus_store import index_in_milvus, open_in_milvus
     from polyformer.datastore.store import open_folder
 
-    folder = Path(options.name)
+    address, folder = Address.of(options.name), Path(options.name)
     settings = {name: getattr(options, name) for name in OPTIONS["index"]}
     config = IndexConfig(**{name: value for name, value in settings.items() if value is not None})
+    if address is not None:
+        if options.bytes is not None:
+            raise InputError("--bytes: belongs to an index of a folder; a server compares whole keys")
+        remote = open_in_milvus(address)
+        lists, probes = index_in_milvus(remote, config.lists, config.recall, config.neighbours)
+        print(f"{address}: {lists:,} lists, of which a search looks at {probes}")
+        return
     store = open_folder(folder, "flat")
     about = make_index(folder, store.manifest, store.keys, config)
     print(

@@ -30,6 +30,9 @@ CHUNK = 1 << 16
 SAMPLE = 1 << 18
 """Keys that are added at once, and that the index is trained on at most."""
 
+ROUNDS, POINTS = 10, 64
+"""Of k-means, and keys for each centre that it is trained on: more are slow, and find hardly more."""
+
 QUERIES = 256
 """Keys by which the number of lists to look at is chosen."""
 
@@ -139,8 +142,9 @@ def make_index(folder: Path, manifest: Manifest, keys: np.ndarray, config: Index
     lists = min(config.lists or round(4 * math.sqrt(count)), count // 39)
     code = max(size for size in range(1, config.bytes + 1) if manifest.dimension % size == 0)
     index = faiss.index_factory(manifest.dimension, f"IVF{lists},PQ{code}")
-    index.cp.seed = config.seed
-    size = min(count, max(64 * lists, CHUNK), SAMPLE)
+    for training in (index.cp, index.pq.cp):
+        training.seed, training.niter, training.max_points_per_centroid = config.seed, ROUNDS, POINTS
+    size = min(count, max(POINTS * lists, CHUNK), SAMPLE)
     index.train(keys[np.sort(generator.choice(count, size, replace=False))].astype(np.float32))
     for start in range(0, count, CHUNK):
         index.add(keys[start : start + CHUNK].astype(np.float32))

@@ -3,14 +3,17 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from polyformer.datastore.milvus_server import Address
+from polyformer.datastore.milvus_store import open_in_milvus
 from polyformer.datastore.store import Search, Store, open_folder
 
 
 def open_store(name: str | Path, fingerprints: Mapping[str, str], search: Search = "auto") -> Store:
-    """The store `name`, for the model and tokenizer of these `fingerprints`.
+    """The store `name`, a folder or a Milvus address, for the model and tokenizer of these `fingerprints`.
 
     Raises `InputError` where there is none, or one that is damaged, unfinished or of another model.
     """
-    store = open_folder(Path(name), search)
+    address = Address.of(str(name))
+    store: Store = open_folder(Path(name), search) if address is None else open_in_milvus(address, search)
     store.manifest.check_reader(fingerprints["model"], fingerprints["tokenizer"], name)
     return store
