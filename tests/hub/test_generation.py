@@ -203,3 +203,17 @@ def test_a_source_that_was_read_before():
     torch.testing.assert_close(ours.get_encoder()(source).last_hidden_state, read.last_hidden_state)
     text = ours.generate(encoder_outputs=read, max_new_tokens=4, do_sample=False)
     assert torch.equal(text, theirs.generate(encoder_outputs=read, max_new_tokens=4, do_sample=False))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_memory_drops_what_transformers_mask_still_counts(beams: int):
+    """The mask grows with the text, the state does not."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"position": "rope", "memory": "recurrent(length=5)", "initializer_range": 0.3}
+    model = create_model("decoder-tiny", vocab_size=50, hidden_size=32, num_attention_heads=2, **options)
+    ids = torch.randint(3, 50, (2, 6))
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    expected = model.eval().generate(ids, mask, max_new_tokens=20, num_beams=beams).sequences
+    settings: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "num_beams": beams}
+    assert torch.equal(hub.wrap(model).generate(ids, attention_mask=mask, **settings), expected)
