@@ -30,8 +30,7 @@ def clustered(tmp_path_factory: pytest.TempPathFactory) -> FolderStore:
     about = {"model": "m", "tokenizer": "t", "key": "feedforward", "reading": Reading(), "text": ()}
     Manifest(dimension=16, count=12_000, **about).write(folder)
     store = open_folder(folder)
-    config = IndexConfig(lists=64, bytes=4, neighbours=50)
-    make_index(folder, store.manifest, store.keys, config)
+    make_index(folder, store.manifest, store.keys, IndexConfig(lists=64, bytes=8, neighbours=50))
     return open_folder(folder, "index")
 
 

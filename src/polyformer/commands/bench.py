@@ -2,7 +2,8 @@
 
 all: the project's own table, ours beside what people would take, as JSON; report: such files as Markdown.
 attention: one attention layer, by pattern or mechanism and length. families: one model with each kind of
-attention. generation: tokens a second. models: whole models beside transformers. training: training steps.
+attention. generation: tokens a second. models: whole models beside transformers. neighbours: searches in a
+datastore. training: training steps.
 """
 
 from dataclasses import dataclass
@@ -21,9 +22,10 @@ EXAMPLES = """examples:
   polyformer bench families --presets bert-base --head classify --data IMDB-DIR --tokenizer DIR --backward
   polyformer bench generation --libraries transformers ctranslate2 polyformer
   polyformer bench models --models longformer --length 2048
+  polyformer bench neighbours --entries 100000
 """
 
-What = Literal["all", "attention", "families", "generation", "models", "report", "training"]
+What = Literal["all", "attention", "families", "generation", "models", "neighbours", "report", "training"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ SAMPLE = 1 << 18
 """Keys that are added at once, and that the index is trained on at most."""
 
 ROUNDS, POINTS = 10, 64
-"""Of k-means, and keys for each centre that it is trained on: more are slow, and find hardly more."""
+"""Of k-means, and keys for each centre that it is trained on: more are slow, and find little more."""
 
 QUERIES = 256
 """Keys by which the number of lists to look at is chosen."""
@@ -141,7 +141,8 @@ def make_index(folder: Path, manifest: Manifest, keys: np.ndarray, config: Index
     generator = np.random.default_rng(config.seed)
     lists = min(config.lists or round(4 * math.sqrt(count)), count // 39)
     code = max(size for size in range(1, config.bytes + 1) if manifest.dimension % size == 0)
-    index = faiss.index_factory(manifest.dimension, f"IVF{lists},PQ{code}")
+    # "np": no polysemous training, which takes minutes and orders codes for a search that is not made here
+    index = faiss.index_factory(manifest.dimension, f"IVF{lists},PQ{code}np")
     for training in (index.cp, index.pq.cp):
         training.seed, training.niter, training.max_points_per_centroid = config.seed, ROUNDS, POINTS
     size = min(count, max(POINTS * lists, CHUNK), SAMPLE)
