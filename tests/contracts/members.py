@@ -73,8 +73,13 @@ def shrunk(config: ModelConfig, heads: int = HEADS) -> ModelConfig:
     """The same model in tiny sizes."""
 
     def small(data: Any, key: str = "") -> Any:
+        if key == "adaptive" and data is not None:
+            few = [7, 11][: len(data["cutoffs"])]
+            return {"cutoffs": few, "div_val": min(data["div_val"], 2), "d_embed": data["d_embed"] and 24}
         if isinstance(data, dict):
             return {name: small(value, name) for name, value in data.items()}
+        if key == "tie_projs" and data is not None:
+            return data[:3]
         if isinstance(data, list):
             return [small(item) if isinstance(item, dict) else item for item in data]
         if key == "num_attention_heads":

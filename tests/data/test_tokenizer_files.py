@@ -249,3 +249,16 @@ def test_a_panic_of_the_library_is_a_damaged_file(tmp_path):
 def test_an_interruption_while_reading_is_none_of_the_file(signal, tmp_path):
     with pytest.raises(signal), pipelines.reading(tmp_path):
         raise signal
+
+
+def test_words_of_transformer_xl_are_read_from_text_and_never_from_a_pickle(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "transfo-xl"}')
+    (tmp_path / "vocab.bin").write_bytes(b"\x80\x02}q\x00.")
+    with pytest.raises(InputError, match=r"vocab\.bin is a pickle"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "vocab.txt").write_text("<eos>\nthe 9\n@,@\n<unk>\ncat\n")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("the cat sat @,@") == [1, 4, 3, 2]
+    (tmp_path / "vocab.txt").write_text("the\n")
+    with pytest.raises(InputError, match="no <unk> in it"):
+        load_tokenizer(tmp_path)

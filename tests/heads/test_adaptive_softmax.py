@@ -19,9 +19,9 @@ WIDTH, VOCAB = 8, 21
 LABELS = torch.tensor([[0, 4, 5, -100, 20, 12, 3], [11, -100, 7, 7, 1, 20, 10]])
 CLUSTERS = [
     AdaptiveConfig(cutoffs=(5, 12), div_val=2),
-    AdaptiveConfig(cutoffs=(1,), div_val=3, size=9),
+    AdaptiveConfig(cutoffs=(1,), div_val=3, d_embed=9),
     AdaptiveConfig(cutoffs=(5, 12), div_val=1),
-    AdaptiveConfig(cutoffs=(5, 12), div_val=1, size=6),
+    AdaptiveConfig(cutoffs=(5, 12), div_val=1, d_embed=6),
     AdaptiveConfig(div_val=2),
 ]
 
@@ -173,7 +173,7 @@ def test_any_model_takes_it():
         ({"cutoffs": (5, 5)}, r"cutoffs: expected rising numbers from 1, got \[5, 5\]"),
         ({"cutoffs": (0, 5)}, "cutoffs: expected rising numbers from 1"),
         ({"div_val": 0}, "div_val: expected 1 or more, got 0"),
-        ({"size": 0}, "size: expected 1 or more"),
+        ({"d_embed": 0}, "d_embed: expected 1 or more"),
     ],
 )
 def test_what_is_wrong_is_named(options: dict[str, object], words: str):

@@ -6,7 +6,7 @@ from typing import Any
 import accelerate
 import pytest
 import torch
-from twins import CLASSES, FAMILIES, texts, transformers, twins
+from twins import CLASSES, PRESENT, texts, transformers, twins
 
 from polyformer import hub
 from polyformer.presets import create_model
@@ -41,7 +41,7 @@ def unchanged(ours: Any, inputs: dict[str, torch.Tensor]) -> None:
     assert {parameter.device.type for parameter in ours.parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "decision_transformer"])
+@pytest.mark.parametrize("family", [name for name in PRESENT if name != "decision_transformer"])
 def test_offloaded_weights_change_nothing(family: str):
     for task in (task for name, task in CLASSES if name == family):
         ours, theirs = twins(family, task, torch.float32)

@@ -162,7 +162,8 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 
-CLASSES = [(name, task) for name in FAMILIES for task in FAMILIES[name].tasks]
+PRESENT = [name for name in FAMILIES if not FAMILIES[name].removed]
+CLASSES = [(name, task) for name in PRESENT for task in FAMILIES[name].tasks]
 LABELLED = ("ForSequenceClassification", "ForTokenClassification")
 
 

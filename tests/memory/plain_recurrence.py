@@ -45,7 +45,7 @@ def _attended(attention, position, number: int, h: Tensor, both: Tensor) -> Tens
         for part, x in ((attention.query, h), (attention.key, both), (attention.value, both))
     )
     projection = position.projections[number].weight
-    u, v_bias = position.u[number, :, 0], position.v[number, :, 0]
+    u, v_bias = position.u[number][:, 0], position.v[number][:, 0]
     rows = []
     for i in range(h.shape[1]):
         scores = []

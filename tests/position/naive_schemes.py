@@ -201,7 +201,7 @@ class NaiveTransformerXL(Naive, kind="transformer_xl"):
         waves = torch.tensor(sinusoid(distance, self.position.hidden_size), dtype=q.dtype)
         key = (self.position.projections[self.layer].weight @ waves).view(-1, len(q))[pair.head]
         own = 0 if self.position.config.shared_biases else self.layer
-        u, v = self.position.u[own, pair.head, 0], self.position.v[own, pair.head, 0]
+        u, v = self.position.u[own][pair.head, 0], self.position.v[own][pair.head, 0]
         return (q @ k + q @ key + u @ k + v @ key) / math.sqrt(len(q))
 
 

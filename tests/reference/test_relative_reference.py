@@ -151,8 +151,8 @@ def test_xlnets_relative_attention(memory: int):
 
     position = TransformerXLConfig().build(SHAPE).double()
     with torch.no_grad():
-        position.u.copy_(theirs.r_w_bias.view(1, HEADS, 1, HEAD))
-        position.v.copy_(theirs.r_r_bias.view(1, HEADS, 1, HEAD))
+        position.u[0].copy_(theirs.r_w_bias.view(HEADS, 1, HEAD))
+        position.v[0].copy_(theirs.r_r_bias.view(HEADS, 1, HEAD))
         position.projections[0].weight.copy_(ours_from_theirs(theirs.r))
     context, (q, k, v) = Context(length, memory + length), (x.permute(1, 2, 0, 3) for x in (q, k, v))
     rotated, _ = position.rotate(q, k, context, SITE)
@@ -162,8 +162,8 @@ def test_xlnets_relative_attention(memory: int):
     expected.sin().sum().backward()
     actual.sin().sum().backward()
     assert theirs.r.grad is not None
-    same(position.u.grad.view(HEADS, HEAD), theirs.r_w_bias.grad)
-    same(position.v.grad.view(HEADS, HEAD), theirs.r_r_bias.grad)
+    same(position.u[0].grad.view(HEADS, HEAD), theirs.r_w_bias.grad)
+    same(position.v[0].grad.view(HEADS, HEAD), theirs.r_r_bias.grad)
     same(position.projections[0].weight.grad, ours_from_theirs(theirs.r.grad))
 
 

@@ -136,7 +136,7 @@ TINY: dict[str, dict[str, Any]] = {
 
 def classes() -> Iterator[tuple[str, str]]:
     """Every family with every class of transformers that it reads."""
-    for name in FAMILIES:
+    for name in (name for name in FAMILIES if not FAMILIES[name].removed):
         for task in FAMILIES[name].tasks:
             yield name, FAMILIES[name].class_prefix + task
 

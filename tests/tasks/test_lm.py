@@ -41,6 +41,21 @@ def test_the_model_gets_vocabulary_special_tokens_and_positions(tokenizer: Token
     assert model.config.max_position_embeddings == 32
 
 
+def test_an_adaptive_softmax_stays_and_is_measured_as_any_head(tokenizer: Tokenizer):
+    task, _ = build(tokenizer)
+    plain = model_config("decoder-tiny", {"hidden_size": 16})
+    config = task.adapt(plain.override("head", "adaptive_softmax"))
+    assert config.head.kind == "adaptive_softmax"
+    torch.manual_seed(0)
+    model = Transformer(config).double().eval()
+    held = task.held_out(ROWS)
+    total = sum(task.totals(model, batch) for _, batch in held.batches.epoch(0))
+    assert isinstance(total, torch.Tensor)
+    nats, tokens = total.tolist()
+    assert tokens == sum(len(text.encode()) + 1 for text in TEXTS)
+    assert 0.5 * math.log(len(tokenizer)) < nats / tokens < 2 * math.log(len(tokenizer))
+
+
 def test_every_token_but_bos_is_measured_once(tokenizer: Tokenizer):
     """Sums over packed rows are those of the same pieces of text one by one."""
     task, model = build(tokenizer)

@@ -52,8 +52,9 @@ class FamiliesBench(Config):
 
 
 def family_of() -> dict[str, Family]:
-    """The presets of the families."""
-    return {preset: FAMILIES[name] for name in FAMILIES for preset in FAMILIES[name].sizes}
+    """The presets of the families that transformers still has."""
+    able = [FAMILIES[name] for name in FAMILIES if not FAMILIES[name].removed]
+    return {preset: family for family in able for preset in family.sizes}
 
 
 def run(config: FamiliesBench) -> dict[str, float]:

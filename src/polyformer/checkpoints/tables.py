@@ -61,11 +61,13 @@ class FamilyTables:
     Of the tensors:
         key_mapping: the trunk's tensors. ignored_keys: patterns of tensors that hold no weights.
     Of ours:
+        removed: the version of transformers from which on it lacks the family, "" for none.
         sizes: the presets. model: the class that is built of the template's configuration.
     """
 
     model_type: ClassVar[str]
     class_prefix: ClassVar[str]
+    removed: ClassVar[str] = ""
     paper: ClassVar[str]
     objective: ClassVar[str]
     base_model_prefix: ClassVar[str] = ""

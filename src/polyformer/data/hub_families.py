@@ -75,6 +75,21 @@ def _bpe(files: HubFiles, **options: str) -> models.BPE:
     return read_bpe(vocab, files.folder / "merges.txt", **options)
 
 
+def _words(files: HubFiles) -> tokenizers.Tokenizer:
+    """Words between spaces, as WikiText-103 has them: other texts are not split into such words here. The
+    vocabularies of Transformer-XL are mostly pickles, which are refused; vocab.txt has a word a line."""
+    path = files.file("vocab.txt", "vocab.bin", "vocab.pkl", needed_by="a tokenizer of words")
+    words = [line.split()[0] for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    if "<unk>" not in words:
+        raise InputError(f"{path}: no <unk> in it, which words outside the vocabulary become")
+    vocab = {word: number for number, word in enumerate(dict.fromkeys(words))}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    if files.settings.get("lower_case"):
+        backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return backend
+
+
 def _pieces(files: HubFiles) -> tokenizers.Tokenizer:
     return pipeline(read_pieces(_piece_file(files)))
 
@@ -174,4 +189,5 @@ FAMILIES = {
     ),
     "deberta-v2": Family(build=_deberta_v2, roles={**_BOTH, **_BRACKETS}, template=_TYPED),
     "reformer": Family(build=_pieces, roles={"eos": "</s>", "unk": "<unk>"}),
+    "transfo-xl": Family(build=_words, roles={"eos": "<eos>", "unk": "<unk>"}),
 }

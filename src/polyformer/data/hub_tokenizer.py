@@ -36,6 +36,7 @@ _NAMES = {
     "big_bird": "BigBirdTokenizer big_bird",
     "deberta-v2": "DebertaV2Tokenizer deberta-v2",
     "reformer": "ReformerTokenizer reformer",
+    "transfo-xl": "TransfoXLTokenizer transfo-xl",
 }
 FAMILY_OF = {name: family for family, names in _NAMES.items() for name in names.split()}
 """Classes of tokenizers and types of models."""

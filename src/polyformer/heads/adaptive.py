@@ -69,14 +69,14 @@ class AdaptiveSoftmaxConfig(HeadConfig):
         vocab, width = shape.vocab_size, shape.vector_size
         if self.clusters is None:
             cutoffs = sorted({max(1, int(share * vocab)) for share in COMMON} - {vocab})
-            plain = {"div_val": 1, "size": width} if shape.tied else {}
+            plain = {"div_val": 1, "d_embed": width} if shape.tied else {}
             return AdaptiveConfig(cutoffs=tuple(cutoffs), **plain)
-        clusters = dataclasses.replace(self.clusters, size=self.clusters.size or width)
-        if shape.tied and (clusters.div_val, clusters.size) != (1, width):
+        clusters = dataclasses.replace(self.clusters, d_embed=self.clusters.d_embed or width)
+        if shape.tied and (clusters.div_val, clusters.d_embed) != (1, width):
             raise InputError(
                 f"clusters: the vectors of a plain table are {width} wide in all of them, expected div_val 1 "
-                f"and no size, got {clusters.div_val} and {clusters.size}; or use embedding.adaptive, or "
-                "embedding.tied=False"
+                f"and no d_embed, got {clusters.div_val} and {clusters.d_embed}; or use embedding.adaptive, "
+                "or embedding.tied=False"
             )
         return clusters
 

@@ -8,7 +8,7 @@ the whole stack (`untie_r=False` in the authors' code). u and v start at zero. O
 are projected: R E H D for R of them. Dai et al. 2019, section 3.3.
 
 The channels of R are ordered as in `sinusoids`, the authors' code has all sines first: weights of W_R from
-there need their rows reordered.
+there need their columns reordered. `clamp_distance` is `clamp_len` there; from there also dropout on R.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.dot_product.relative import Relative
+from polyformer.ops.dropout import Dropout
 from polyformer.ops.linear import Linear
 from polyformer.position.base import Position, PositionConfig, Shape, Site, sinusoids
 from polyformer.sequence.context import Context
@@ -30,6 +31,7 @@ class TransformerXLConfig(PositionConfig):
 
     shared_biases: bool = False  # u and v of all layers are the same
     clamp_distance: int | None = None  # farther tokens count as this far; None for no limit
+    waves_dropout: float = 0.0  # of the sinusoids R, in training: one draw for all layers of a call
 
     kind: ClassVar[str] = "transformer_xl"
     paper: ClassVar[str] = "Dai et al. 2019 (Transformer-XL), section 3.3"
@@ -37,6 +39,8 @@ class TransformerXLConfig(PositionConfig):
     def __post_init__(self) -> None:
         if self.clamp_distance is not None and self.clamp_distance < 1:
             raise InputError(f"clamp_distance: expected 1 token or more, or none, got {self.clamp_distance}")
+        if not 0.0 <= self.waves_dropout < 1.0:
+            raise InputError(f"waves_dropout: expected a probability in [0, 1), got {self.waves_dropout}")
 
     def build(self, shape: Shape) -> "TransformerXL":
         """The module of the scheme, for a whole stack."""
@@ -49,15 +53,18 @@ class TransformerXLConfig(PositionConfig):
 
 
 class TransformerXL(Position):
-    """u and v [layers or 1, H, 1, D], and W_R of every layer."""
+    """u and v [H, 1, D] of every layer, or of all in one, and W_R of every layer."""
 
     adds_to_queries = True
 
     def __init__(self, config: TransformerXLConfig, shape: Shape):
         super().__init__()
         self.config, self.hidden_size, self.num_heads = config, shape.hidden_size, shape.num_heads
-        size = 1 if config.shared_biases else shape.num_layers, shape.num_heads, 1, shape.head_size
-        self.u, self.v = nn.Parameter(torch.zeros(size)), nn.Parameter(torch.zeros(size))
+        layers = range(1 if config.shared_biases else shape.num_layers)
+        zeros = [torch.zeros(shape.num_heads, 1, shape.head_size) for _ in layers]
+        self.u = nn.ParameterList(nn.Parameter(start.clone()) for start in zeros)
+        self.v = nn.ParameterList(nn.Parameter(start.clone()) for start in zeros)
+        self.dropout = Dropout(config.waves_dropout)
         inner = shape.num_heads * shape.head_size
         self.projections = nn.ModuleList(
             Linear(shape.hidden_size, inner, bias=False) for _ in range(shape.num_layers)
@@ -70,10 +77,12 @@ class TransformerXL(Position):
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
         """q_i + v meets W_R R_d for every distance d of the call."""
         waves = context.once(
-            (self.config, self.hidden_size, q.dtype, q.device), lambda: self._waves(q, context)
+            (self.config, self.hidden_size, q.dtype, q.device),
+            lambda: self.dropout(self._waves(q, context)),
         )
         keys = self.projections[site.layer](waves).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
-        turn = (self.v - self.u)[site.layer % len(self.u)].to(q.dtype)
+        own = site.layer % len(self.u)
+        turn = (self.v[own] - self.u[own]).to(q.dtype)
         return Relative(first=context.distances[0], content=q + turn, position_keys=keys)
 
     def _waves(self, q: Tensor, context: Context) -> Tensor:

@@ -2,8 +2,8 @@
 
     vector(w) = P_i W_i[w - c_i]        w in cluster i: the tokens c_i .. c_(i+1) - 1
 
-W_i [V_i, d_i] with d_i = size // div_val^i, P_i [E, d_i]. With `div_val` 1 all have one width: there is one
-table, and one projection where its width is not E. Tokens are taken to be numbered from frequent to rare.
+W_i [V_i, d_i] with d_i = d_embed // div_val^i, P_i [E, d_i]. With `div_val` 1 all have one width: there is
+one table, and one projection where its width is not E. Tokens are taken to be numbered from frequent to rare.
 Baevski and Auli 2019, section 3; with the options of Transformer-XL's authors' code.
 """
 
@@ -23,19 +23,19 @@ from polyformer.ops.linear import Linear
 class AdaptiveConfig(Config):
     """Clusters of a vocabulary: where each but the first begins, and how wide their vectors are.
 
-    `size`: of the first cluster's vectors, by default hidden_size; each further cluster's are `div_val` times
-    narrower.
+    `d_embed`: of the first cluster's vectors, by default hidden_size; each further cluster's are `div_val`
+    times narrower.
     """
 
     cutoffs: tuple[int, ...] = ()
     div_val: int = 4
-    size: int | None = None
+    d_embed: int | None = None
 
     def __post_init__(self) -> None:
         if self.div_val < 1:
             raise InputError(f"div_val: expected 1 or more, got {self.div_val}")
-        if self.size is not None and self.size < 1:
-            raise InputError(f"size: expected 1 or more, or None for hidden_size, got {self.size}")
+        if self.d_embed is not None and self.d_embed < 1:
+            raise InputError(f"d_embed: expected 1 or more, or None for hidden_size, got {self.d_embed}")
         check_cutoffs(self.cutoffs)
 
     @property
@@ -56,10 +56,10 @@ class AdaptiveConfig(Config):
 
     def width(self, cluster: int, hidden_size: int) -> int:
         """d_i, the width of a cluster's vectors."""
-        width = (self.size or hidden_size) // self.div_val**cluster
+        width = (self.d_embed or hidden_size) // self.div_val**cluster
         if width < 1:
             raise InputError(
-                f"div_val: {self.size or hidden_size} // {self.div_val}^{cluster} leaves the vectors of "
+                f"div_val: {self.d_embed or hidden_size} // {self.div_val}^{cluster} leaves the vectors of "
                 f"cluster {cluster} no channel; use a smaller div_val or fewer cutoffs"
             )
         return width
@@ -71,7 +71,7 @@ class AdaptiveConfig(Config):
     @classmethod
     def examples(cls) -> tuple["AdaptiveConfig", ...]:
         """Small instances for tests."""
-        return cls(cutoffs=(3, 8), div_val=2), cls(cutoffs=(5,), div_val=1, size=6)
+        return cls(cutoffs=(3, 8), div_val=2), cls(cutoffs=(5,), div_val=1, d_embed=6)
 
 
 def check_cutoffs(cutoffs: tuple[int, ...], vocab_size: int | None = None) -> None:

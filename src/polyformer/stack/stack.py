@@ -39,6 +39,7 @@ class StackConfig(Config):
     norm: NormConfig = LayerNormConfig()
     memory: MemoryConfig = NoMemoryConfig()
     dropout: float = 0.1  # of sub-layer outputs and of the embedding sum
+    final_norm: bool = True  # of the output, where the block leaves the residual stream as it is
     final_dropout: float = 0.0  # of the output, after the final norm (T5)
     convolution: ConvolutionConfig | None = None  # beside the first layer, in an encoder (DeBERTa's second)
     layerdrop: float = 0.0  # probability that training skips a layer (Fan et al. 2020, LayerDrop)
@@ -143,7 +144,8 @@ class Stack(nn.Module):
         if config.convolution is not None:
             self.convolution = Convolution(config.convolution, hidden_size, config.norm, config.dropout)
         width = config.block.width(hidden_size)
-        self.final_norm = nn.Identity() if config.block.normalizes_output else config.norm.build(width)
+        normed = config.block.normalizes_output or not config.final_norm
+        self.final_norm = nn.Identity() if normed else config.norm.build(width)
         self.final_dropout = nn.Dropout(config.final_dropout)
         self.layerdrop = config.layerdrop
 

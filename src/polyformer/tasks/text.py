@@ -15,7 +15,7 @@ from polyformer.data import Batches, Collate, Stream, Tokenizer, TokenizerConfig
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
 from polyformer.data.segments import Segments
 from polyformer.data.tokenizer_loading import build_tokenizer
-from polyformer.heads import HeadConfig
+from polyformer.heads import AdaptiveSoftmaxConfig, HeadConfig, LanguageModelConfig
 from polyformer.tasks.base import HeldOut, Rows, Task, TaskConfig
 from polyformer.tasks.metrics import loss_total, perplexity_metrics
 from polyformer.training.config import at_least
@@ -137,7 +137,8 @@ class TextTask(Task):
 
     def fit_head(self, head: HeadConfig) -> HeadConfig:
         """The model's own head where it is of the right kind, else the task's."""
-        return head if isinstance(head, type(self.head)) else self.head
+        adaptive = isinstance(head, AdaptiveSoftmaxConfig) and isinstance(self.head, LanguageModelConfig)
+        return head if adaptive or isinstance(head, type(self.head)) else self.head
 
     def training_batches(self, rows: Any, seed: int) -> Batches | Stream | Segments:
         """Batches of `rows`: prepared in memory, or as they are read where `rows` have no length."""

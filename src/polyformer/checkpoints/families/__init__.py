@@ -23,6 +23,7 @@ from polyformer.checkpoints.families import (
     reformer,
     roberta,
     t5,
+    transfo_xl,
     xlm,
     xlm_roberta,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "reformer",
     "roberta",
     "t5",
+    "transfo_xl",
     "xlm",
     "xlm_roberta",
 ]
