@@ -16,6 +16,10 @@ SPINS = "1000"
 millisecond or more. On a machine whose cores are busy the threads that spin keep those away that have work:
 a training step by two threads took four times as long by default, and on an idle one at most a tenth less."""
 
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""torch's variable for tensors of 2 MiB or more in huge pages: a training step writes to gigabytes of fresh
+memory, and each of its pages of 4 KiB costs a call of the system."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 2 for bad input, 128 + N after signal N (Ctrl-C: 130)."""
@@ -54,6 +58,7 @@ def _dispatch(words: list[str]) -> int:
         raise unknown("command", name, COMMANDS)
     if name != "bench" and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is loaded, which is later
+    os.environ.setdefault(HUGE_PAGES, "1")  # read at torch's first tensor
     from polyformer.commands.options import parse
 
     command = importlib.import_module(f"polyformer.commands.{name}")

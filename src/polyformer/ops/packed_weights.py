@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.ops.activations import ACTIVATIONS
+from polyformer.ops.huge_pages import use_huge_pages
 from polyformer.ops.linear import Linear, by_onednn, onednn_linear, onednn_takes, reader
 from polyformer.ops.product_ways import ROW_STEP
 
@@ -87,7 +88,9 @@ def _copied(weights: tuple[Tensor, ...], size: int) -> _Copy:
     """Laid out for many rows, which is the fastest for a single one too."""
     sums = [_sums(weight) for weight in weights]  # before they are copied: a write in between is seen
     joint = weights[0].detach() if len(weights) == 1 else torch.cat([weight.detach() for weight in weights])
-    return _Copy(weights, sums, torch.ops.mkldnn._reorder_linear_weight(joint, ROW_STEP), size)
+    packed = torch.ops.mkldnn._reorder_linear_weight(joint, ROW_STEP)
+    use_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
+    return _Copy(weights, sums, packed, size)
 
 
 def _sums(weight: Tensor) -> Tensor:
