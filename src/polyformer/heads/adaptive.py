@@ -120,9 +120,10 @@ class AdaptiveSoftmax(Head):
     def _clusters(self, inputs: HeadInput) -> list[Cluster]:
         """What predicts the tokens of each cluster."""
         tables, biases = self._tables(inputs.table), list(self.biases)
-        if self.single:
-            tables = [tables[0][run] for run in self.clusters]
-            biases = [bias[run] for bias in biases for run in self.clusters]
+        if self.single:  # split, whose gradient is one table; each slice would have a whole one
+            sizes = [run.stop - run.start for run in self.clusters]
+            tables = list(tables[0].split(sizes))
+            biases = [part for bias in biases for part in bias.split(sizes)]
         result = []
         for i, vectors in enumerate(tables):
             bias = biases[i] if biases else None
