@@ -60,7 +60,7 @@ def killed(checkpoint: Path, text: Path, folder: Path, parts: int, seed: int) ->
 @pytest.fixture
 def long_text(tmp_path: Path) -> Path:
     file = tmp_path / "long.txt"
-    file.write_text(TEXT * (2 + KILLS))
+    file.write_text(TEXT * (2 + KILLS // 5))
     return file
 
 
