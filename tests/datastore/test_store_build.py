@@ -1,5 +1,6 @@
 """What a store holds: an entry for each token, whoever reads the text and in however many parts."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from tiny_stores import READING, TEXT, built, content, lines, manifest, tiny_model
 
 from polyformer.datastore.build import build
-from polyformer.datastore.fingerprints import model_fingerprint
+from polyformer.datastore.fingerprints import changed_settings, model_fingerprint
 from polyformer.datastore.merge import merge, part_folder
 from polyformer.datastore.readers import open_reader
 from polyformer.datastore.store import open_folder
@@ -133,3 +134,12 @@ def test_a_fingerprint_tells_models_apart_and_knows_them_again():
 def test_content_is_half_precision_rows(store: Path):
     keys, values = content(store)
     assert len(keys) == len(values) // 4 * 16 * 2
+
+
+def test_an_option_with_its_default_value_is_no_part_of_a_fingerprint():
+    config = tiny_model().config
+    settings = changed_settings(config)
+    assert settings["hidden_size"] == 16
+    assert "weights" not in settings
+    assert settings["decoder"]["num_hidden_layers"] == 2
+    assert changed_settings(dataclasses.replace(config, hidden_size=32)) != settings

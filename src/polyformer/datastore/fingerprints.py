@@ -1,7 +1,9 @@
 """What tells one model from another, and one tokenizer: digests of what they compute with, not of files."""
 
+import dataclasses
 import hashlib
 import json
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,25 @@ def model_fingerprint(model: nn.Module, config: object) -> str:
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
             update(digest, tensor.detach(), whole)
     return digest.hexdigest()
+
+
+def changed_settings(config: Any) -> Any:
+    """A configuration as plain data, without what has its default value.
+
+    An option that a later version adds, and that nobody has set, leaves the fingerprint as it was.
+    """
+    if not dataclasses.is_dataclass(config):
+        return config
+    values = {
+        field.name: (getattr(config, field.name), default(field)) for field in dataclasses.fields(config)
+    }
+    kept = {name: changed_settings(value) for name, (value, usual) in values.items() if value != usual}
+    return {"kind": getattr(config, "kind", ""), **kept}
+
+
+def default(field: "dataclasses.Field[Any]") -> Any:
+    """The value that a field has where none is said; `MISSING` for one that must be."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def update(digest: "hashlib._Hash", tensor: Tensor, whole: bool) -> None:

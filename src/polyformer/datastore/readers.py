@@ -1,6 +1,7 @@
 """A causal model and its tokenizer, as a store needs them: contexts to keys and to the model's own logits."""
 
 import abc
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
@@ -15,7 +16,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import read_json
 from polyformer.data import Tokenizer, load_tokenizer
-from polyformer.datastore.fingerprints import model_fingerprint, tokenizer_fingerprint
+from polyformer.datastore.fingerprints import changed_settings, model_fingerprint, tokenizer_fingerprint
 from polyformer.datastore.windows import Reading
 from polyformer.model import Transformer
 from polyformer.model.saving import CONFIG
@@ -89,7 +90,8 @@ class OwnReader(ContextReader):
         config = model.config
         if model.decoder is None or model.encoder is not None or not model.head.predicts_next:
             raise InputError(f"{folder}: expected a decoder alone that predicts the next token")
-        super().__init__(folder, tokenizer, model, {**config.to_dict(), "origin": None})
+        settings = changed_settings(dataclasses.replace(config, origin=None))
+        super().__init__(folder, tokenizer, model, settings)
         self.dimension, self.longest = config.hidden_size, longest(config)
 
     @torch.no_grad()
