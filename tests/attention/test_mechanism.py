@@ -21,9 +21,10 @@ from polyformer.core.errors import InputError
 from polyformer.patterns import Global, Window
 
 
-def test_by_default_a_mechanism_can_do_everything():
+def test_by_default_a_mechanism_can_do_everything_but_remember():
     for ability in ABILITIES:
-        MechanismConfig().require(ability)
+        if ability != "remembers":
+            MechanismConfig().require(ability)
     assert Mechanism().new_state(3) is None
 
 

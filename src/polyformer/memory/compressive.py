@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.state import State
 from polyformer.memory.base import Memory, MemoryConfig, Reader, check_length
 from polyformer.memory.compression import LEARNED, compression
@@ -61,7 +61,7 @@ class CompressiveConfig(MemoryConfig):
         compression(self.compression)
         if self.loss is not None and self.compression not in LEARNED:
             raise InputError(
-                f"memory.loss: compression {self.compression!r} learns nothing; leave the loss out"
+                f"memory.loss: compression {quote(self.compression)} learns nothing; leave the loss out"
             )
 
     @classmethod

@@ -270,7 +270,7 @@ class Transformer(PretrainedMixin):
     def _output_weight(self) -> Tensor | Int8Weight | AdaptiveEmbedding:
         """What a head that is tied reads: [V, E]."""
         table = self._output_table()
-        return table.weight if isinstance(table, nn.Embedding) else table
+        return table if isinstance(table, (Int8Weight, AdaptiveEmbedding)) else table.weight
 
     def _output_table(self) -> Table:
         """The token table of the decoder, or of the encoder where there is none: the head may read it."""

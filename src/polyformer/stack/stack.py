@@ -57,8 +57,8 @@ class StackConfig(Config):
             raise InputError("memory: global_projections see all of a text; set one of them aside")
         if self.block.reversible and not self.memory.reversible:
             raise InputError(
-                f"memory: {self.memory.kind!r} learns while it reads, and a reversible stack reads twice; "
-                "use 'recurrent', or another block"
+                f"memory: {quote(self.memory.kind)} learns while it reads, and a reversible stack reads "
+                "twice; use 'recurrent', or another block"
             )
         if self.layerdrop and self.block.reversible:
             raise InputError("layerdrop: a reversible stack runs all of its layers; set it to 0")

@@ -108,8 +108,8 @@ def _plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> P
 def _best(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> tuple[int, int]:
     """The cheapest number of queries per row, and the scores in a tile of one head with it.
 
-    Wider rows compute more scores that are masked away, narrower ones start more often. Of five rows the one
-    of middle cost tells, for some may be unlike the rest: the first and last, or one that sees everything.
+    Wider rows compute more scores that are masked away, narrower ones start more often. Of five rows
+    the three of middle cost tell: some may be unlike the rest, the first and last, or one that sees all.
     """
     options: dict[int, tuple[float, int]] = {}
     for block, price in zip(sizes.blocks, sizes.prices):
@@ -117,7 +117,8 @@ def _best(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> t
         last = context.q_len - queries
         starts = (0, *(last * part // 4 // queries * queries for part in (1, 2, 3)), last)
         rows = (pattern.keys(context, start, start + queries) for start in starts)
-        width, masked = sorted((count(keys.some), count(subtract(keys.some, keys.full))) for keys in rows)[2]
+        counts = sorted((count(keys.some), count(subtract(keys.some, keys.full))) for keys in rows)[1:4]
+        width, masked = (sum(numbers) // 3 for numbers in zip(*counts))
         largest = queries * min(width, _width(block, sizes))
         together = max(1, min(heads, sizes.entries // max(1, largest)))
         asked = 0 if pattern.relative(context) else sizes.asked * masked
