@@ -145,7 +145,7 @@ def perplexity(model: Transformer, ids: Tensor, length: int) -> float | None:
         return None
     model.eval()
     nats = 0.0
-    for batch in _segments(ids.to(model.tokens.weight.device), length):
+    for batch in _segments(ids.to(next(model.parameters()).device), length):
         nats += float(model(input_ids=batch, labels=batch).loss) * batch[:, 1:].numel()
     return exp(nats / (len(ids) - 1))
 
