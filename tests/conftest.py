@@ -28,3 +28,20 @@ def shared_data() -> Callable[[str], Path]:
         return root / name
 
     return folder
+
+
+@pytest.fixture
+def complaint(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`complaint(*words)`: the one line that a command says that ends with an error."""
+
+    def run(*words: object) -> str:
+        from polyformer.cli import main
+
+        capsys.readouterr()
+        assert main([*map(str, words)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("polyformer: error: ")
+        assert error.count("\n") == 1
+        return error
+
+    return run

@@ -47,18 +47,3 @@ def output(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return capsys.readouterr().out
 
     return run
-
-
-@pytest.fixture
-def complaint(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """`complaint(*words)`: the one line that a command says that ends with an error."""
-
-    def run(*words: object) -> str:
-        capsys.readouterr()
-        assert main([*map(str, words)]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("polyformer: error: ")
-        assert error.count("\n") == 1
-        return error
-
-    return run

@@ -3,14 +3,12 @@
 import errno
 import os
 import pickle
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+from full_disk import largest_file
 from polyformer.core.errors import InputError
 from polyformer.core.files import (
     atomic_directory,
@@ -24,17 +22,6 @@ from polyformer.core.files import (
     write_tensors,
     writing,
 )
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """No file of this process may grow beyond `size` bytes: what a full disk or a quota does to a writer."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_atomic_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 import json
 import os
-import resource
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 from tiny_stores import TEXT, built, content, manifest, processes, tiny_checkpoint
 
+from full_disk import largest_file
 from polyformer.cli import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig, build_tokenizer
@@ -28,21 +27,6 @@ Complaint = Callable[..., str]
 
 
 @pytest.fixture
-def complaint(capsys: pytest.CaptureFixture[str]) -> Complaint:
-    """`complaint(*words)`: the one line that a command says that ends with status 2."""
-
-    def run(*words: object) -> str:
-        capsys.readouterr()
-        assert main([*map(str, words)]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("polyformer: error: ")
-        assert error.count("\n") == 1
-        return error
-
-    return run
-
-
-@pytest.fixture
 def copied(store: Path, tmp_path: Path) -> Path:
     """A store that may be damaged, and that has been moved."""
     return Path(shutil.copytree(store, tmp_path / "elsewhere" / "store"))
@@ -50,16 +34,6 @@ def copied(store: Path, tmp_path: Path) -> Path:
 
 def evaluate(checkpoint: Path, store: Path, text: Path) -> list[object]:
     return ["evaluate", checkpoint, "--datastore", store, "--data", text, "--lambda", 0.2, "--temperature", 1]
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("name", ["keys.float16", "values.int32"])

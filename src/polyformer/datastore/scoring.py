@@ -6,7 +6,6 @@ any lambda is tried without a second search.
 
 import dataclasses
 import itertools
-import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.datastore.build import BATCH_TOKENS, equally_long, tensors
-from polyformer.datastore.mixture import neighbour_weights
+from polyformer.datastore.mixture import log, neighbour_weights
 from polyformer.datastore.readers import ContextReader
 from polyformer.datastore.store import MixtureConfig, Neighbours, Store
 from polyformer.datastore.windows import Reading, Window, windows
@@ -38,10 +37,8 @@ class Targets:
 
     def losses(self, weight: float) -> Tensor:
         """-log p a token [K, S], with lambda = `weight`."""
-        if not weight:
-            return -self.log_p.mean().expand(self.shares.shape[1:])
-        own = math.log1p(-weight) if weight < 1 else -math.inf
-        mixed = torch.logaddexp(self.log_p[:, None, None] + own, self.shares.log() + math.log(weight))
+        own, theirs = log(1 - weight), log(weight)
+        mixed = torch.logaddexp(self.log_p[:, None, None] + own, self.shares.log() + theirs)
         return -mixed.mean(0)
 
     def best(self, count: int = 0) -> tuple[MixtureConfig, float]:

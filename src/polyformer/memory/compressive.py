@@ -153,28 +153,28 @@ class Compressive(Memory):
             return torch.cat([torch.cat([table[:, :first], ends], 1)[:, -merged:], table[:, last:]], 1)
 
         length = merged + tokens.length - last
-        shorter = dataclasses.replace(
-            tokens.map(merge), length=length, dropped=tokens.seen - length, merged=merged
-        )
+        shorter = tokens.map(merge)
+        changes: dict[str, Tensor] = {}
         valid = self._whole(tokens, first, last)
         if valid is not None:
-            shorter = dataclasses.replace(shorter, valid=merge(valid))
-        if tokens.pos is not None:  # one by one up to the first that is not merged
+            changes["valid"] = merge(valid)
+        if tokens.pos is not None and shorter.pos is not None:  # one by one up to the first not merged
             end = tokens.pos[:, last - 1 : last] + 1 - merged
             run = end + torch.arange(merged, device=end.device)
-            assert shorter.pos is not None
-            shorter = dataclasses.replace(shorter, pos=torch.cat([run, shorter.pos[:, merged:]], 1))
-        return shorter
+            changes["pos"] = torch.cat([run, shorter.pos[:, merged:]], 1)
+        return dataclasses.replace(
+            shorter, length=length, dropped=tokens.seen - length, merged=merged, **changes
+        )
 
     def _whole(self, tokens: Tokens, first: int, last: int) -> Tensor | None:
         """Which slots are real, [B, L], those of a group only where all are, and of one document; None where
         that holds for all."""
-        table = (
-            tokens.valid if tokens.doc is None or tokens.valid is not None else torch.ones_like(tokens.doc)
-        )
-        if table is None:
+        if tokens.valid is not None:
+            valid = tokens.valid
+        elif tokens.doc is not None:
+            valid = torch.ones_like(tokens.doc, dtype=torch.bool)
+        else:
             return None
-        valid = table.bool()
         whole = valid[:, first:last].unflatten(1, (-1, self.rate)).all(2)
         if tokens.doc is not None:
             doc = tokens.doc[:, first:last].unflatten(1, (-1, self.rate))
