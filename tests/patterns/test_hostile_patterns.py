@@ -16,7 +16,7 @@ from polyformer.patterns.base import Pattern
         ("Window('8')", "pattern Window: before: expected int, got '8'"),
         ("Window(1.5)", "pattern Window: before: expected int, got 1.5"),
         ("Window({[]: 1})", "expected a plain value"),
-        ("Window(" + "-" * 5000 + "1)", "expected an expression like"),
+        ("Window(" + "-" * 5000 + "1)", "expected an expression like|nested too deeply"),
         ("|".join(["Full"] * 3000), "expected an expression like|nested too deeply"),
         ("Window(\ud800)", "expected an expression like"),
         ("a" * 600_000, "it has 600000 characters, expected at most 65536"),
