@@ -14,6 +14,7 @@ EXAMPLES = """examples:
   polyformer reproduce warmup --help                  # the settings of one claim and their defaults
   polyformer reproduce extrapolation --data DIR       # ALiBi: train short, test long
   polyformer reproduce transformer-xl --data DIR      # a memory of earlier segments, at equal compute
+  polyformer reproduce compressive --data BOOK        # a compressed memory, at equal state
   polyformer reproduce random-features                # orthogonal positive features have the smallest error
   polyformer reproduce image-locality                 # local attention around a pixel suffices to predict it
   polyformer reproduce linformer-theory               # the errors in the theorems against k
