@@ -14,6 +14,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.state import State
 from polyformer.position import Position, Shape
+from polyformer.sequence.context import Context
 from polyformer.sequence.tokens import Tokens
 
 
@@ -44,16 +45,22 @@ class Reader(Protocol):
         alone: outputs [B, H, T, D] and weights [B, H, T, M]. Its own weights get no gradient."""
         ...
 
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of x [B, T, E], as a memory keeps it: [B, Hkv, T, D] each, before positions, without a graph."""
+        ...
+
 
 class Memory(nn.Module):
     """One memory for a whole stack; what layers have of their own lies here too.
 
     `length`: how many slots before a segment its tokens find at most; it may be changed at any time, and
     holds from the end of the next call on. `keeps_keys`: whether in evaluation the last `length` keys and
-    values of a cache are the same function.
+    values of a cache are the same function. `looks_up`: whether a layer has a store of entries that attention
+    does not reach, beside either form of its state.
     """
 
     keeps_keys = True
+    looks_up = False
 
     def __init__(self, length: int):
         super().__init__()
@@ -75,6 +82,26 @@ class Memory(nn.Module):
     def kept(self, tokens: Tokens) -> Tokens:
         """Where the tokens of the slots stand that the next segment finds, after `tokens`."""
         return tokens.last_kept(self.length)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What it holds at most, by the names of `polyformer evaluate`."""
+        return {"memory_length": self.length}
+
+    def added(self) -> None:
+        """Begin as what changes next to nothing: the memory of a model that was trained without."""
+
+    def new_store(self, layer: int) -> State | None:
+        """The store of layer `layer` before the first token, in training and in evaluation; None for none."""
+        return None
+
+    def stored(self, store: State, x: Tensor, layer: Reader, context: Context) -> State:
+        """The store after a segment of which the inputs of `layer` are x [B, T, E]."""
+        raise NotImplementedError
+
+    def mixed(self, y: Tensor, q: Tensor, store: State, context: Context) -> Tensor:
+        """What heads put out, [B, H, T, D], where attention alone makes y of the queries q."""
+        raise NotImplementedError
 
 
 def set_length(model: nn.Module, length: int) -> None:

@@ -1,7 +1,9 @@
 """One layer: self-attention, cross-attention where there is a source, feed-forward, wired by a block."""
 
 import dataclasses
+import functools
 
+import torch
 from torch import Tensor, nn
 
 from polyformer.block import BlockConfig, SubLayer
@@ -20,18 +22,21 @@ class LayerState(State):
     """What a layer leaves for the next call: its own tokens, and the projected source.
 
     memory: in training what it remembers of earlier segments, in place of its own tokens' keys and values.
+    store: what it may look up of the text before, where the memory has one in this layer.
     """
 
     self_attention: State | None = None
     cross_attention: State | None = None
     memory: State | None = None
+    store: State | None = None
 
     def reorder_beams(self, index: Tensor) -> "LayerState":
         """As `reorder_`, for an index among rows that share a source, whose projection stays where it is."""
-        own, memory = (
-            None if past is None else past.reorder_(index) for past in (self.self_attention, self.memory)
+        own, memory, store = (
+            None if past is None else past.reorder_(index)
+            for past in (self.self_attention, self.memory, self.store)
         )
-        return dataclasses.replace(self, self_attention=own, memory=memory)
+        return dataclasses.replace(self, self_attention=own, memory=memory, store=store)
 
     def truncated_(self, count: int) -> "LayerState | None":
         """As for every state."""
@@ -86,13 +91,21 @@ class Layer(nn.Module):
         y = self.block(x, self.sublayers(context, position, source, state, new, memory))
         if state is None:
             return y, None
-        return y, LayerState(new["self"], new.get("cross"), self.remembered(x, state, memory))
+        own = self.remembered(self.block.kept(x), state, context, memory)
+        return y, dataclasses.replace(own, self_attention=new["self"], cross_attention=new.get("cross"))
 
-    def remembered(self, x: Tensor, state: LayerState, memory: Memory | None) -> State | None:
-        """What the layer remembers after the segment of which x is its input."""
-        if memory is None or state.memory is None:
-            return None
-        return memory.after(state.memory, self.block.kept(x), self)
+    def remembered(
+        self, kept: Tensor, state: LayerState, context: Context, memory: Memory | None
+    ) -> LayerState:
+        """What the layer remembers and stores, and no more, after the segment of which a memory keeps `kept`
+        (`Block.kept`)."""
+        if memory is None:
+            return LayerState()
+        past, store = state.memory, state.store
+        return LayerState(
+            memory=None if past is None else memory.after(past, kept, self),
+            store=None if store is None else memory.stored(store, kept, self, context),
+        )
 
     @property
     def index(self) -> int:
@@ -105,6 +118,11 @@ class Layer(nn.Module):
         block = detached(self.block)
         x, read = block.first_reads_kept(x), block.first_reads_kept(read)
         return detached(self.attention).by_content(x, read)
+
+    @torch.no_grad()
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of x [B, T, E] as a memory keeps it, before positions: [B, Hkv, T, D] each."""
+        return self.attention.keys_and_values(self.block.first_reads_kept(x))
 
     def sublayers(
         self,
@@ -121,7 +139,10 @@ class Layer(nn.Module):
             past = state.self_attention if state else None
             before = memory.before(state.memory) if memory and state and state.memory else None
             before = None if before is None else self.block.first_reads_kept(before)
-            y, new["self"] = self.attention(x, context, position, past, before=before)
+            mix = None
+            if memory and state and state.store is not None:
+                mix = functools.partial(memory.mixed, store=state.store, context=context)
+            y, new["self"] = self.attention(x, context, position, past, before=before, mix=mix)
             return y
 
         def attend_source(x: Tensor) -> Tensor:

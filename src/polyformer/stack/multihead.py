@@ -7,6 +7,7 @@ groups of query heads share one (Ainslie et al. 2023). Vaswani et al. 2017, sect
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -175,11 +176,13 @@ class MultiHeadAttention(nn.Module):
         state: State | None = None,
         read: Tensor | None = None,
         before: Tensor | None = None,
+        mix: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, State | None]:
         """Self-attention of x, after the tokens in `state`; also the state that includes x.
 
         read: what the same tokens show to one another, where that is not x itself. before: [B, M, E], what
-        the tokens of a memory show, which are the first M keys.
+        the tokens of a memory show, which are the first M keys. mix: of what the mechanism puts out and of
+        the queries before positions, [B, H, T, D] each, what is projected back.
         """
         read = x if read is None else read
         if before is not None:
@@ -194,11 +197,12 @@ class MultiHeadAttention(nn.Module):
             lambda vectors: self._vectors(self.query, vectors),
             lambda vectors: self._vectors(self.key or self.query, vectors),
         )
+        content = q
         q, k = _rotated(q, k, context, position, site)
         terms = Terms(position, site)
         if self.global_attention is None:
             y, state = self.mechanism(q, k, v, context, state, terms)
-            return self._join(y), state
+            return self._join(y if mix is None else mix(y, content)), state
         past = state if isinstance(state, GlobalState) else None
         y, own = self.mechanism(q, k, v, context, past.ordinary if past else None, terms)
         y, cache = self.global_attention(y, x, read, context, position, past.cache if past else None)
@@ -216,6 +220,10 @@ class MultiHeadAttention(nn.Module):
         k, v = (y.repeat_interleave(groups, 1) for y in (k, v))
         weights = (q @ k.mT * self.head_size**-0.5).softmax(-1)
         return weights @ v, weights
+
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of x [B, T, E], before positions: [B, Hkv, T, D] each."""
+        return self._heads(self.key or self.query, x), self._heads(self.value, x)
 
     def cross(
         self, x: Tensor, source: Tensor | None, context: Context, state: State | None = None

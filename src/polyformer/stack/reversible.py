@@ -97,7 +97,7 @@ def run_reversible(
     source: Source | None,
     states: Sequence[LayerState] | None = None,
     memory: Memory | None = None,
-) -> tuple[Tensor, list[State | None]]:
+) -> tuple[Tensor, list[LayerState]]:
     """Both streams x [2, B, T, E] through all layers, and what the layers remember next.
 
     states: of memories alone.
@@ -110,35 +110,37 @@ def run_reversible(
         shown = [hidden.detach().requires_grad_(hidden.requires_grad)]
         source = dataclasses.replace(source, hidden=shown[0])
     steps: list[Step] = []
-    memories: list[State | None] = [None] * len(layers)
+    memories: dict[int, LayerState] = {}
+    remembering = [] if memory is None else list(memory.parameters())
     for index, layer in enumerate(layers):
         assert isinstance(layer, Layer)
         if index and _places(position, x, pos, index):
             steps.append(Placing(_placing(position, pos, index), _learning(position.parameters())))
-        reads = _learning([*layer.parameters(), *position.parameters(), *shown])
-        past = None if states is None else Past(states[index], memory, memories, index)
+        reads = _learning([*layer.parameters(), *position.parameters(), *remembering, *shown])
+        past = None if states is None else Past(states[index], memory, context, memories, index)
         steps += _changes(layer, reads, context, position, source, past)
     course = Course(steps, _learning(tensor for step in steps for tensor in step.reads))
     inputs = [hidden if shown and tensor is shown[0] else tensor for tensor in course.reads]
     y, *terms = _Reversible.apply(course, x, *inputs)  # type: ignore[misc]
     for name, term in zip((name for names in course.names for name in names), terms, strict=True):
         add_auxiliary_loss(name, term)
-    return y, memories
+    return y, [memories[index] for index in sorted(memories)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Past:
-    """The state of layer `index`, and the list in which `read` puts what it remembers next."""
+    """The state of layer `index`, and where `read` puts what it remembers next."""
 
     state: LayerState
     memory: Memory | None
-    memories: list[State | None]
+    context: Context
+    memories: dict[int, LayerState]
     index: int
 
     def read(self, x: Tensor, layer: Layer) -> None:
         """The second stream x as `layer` begins: the first time alone, since going back finds it again."""
-        if self.memories[self.index] is None and self.memory and self.state.memory:
-            self.memories[self.index] = self.memory.after(self.state.memory, x, layer)
+        if self.index not in self.memories:
+            self.memories[self.index] = layer.remembered(x, self.state, self.context, self.memory)
 
 
 def _changes(

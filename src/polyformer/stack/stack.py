@@ -182,7 +182,7 @@ class Stack(nn.Module):
                 self.sequence, x, pos, context, self.position, source, states, self.memory
             )
             y = self.final_dropout(self.final_norm(merge_streams(y, dtype, self.join)))
-            return y, None if states is None else tuple(LayerState(memory=memory) for memory in memories)
+            return y, None if states is None else tuple(memories)
         skipped = self._skipped() if fresh else []
         new_states = []
         for index, layer in enumerate(self.sequence):
@@ -193,7 +193,7 @@ class Stack(nn.Module):
             own = states[index] if states else None
             if index in skipped:
                 if own is not None:
-                    new_states.append(LayerState(memory=layer.remembered(x, own, self.memory)))
+                    new_states.append(layer.remembered(layer.block.kept(x), own, context, self.memory))
                 continue
             arguments = (x, context, self.position, source, own, self.memory)
             if self.recompute and self.training and torch.is_grad_enabled():
@@ -239,11 +239,16 @@ class Stack(nn.Module):
         """
         self.mechanism.require("caches")
         memory = self.memory
-        if memory is not None and (self.training or not memory.keeps_keys):
-            return tuple(LayerState(memory=memory.new_state(layer)) for layer in range(len(self.groups)))
-        if memory is not None:
+        if memory is None:
+            return tuple(layer.new_state(reserve) for layer in self.sequence)
+        if self.training or not memory.keeps_keys:
+            states = [LayerState(memory=memory.new_state(layer)) for layer in range(len(self.groups))]
+        else:
             reserve = min(reserve, 2 * (memory.length + 1))
-        return tuple(layer.new_state(reserve) for layer in self.sequence)
+            states = [layer.new_state(reserve) for layer in self.sequence]
+        return tuple(
+            dataclasses.replace(state, store=memory.new_store(layer)) for layer, state in enumerate(states)
+        )
 
 
 def _remember(states: tuple[LayerState, ...] | None) -> bool:
