@@ -39,7 +39,7 @@ SHARED = {
         *("mods", "mod_program", "residue_class", "spans", "user_defined"),
     },
     "attention": {"base"},
-    "memory": {"base", "compression"},
+    "memory": {"base", "compression", "recurrent", "search", "store"},
     "feedforward": {"base"},
     "block": {"base"},
     "heads": {"base", "problem_types"},

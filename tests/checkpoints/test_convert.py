@@ -169,3 +169,30 @@ def test_bad_input_is_one_line(hub: Path, tmp_path: Path, changed: list[str], sa
     assert said in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_a_decoder_that_takes_a_memory_of_keys_stays_what_it_was(tmp_path: Path):
+    """Its gates are nearly closed; what had a family has none. Saved and loaded it is the same."""
+    old = create_model("decoder-tiny", **SIZES, position="rope").double().eval()
+    new, report = convert(old, memory="memorizing(length=4, store=9, neighbours=3)")
+    assert report.newly_initialized == ("decoder.memory.gate", "decoder.memory.temperature")
+    ids = batch(old, 20)["input_ids"]
+    plain, _ = convert(old, memory="recurrent(length=4)")
+    state, same_state, ends = new.new_state(), plain.new_state(), []
+    with torch.no_grad():
+        for part in ids.split(4, 1):
+            ours, expected = new(part, state=state), plain(part, state=same_state)
+            state, same_state = ours.state, expected.state
+            ends.append((ours.logits - expected.logits).abs().max() / expected.logits.abs().max())
+        torch.testing.assert_close(new(ids).logits, old(ids).logits, rtol=1e-12, atol=1e-12)
+    assert ends[0] == ends[1] == 0, "there is nothing to look up yet"
+    assert 0 < max(ends[2:]) < 0.05
+    new.save_pretrained(tmp_path / "out")
+    again = polyformer.from_pretrained(tmp_path / "out").double()
+    for name, tensor in new.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], tensor, rtol=1e-6, atol=1e-6)
+    assert again.decoder.memory.size == 9
+    with pytest.raises(InputError, match="memory: only a decoder alone reads a text in segments"):
+        convert(dense("bert-base"), memory="memorizing")
+    with pytest.raises(InputError, match="Learned positions end after 24 tokens"):
+        convert(dense("gpt2"), memory="memorizing")

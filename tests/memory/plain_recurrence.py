@@ -1,7 +1,7 @@
 """Transformer-XL's equations written out, one query at a time: what the tests of recurrence compare with."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -29,15 +29,22 @@ def plain_segments(model: Transformer, segments: Sequence[Tensor], length: int) 
     return outputs
 
 
-def plain_layer(layer, position, number: int, h: Tensor, both: Tensor) -> Tensor:
+Mix = Callable[[Tensor], Tensor]
+"""Of what heads put out [B, T, E], what is projected back."""
+
+
+def plain_layer(layer, position, number: int, h: Tensor, both: Tensor, mix: Mix | None = None) -> Tensor:
     """Layer `number` for the segment h [B, T, E], the last of `both` [B, M + T, E]."""
-    h = layer.block.norms[0](h + _attended(layer.attention, position, number, h, both))
+    attended = _attended(layer.attention, position, number, h, both)
+    output = layer.attention.output
+    attended = (attended if mix is None else mix(attended)) @ output.weight.T + output.bias
+    h = layer.block.norms[0](h + attended)
     inner = F.relu(h @ layer.feedforward.up.weight.T + layer.feedforward.up.bias)
     return layer.block.norms[1](h + inner @ layer.feedforward.down.weight.T + layer.feedforward.down.bias)
 
 
 def _attended(attention, position, number: int, h: Tensor, both: Tensor) -> Tensor:
-    """Every token of h attends to all of `both` up to itself."""
+    """What the heads put out, [B, T, E]: every token of h attends to all of `both` up to itself."""
     heads, width = attention.config.num_attention_heads, attention.head_size
     past = both.shape[1] - h.shape[1]
     q, k, v = (
@@ -55,7 +62,7 @@ def _attended(attention, position, number: int, h: Tensor, both: Tensor) -> Tens
             scores.append((content + ((q[:, i] + v_bias) * r).sum(-1)) / math.sqrt(width))
         weights = torch.stack(scores, -1).softmax(-1)  # [B, H, keys]
         rows.append(torch.einsum("bhj,bjhd->bhd", weights, v[:, : past + i + 1]).flatten(1))
-    return torch.stack(rows, 1) @ attention.output.weight.T + attention.output.bias
+    return torch.stack(rows, 1)
 
 
 def _wave(distance: int, width: int) -> Tensor:

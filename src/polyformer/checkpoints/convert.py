@@ -5,7 +5,7 @@ where the pattern covers the whole text nothing changes, also with more position
 attention scales its scores and the new one does not. Learned positions are repeated from their start, the
 range of relative distances stays, and global tokens' projections start as the ordinary ones: Beltagy et al.
 2020 (Longformer), section 5. What mechanisms have beyond queries, keys and values (Linformer's projections,
-say) is newly initialized.
+say) is newly initialized. A memory begins as what changes next to nothing (`Memory.added`).
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ from polyformer.attention import AlternateConfig, SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.checkpoints.transfer import Report, transfer
 from polyformer.core.errors import InputError, quote
+from polyformer.memory import MemoryConfig
 from polyformer.model import Transformer
 from polyformer.patterns import Pattern
 from polyformer.patterns.marked import reads_marks
@@ -31,6 +32,7 @@ def convert(
     *,
     max_positions: int | None = None,
     global_projections: bool = False,
+    memory: MemoryConfig | str | dict[str, Any] | None = None,
 ) -> tuple[Transformer, Report]:
     """A new model, in evaluation mode, and what became of the weights of `model`, which is not changed.
 
@@ -39,9 +41,10 @@ def convert(
             encoder where there is one, else for the decoder.
         max_positions: how long a text the new one takes; learned positions are repeated.
         global_projections: give global tokens projections of their own, copied from the ordinary ones.
+        memory: of earlier segments, for a decoder alone, as `memorizing(store=8192)`.
 
     Raises:
-        InputError: a mechanism that the model cannot have, fewer positions than before.
+        InputError: a mechanism or a memory that the model cannot have, fewer positions than before.
     """
     if not isinstance(model, Transformer):
         raise InputError(f"convert: expected a model of texts, got a {type(model).__name__}")
@@ -51,11 +54,15 @@ def convert(
             'was rounded from, or load this with weights="float32"'
         )
     config = convert_config(model.config, read_attention(attention), max_positions, global_projections)
+    if memory is not None:
+        config = with_memory(config, MemoryConfig.from_dict(memory, "memory"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # new weights are the same every time
         converted = Transformer(config)
     converted.to(next(model.parameters()).dtype)
     report = keep_scores(model, converted, transfer(model, converted))
+    if converted.decoder is not None and converted.decoder.memory is not None and not model.remembers:
+        converted.decoder.memory.added()
     if config.origin is not None:  # it is still of the family whose files hold them
         converted.unused_tensors = dict(model.unused_tensors)
         report = dataclasses.replace(
@@ -106,6 +113,15 @@ def convert_config(
         changes["origin"] = None
     config = dataclasses.replace(config, **changes)
     return config if max_positions is None else extend_positions(config, max_positions)
+
+
+def with_memory(config: ModelConfig, memory: MemoryConfig) -> ModelConfig:
+    """The configuration with a memory in its decoder. It is no longer of the family that it came from."""
+    if config.decoder is None or config.encoder is not None:
+        raise InputError("memory: only a decoder alone reads a text in segments; this model has an encoder")
+    stack = dataclasses.replace(config.decoder, memory=memory)
+    origin = config.origin if stack == config.decoder else None
+    return dataclasses.replace(config, decoder=stack, origin=origin)
 
 
 def fit_tables(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:

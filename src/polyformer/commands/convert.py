@@ -1,4 +1,4 @@
-"""Convert a checkpoint: to the other format, or to a model with another attention or for longer texts.
+"""Convert a checkpoint: to the other format, or to a model with another attention, a memory or longer texts.
 
 Prints which weights were copied, extended by copying, or newly initialized; train the result further by
 `polyformer train --pretrained OUT`.
@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   polyformer convert bert-dir long --attention "Window(256) | Global(1)" --max-positions 4096
   polyformer convert roberta-dir out --attention "Window(256) | Marked()" --global-projections --format hub
   polyformer convert bert-dir low-rank --attention "linformer(k=128, max_length=512)"
+  polyformer convert runs/mine memorizing --memory "memorizing(length=256, store=8192)"
 """
 
 
@@ -36,6 +37,10 @@ class Options:
     max_positions: int | None = option("longest text, in tokens, that the new model takes")
     global_projections: bool = option(
         "give global tokens query, key and value projections of their own, copied", False
+    )
+    memory: str | None = option(
+        "memory of earlier segments for a decoder: recurrent, compressive or memorizing; train it further "
+        "with --task.feed in_order"
     )
     weights: Literal["float32", "bfloat16", "int8"] | None = option(
         "what the weights are kept in; int8 is a fourth of float32 and generates faster, and does not train "
@@ -62,7 +67,7 @@ def run(options: Options) -> None:
 
     if Path(options.out).exists() and any(Path(options.out).iterdir()):
         raise InputError(f"{options.out}: not empty; choose another directory")
-    changed = options.attention or options.max_positions or options.global_projections
+    changed = options.attention or options.max_positions or options.global_projections or options.memory
     # int8 comes last: what is new must be made of weights that are not rounded yet
     weights = None if changed and options.weights == "int8" else options.weights
     model = from_pretrained(options.folder, options.head, weights=weights, allow_pickle=options.allow_pickle)
@@ -72,6 +77,7 @@ def run(options: Options) -> None:
             options.attention,
             max_positions=options.max_positions,
             global_projections=options.global_projections,
+            memory=options.memory,
         )
         print(report)
     if options.weights is not None:

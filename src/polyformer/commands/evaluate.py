@@ -18,6 +18,7 @@ EXAMPLES = """examples:
   polyformer evaluate LLAMA-DIR --datastore stores/wikitext2 --tune valid.txt.gz --data test.txt.gz
   polyformer evaluate runs/wikitext2 --datastore stores/wikitext2 --lambda 0.25 --temperature 10
   polyformer evaluate runs/xl --memory-length 1024
+  polyformer evaluate runs/memorizing --store-size 65536
 """
 
 
@@ -43,6 +44,9 @@ class Options:
     memory_length: int | None = option(
         "tokens that a model with a memory remembers in every layer (default: as it was trained)", metavar="N"
     )
+    store_size: int | None = option(
+        "tokens that a model with the memory 'memorizing' looks up (default: as it was trained)", metavar="N"
+    )
     device: Device = device()
 
 
@@ -52,8 +56,9 @@ DATASTORE = "tune", "lambda_", "temperature", "neighbours", "search", "tokens", 
 def run(options: Options) -> None:
     """Print a table of metrics."""
     if options.datastore is not None:
-        if options.memory_length is not None:
-            raise InputError("--memory-length: goes without --datastore")
+        for name in ("memory_length", "store_size"):
+            if getattr(options, name) is not None:
+                raise InputError(f"--{name.replace('_', '-')}: goes without --datastore")
         from polyformer.commands.evaluate_datastore import measure
 
         return measure(options)
@@ -62,6 +67,7 @@ def run(options: Options) -> None:
             raise InputError(f"--{name.rstrip('_')}: goes with --datastore")
     from polyformer.data import DataConfig, load, read
     from polyformer.memory.base import set_length
+    from polyformer.memory.memorizing import set_store
     from polyformer.ops.workers import suited
     from polyformer.recipes.find import with_data
     from polyformer.recipes.report import table
@@ -80,6 +86,8 @@ def run(options: Options) -> None:
         parts = parts or {options.data: read(data, needs, data.path, "test")}
     if options.memory_length is not None:
         set_length(model, options.memory_length)
+    if options.store_size is not None:
+        set_store(model, options.store_size)
     with suited(model):
         scores = [(name, run.task.score(model, rows)) for name, rows in parts.items() if rows is not None]
     if not scores:

@@ -158,14 +158,15 @@ class LanguageModelling(TextTask):
         return self.metrics(total.tolist(), held.counts)
 
     def score(self, model: nn.Module, rows: Rows) -> dict[str, float]:
-        """In order, the text is read as one row; also how many tokens were predicted, and with how long a
+        """In order, the text is read as one row; also how many tokens were predicted, and with how large a
         memory."""
         if not self.continues:
             return super().score(model, rows)
         held = self.held_out(rows, side_by_side=1)
         tokens = sum(self.weight(batch) for _, batch in held.batches.epoch(0))
-        length = getattr(getattr(getattr(model, "decoder", None), "memory", None), "length", 0)
-        return {**self.measure(model, held), "tokens": tokens, "memory_length": length}
+        memory = getattr(getattr(model, "decoder", None), "memory", None)
+        sizes = {"memory_length": 0} if memory is None else memory.sizes
+        return {**self.measure(model, held), "tokens": tokens, **sizes}
 
     def count(self, rows: Sequence[Row]) -> dict[str, float]:
         """Words and bytes of the text; nothing where the tokenizer loses part of it."""

@@ -1,0 +1,116 @@
+"""The keys of the largest products with a query, looked for among all of them, one file for every way.
+
+    q [H, R, D], keys [H, N, D]  ->  products [H, R, k] and places [H, R, k] of the k largest, largest first
+
+    plain    all products at once, R x N of them: the definition
+    tiled    the same, never more than a tile of products at a time
+    faiss    the same by faiss.knn, in float32
+
+k is `count`, or N where there are fewer keys. Products are of float32 at least. Of equal products any may be
+taken.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+
+Search = Literal["tiled", "plain", "faiss"]
+Found = tuple[Tensor, Tensor]
+
+TILE_QUERIES, TILE_KEYS = 128, 8192
+"""A tile of products, 4 MiB of them."""
+
+GROUP = 32
+"""Products of a tile of which the largest stands for all, until it is known which groups matter."""
+
+
+def plain(q: Tensor, keys: Tensor, count: int) -> Found:
+    """All products, and the largest of them."""
+    q, keys = _exact(q), _exact(keys)
+    return _pair((q @ keys.mT).topk(min(count, keys.shape[1])))
+
+
+def tiled(q: Tensor, keys: Tensor, count: int) -> Found:
+    """Tile by tile of the keys, with the largest so far."""
+    heads, queries, number = *q.shape[:2], keys.shape[1]
+    if heads * queries * number <= TILE_QUERIES * TILE_KEYS:
+        return plain(q, keys, count)
+    tiles = [
+        [_largest_of_keys(some, keys[head], count) for some in q[head].split(TILE_QUERIES)]
+        for head in range(heads)
+    ]
+    scores, places = (torch.stack([torch.cat([pair[i] for pair in row]) for row in tiles]) for i in range(2))
+    return scores, places
+
+
+def _largest_of_keys(q: Tensor, keys: Tensor, count: int) -> Found:
+    """Of one head: q [R, D], keys [N, D] -> [R, k] each."""
+    q, number = _exact(q), len(keys)
+    scores, places = q.new_empty(len(q), 0), torch.empty(len(q), 0, dtype=torch.long, device=q.device)
+    for start in range(0, number, TILE_KEYS):
+        new, columns = _largest(q @ _exact(keys[start : start + TILE_KEYS]).T, count)
+        scores, places = torch.cat([scores, new], 1), torch.cat([places, columns + start], 1)
+        scores, order = scores.topk(min(count, scores.shape[1]))
+        places = places.gather(1, order)
+    return scores, places
+
+
+def _largest(scores: Tensor, count: int) -> Found:
+    """The largest of scores [R, W], [R, k] each.
+
+    An element among the k largest is in one of the k groups that have the largest maxima (where it is not,
+    k others are as large), so that only those groups are looked through.
+    """
+    rows, width = scores.shape
+    groups = width // GROUP
+    if groups <= 2 * count:
+        return _pair(scores.topk(min(count, width)))
+    whole = groups * GROUP
+    members = scores[:, :whole].view(rows, GROUP, groups)  # groups of columns `groups` apart
+    best = members.amax(1).topk(count, sorted=False).indices
+    columns = best.unsqueeze(1) + groups * torch.arange(GROUP, device=scores.device).unsqueeze(1)
+    columns = columns.flatten(1)
+    if whole < width:
+        rest = torch.arange(whole, width, device=scores.device).expand(rows, -1)
+        columns = torch.cat([columns, rest], 1)
+    largest, order = scores.gather(1, columns).topk(count)
+    return largest, columns.gather(1, order)
+
+
+def by_faiss(q: Tensor, keys: Tensor, count: int) -> Found:
+    """faiss.knn of every head, on the CPU."""
+    faiss = _faiss()
+    heads = zip(*(x.float().cpu().contiguous().numpy() for x in (q, keys)))
+    best = [faiss.knn(*pair, min(count, keys.shape[1]), metric=faiss.METRIC_INNER_PRODUCT) for pair in heads]
+    scores, places = (torch.stack([torch.from_numpy(pair[i]) for pair in best]) for i in range(2))
+    return scores.to(q.device, _exact(q[:0]).dtype), places.to(q.device)
+
+
+def _faiss() -> Any:
+    """The module; `InputError` says how it is installed."""
+    try:
+        import faiss
+    except ImportError as error:
+        way = "pip install polyformer[datastore], or take search='tiled'"
+        raise InputError(f"memory.search: 'faiss' is not installed: {way}") from error
+    return faiss
+
+
+def _exact(x: Tensor) -> Tensor:
+    """In float32 or float64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _pair(best: torch.return_types.topk) -> Found:
+    return best.values, best.indices
+
+
+SEARCHES: dict[str, Callable[[Tensor, Tensor, int], Found]] = {
+    "tiled": tiled,
+    "plain": plain,
+    "faiss": by_faiss,
+}
