@@ -120,8 +120,8 @@ def test_what_cannot_remember_is_refused(text: Path, tmp_path: Path):
         fit(distilled(run.folder, 1), tmp_path / "student")
     task, model, rows = fitted(text)
     engine = Engine(EngineConfig(device="cpu"))
-    engine.world = 2
-    with pytest.raises(InputError, match="memory: its rows are those of one process, and this run has 2"):
+    engine.world = 3
+    with pytest.raises(InputError, match="4 rows that go on with their texts cannot be dealt evenly to 3"):
         Carrying(model, Fitting(task, Splits(rows, None, None), 0), engine, None)
     with pytest.raises(InputError, match="'in_order' lays out all documents"):
         task.training_batches(iter(rows), 0)

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 
+from polyformer.core.errors import InputError
 from polyformer.core.state import State
 from polyformer.data import Splits, Stream
 from polyformer.data.batching import Batch
 from polyformer.tasks.base import Task, Workers
-from polyformer.training import share
+from polyformer.training import share, share_rows
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -35,9 +36,14 @@ class Fitting:
         return self.task.direction
 
     def batches(self, epoch: int, skip: int, rank: int, world: int) -> Iterator[Batch]:
-        """The batches of an epoch after the first `skip`, those of process `rank` of `world`."""
+        """The batches of an epoch after the first `skip`, those of process `rank` of `world`; where they go
+        on with one another, its rows of all of them."""
         if isinstance(self.train, Stream):
             yield from (batch for _, batch in share(self.train.epoch(epoch), skip, rank, world))
+            return
+        if self.continues:
+            for _, batch in self.train.epoch(epoch, position=(0, skip)):
+                yield _rows(batch, rank, world)
             return
         yield from (
             batch for _, batch in islice(self.train.epoch(epoch, position=(0, skip)), rank, None, world)
@@ -65,3 +71,14 @@ class Fitting:
         if self.valid is None:
             return {}
         return self.task.measure(model, self.valid, Workers.of(accelerator))
+
+
+def _rows(batch: Batch, rank: int, world: int) -> Batch:
+    """The rows of `batch` that process `rank` of `world` takes; `InputError` where some would get more."""
+    rows = len(batch["input_ids"])
+    if rows % world:
+        raise InputError(
+            f"task: {rows} rows that go on with their texts cannot be dealt evenly to {world} processes; "
+            "change batch_tokens or row_length, whose quotient they are, or the number of processes"
+        )
+    return {name: share_rows(tensor, rank, world) for name, tensor in batch.items()}

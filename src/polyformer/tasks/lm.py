@@ -28,6 +28,7 @@ from polyformer.model import Transformer
 from polyformer.tasks.base import HeldOut, Rows, Workers
 from polyformer.tasks.metrics import exp, loss_total, perplexity_metrics
 from polyformer.tasks.text import STREAMED_ROWS, TextTask, TextTaskConfig, required
+from polyformer.training import share_rows
 from polyformer.training.config import at_least
 
 ALONE = Workers()
@@ -147,15 +148,18 @@ class LanguageModelling(TextTask):
 
     @torch.no_grad()
     def measure(self, model: nn.Module, held: HeldOut, workers: Workers = ALONE) -> dict[str, float]:
-        """As for every task; of a model that remembers, by one process, segment after segment."""
+        """As for every task; of a model that remembers, segment after segment, each process its rows."""
         if not self.continues or not getattr(model, "remembers", False):
             return super().measure(model, held, workers)
         device = next(model.parameters()).device
         total, state = torch.zeros(self.sums, dtype=torch.float64, device=device), None
-        for _, batch in held.batches.epoch(0):
+        for _, whole in held.batches.epoch(0):
+            batch = {name: share_rows(x, workers.rank, workers.world) for name, x in whole.items()}
+            if not len(batch["input_ids"]):
+                break  # fewer rows than processes, in every batch
             output = model(**{name: x.to(device) for name, x in batch.items()}, state=state, use_cache=True)
             total, state = total + loss_total(output.loss, self.weight(batch)), output.state
-        return self.metrics(total.tolist(), held.counts)
+        return self.metrics(workers.add(total).tolist(), held.counts)
 
     def score(self, model: nn.Module, rows: Rows) -> dict[str, float]:
         """In order, the text is read as one row; also how many tokens were predicted, and with how large a

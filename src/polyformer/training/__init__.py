@@ -5,7 +5,7 @@ from polyformer.training.loop import Result, train
 from polyformer.training.muon import MuonConfig
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.schedules import ScheduleConfig
-from polyformer.training.task import Batch, Task, share
+from polyformer.training.task import Batch, Task, share, share_rows
 
 __all__ = [
     "Batch",
@@ -19,5 +19,6 @@ __all__ = [
     "Task",
     "TrainingConfig",
     "share",
+    "share_rows",
     "train",
 ]

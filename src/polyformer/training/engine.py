@@ -84,6 +84,10 @@ class Engine:
         gathered = self.accelerator.gather(values[None]) if self.world > 1 else values[None]
         return gathered.tolist()  # type: ignore[union-attr]
 
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows [B, ...] of all processes, as many of each, one process after another."""
+        return self.accelerator.gather(tensor) if self.world > 1 else tensor  # type: ignore[return-value]
+
     def agree(self, value: Any) -> Any:
         """What the first process has for `value`."""
         if self.world == 1:

@@ -25,11 +25,13 @@ class Feed:
     """Takes `accumulate` batches per process for each step.
 
     A step never mixes epochs: what is left at the end of one makes a smaller step. So the step's batches,
-    as a set, are the same for every split of `accumulate * world` into the two.
+    as a set, are the same for every split of `accumulate * world` into the two. Where batches go on with one
+    another, each process takes its rows of all `accumulate`, for any number of processes.
     """
 
     def __init__(self, task: Task, engine: Engine, accumulate: int, epoch: int, used: int) -> None:
         self.task, self.engine, self.accumulate = task, engine, accumulate
+        self.continues = getattr(task, "continues", False)
         self.epoch = epoch
         self.used = used  # batches of the epoch that all processes together have taken
         self._stream = self._open()
@@ -46,7 +48,7 @@ class Feed:
             group = self._take()
         if group is None:
             raise InputError(f"data: there is no training batch in epoch {self.epoch}; the data set is empty")
-        self.used += self.accumulate * self.engine.world
+        self.used += self.accumulate * (1 if self.continues else self.engine.world)
         return group
 
     def _take(self) -> Group | None:
@@ -57,8 +59,9 @@ class Feed:
         if not anyone:
             return None
         tokens = sum(_tokens(batch, weight) for batch, weight in zip(batches, weights))
-        # A mean over no labels is no number, so a batch without any is left out, not multiplied by zero.
-        useful = [(batch, weight) for batch, weight in zip(batches, weights) if weight]
+        # A mean over no labels is no number, so a batch without any is left out, not multiplied by zero;
+        # but not where the next one goes on with it.
+        useful = [(batch, weight) for batch, weight in zip(batches, weights) if weight or self.continues]
         if not useful:
             useful = [(self._filler(), 0)]
         return Group([batch for batch, _ in useful], [weight for _, weight in useful], total, tokens)

@@ -327,12 +327,12 @@ class Training:
         """Write a checkpoint of the weights as they are, after checking that they are sound."""
         tokens = self.collect()  # by all processes
         self.tokens = int(tokens) if self.main else 0
+        carried = self.carrying.gathered()
         if self.log is None:
             return
         self.progress.scaler = self.engine.scaler.state_dict()
         self.log.sync()
-        carried, machine = self.carrying.state, self.engine.machine()
-        self.checkpoints.save(self.progress, self.model, self.optimizer, machine, carried)
+        self.checkpoints.save(self.progress, self.model, self.optimizer, self.engine.machine(), carried)
 
     def finish(self) -> None:
         """Put the final weights into the model."""

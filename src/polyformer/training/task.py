@@ -64,7 +64,11 @@ class Task(Protocol):
 
 @runtime_checkable
 class ContinuedTask(Task, Protocol):
-    """A task whose batches may go on with the texts of the batch before, row by row."""
+    """A task whose batches may go on with the texts of the batch before, row by row.
+
+    Then each process takes its rows of every batch (`share_rows`), and `skip` of `batches` counts batches
+    that all of them have read. The loss of a batch without a labelled token is 0.
+    """
 
     @property
     def continues(self) -> bool:
@@ -82,3 +86,9 @@ class ContinuedTask(Task, Protocol):
 def share(sequence: Iterable[Item], skip: int, rank: int, world: int) -> Iterator[Item]:
     """The items of `sequence` after the first `skip` that fall to process `rank` of `world`."""
     return islice(sequence, skip + rank, None, world)
+
+
+def share_rows(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
+    """The rows of `tensor` [B, ...] that fall to process `rank` of `world`: neighbours, so that the shares of
+    all processes one after another are the tensor."""
+    return tensor.tensor_split(world)[rank]
