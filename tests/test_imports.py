@@ -42,7 +42,7 @@ SHARED = {
     "memory": {"base", "compression", "recurrent", "search", "store"},
     "feedforward": {"base"},
     "block": {"base"},
-    "heads": {"base", "problem_types"},
+    "heads": {"base", "problem_types", "vocabulary"},
     "presets": {"base"},
     "objectives": {"base"},
     "tasks": {"base", "labels", "masking", "metrics", "text"},

@@ -181,6 +181,8 @@ class Case:
             "labels": self.config.head.example_labels(len(ids), ids.shape[1], VOCAB),
             "sentence_labels": self.config.head.example_sentence_labels(len(ids)),
         }
+        if getattr(self.config.head, "kind", "") == "semiparametric":
+            extra["neighbour_ids"] = torch.randint(-1, VOCAB, (*ids.shape, 3))
         if self.config.embedding.num_languages:
             extra["langs"] = torch.randint(self.config.embedding.num_languages, batch["input_ids"].shape)
         encoder = self.config.encoder

@@ -3,7 +3,8 @@
 `build` reads TEXT with MODEL, a run or a checkpoint, and keeps an entry for each token. It may be stopped at
 any moment and goes on by the same command. With --part I --parts N the store is built by N processes, and
 `merge` joins the parts that lie in STORE. `index` makes searches fast (it needs faiss). Then see --datastore
-of `polyformer evaluate` and `polyformer generate`.
+of `polyformer evaluate` and `polyformer generate`. `neighbours` finds those of every token of TEXT, for a
+model that is trained with them (SPALM: the recipe `spalm`); in the store's own text no token finds itself.
 """
 
 import sys
@@ -28,6 +29,7 @@ EXAMPLES = """examples:
   polyformer datastore build LLAMA-DIR "texts/*.txt" --out stores/big --part 1 --parts 8
   polyformer datastore merge stores/big
   polyformer datastore build LLAMA-DIR "texts/*.txt" --out http://milvus.example.org:19530/texts
+  polyformer datastore neighbours runs/wikitext2 train.txt.gz --datastore stores/wikitext2 --out near/train
 """
 
 
@@ -35,18 +37,21 @@ EXAMPLES = """examples:
 class Options:
     """What `polyformer datastore` takes."""
 
-    what: Literal["build", "merge", "index"] = argument("what to do", metavar="WHAT")
+    what: Literal["build", "merge", "index", "neighbours"] = argument("what to do", metavar="WHAT")
     name: str = argument(
-        "for build: the folder of a run of the task lm, or of a checkpoint with its tokenizer; else a store",
+        "for build: the folder of a run of the task lm, or of a checkpoint with its tokenizer; for "
+        "neighbours: of the run that built the store; else a store",
         metavar="MODEL|STORE",
     )
-    text: str | None = argument("for build: a file, a pattern such as 'texts/*.txt', ...", None, "TEXT")
+    text: str | None = argument(
+        "for build and neighbours: a file, a pattern such as 'texts/*.txt', ...", None, "TEXT"
+    )
     out: str | None = option(
         "for build: a folder, or a collection of a Milvus server: http://HOST:PORT/NAME, or FILE.db/NAME for "
-        "an embedded one (the environment's MILVUS_TOKEN is its password)",
+        "an embedded one (the environment's MILVUS_TOKEN is its password); for neighbours: a folder",
         metavar="STORE",
     )
-    format: str | None = option("for build: of TEXT, if its name does not say: text, lines, articles, ...")
+    format: str | None = option("of TEXT, if its name does not say: text, lines, articles, ...")
     length: int | None = option("for build: tokens that are read at once (default: 512, or all it takes)")
     context: int | None = option(
         "for build: how many of those the reading before had, as context alone (default: 0)"
@@ -58,6 +63,11 @@ class Options:
     recall: float | None = option(
         "for index: look at so many lists that this share of what all find is found (default: 0.95)"
     )
+    datastore: str | None = option("for neighbours: where to look for them", metavar="STORE")
+    neighbours: int | None = option("for neighbours: how many of each token (default: 4)")
+    search: Literal["auto", "flat", "index"] | None = option(
+        "for neighbours: by the store's index, or flat (default: auto)"
+    )
     device: Device = device()
 
 
@@ -65,6 +75,7 @@ OPTIONS = {
     "build": ("text", "out", "format", "length", "context", "part", "parts"),
     "merge": (),
     "index": ("lists", "bytes", "recall"),
+    "neighbours": ("text", "out", "format", "datastore", "neighbours", "search"),
 }
 
 
@@ -72,10 +83,16 @@ def run(options: Options) -> None:
     """Do what is asked for."""
     for what, names in OPTIONS.items():
         for name in names:
-            if what != options.what and getattr(options, name) is not None:
+            if name not in OPTIONS[options.what] and getattr(options, name) is not None:
                 flag = "TEXT" if name == "text" else f"--{name}"
                 raise InputError(f"{flag}: belongs to `datastore {what}`, not to `datastore {options.what}`")
-    {"build": build_store, "merge": merge_parts, "index": index_store}[options.what](options)
+    actions = {
+        "build": build_store,
+        "merge": merge_parts,
+        "index": index_store,
+        "neighbours": find_neighbours,
+    }
+    actions[options.what](options)
 
 
 def build_store(options: Options) -> None:
@@ -173,6 +190,32 @@ def index_store(options: Options) -> None:
         f"{folder}: {about.lists:,} lists, {about.bytes} bytes a key; with {about.probes} lists looked at "
         f"{100 * about.recall:.1f} % of the {config.neighbours:,} nearest keys are found"
     )
+
+
+def find_neighbours(options: Options) -> None:
+    """Look for the neighbours of every token of the text, or of what is left of it."""
+    from polyformer.data import DataConfig, read
+    from polyformer.data.fingerprint import fingerprint
+    from polyformer.datastore.neighbours import find
+    from polyformer.datastore.readers import open_reader
+    from polyformer.datastore.stores import open_store
+    from polyformer.ops.workers import suited
+
+    for name in ("text", "datastore", "out"):
+        if getattr(options, name) is None:
+            missing = "TEXT" if name == "text" else f"--{name}"
+            raise InputError(f"{missing} is missing; see polyformer datastore --help")
+    assert options.datastore is not None
+    assert options.out is not None
+    data = DataConfig.from_dict({"path": options.text, "format": options.format, "streaming": True}, "data")
+    texts = (str(dict(row)["text"]) for row in read(data, ("text",), data.path))
+    files = tuple(fingerprint(data, ("text",)).get("path", ()))
+    reader = open_reader(options.name, options.device)
+    store = open_store(options.datastore, reader.fingerprints, options.search or "auto")
+    neighbours = 4 if options.neighbours is None else options.neighbours
+    with suited(reader.model):
+        about = find(reader, texts, files, store, neighbours, Path(options.out), report)
+    print(f"{options.out}: {about.neighbours} neighbours of each of {about.tokens:,} tokens")
 
 
 def report(progress: "Progress") -> None:

@@ -22,7 +22,7 @@ Batch = dict[str, torch.Tensor]
 Plan = Callable[[np.ndarray, np.random.Generator | None], list[np.ndarray]]
 Corrupt = Callable[[Row, np.random.Generator], Row]
 
-_FILL = {"labels": -100}
+_FILL = {"labels": -100, "neighbour_ids": -1}
 _TOKEN_KEYS = ("input_ids", "decoder_input_ids")
 _ORDER, _CORRUPTION = 0, 1  # what a random stream is for; first in its seed, so that no two streams are one
 
@@ -104,7 +104,7 @@ def row_lengths(rows: Sequence[Row]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Collate:
-    """Rows to one batch of long tensors [B, T], padded on the right to the longest row.
+    """Rows to one batch of long tensors [B, T, ...], padded on the right to the longest row.
 
     T is rounded up to a `multiple`. Token ids are padded with `pad_id`, labels with -100, `document_ids` with
     a document of its own, `position_ids` with the last one, all else with 0. Single numbers (labels of a
@@ -128,7 +128,7 @@ class Collate:
         width = max(map(len, values))
         width += -width % self.multiple
         fill = self.pad_id if key in _TOKEN_KEYS else _FILL.get(key, 0)
-        stacked = np.full((len(values), width), fill, np.int64)
+        stacked = np.full((len(values), width, *values[0].shape[1:]), fill, np.int64)
         for target, value in zip(stacked, values):
             target[: len(value)] = value
             if key == "document_ids" and len(value):

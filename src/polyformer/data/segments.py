@@ -22,11 +22,13 @@ from polyformer.data.packing import IGNORED
 
 
 class Laid(NamedTuple):
-    """The rows of an epoch, [rows, longest] each: tokens, the number of their document, what they predict."""
+    """The rows of an epoch, [rows, longest] each: tokens, the number of their document, what they predict,
+    and which token of all documents, end to end, they are (-1: of none)."""
 
     ids: np.ndarray
     documents: np.ndarray
     labels: np.ndarray
+    places: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,9 @@ class Segments:
     them alone a document ends: nothing is reset. `shift_labels` are the tokens that follow in the document,
     also those of the next batch, so that all but the first token of each document is predicted once. Rows
     that end before others are filled with `pad_id`, a document of its own that predicts nothing.
+
+    With `neighbours` [tokens, k] of the documents, end to end, batches have `neighbour_ids` [rows, length, k]
+    too, -1 where a row is filled.
     """
 
     documents: Sequence[Sequence[int]]
@@ -45,6 +50,7 @@ class Segments:
     seed: int = 0
     shuffle: bool = True
     pad_id: int = 0
+    neighbours: np.ndarray | None = None
 
     def epoch(self, epoch: int, *, position: Sequence[int] = Position()) -> Iterator[tuple[Position, Batch]]:
         """`(position after it, batch)` from `position` on, as `Batches.epoch`."""
@@ -52,9 +58,11 @@ class Segments:
         number = Position(*position).batch
         for start in range(number * self.length, laid.ids.shape[1], self.length):
             number += 1
-            names = "input_ids", "document_ids", "shift_labels"
-            parts = (table[:, start : start + self.length].astype(np.int64) for table in laid)
-            yield Position(0, number), {name: torch.from_numpy(part) for name, part in zip(names, parts)}
+            parts = Laid(*(table[:, start : start + self.length].astype(np.int64) for table in laid))
+            batch = {"input_ids": parts.ids, "document_ids": parts.documents, "shift_labels": parts.labels}
+            if self.neighbours is not None:
+                batch["neighbour_ids"] = rows_at(self.neighbours, parts.places)
+            yield Position(0, number), {name: torch.from_numpy(part) for name, part in batch.items()}
 
     def laid(self, epoch: int) -> Laid:
         """All rows of an epoch."""
@@ -63,17 +71,20 @@ class Segments:
         order = np.arange(count)
         if self.shuffle:
             order = np.random.default_rng([self.seed, epoch]).permutation(count)
-        pieces = [_piece(self.documents[i], first + place) for place, i in enumerate(order.tolist())]
+        starts = np.cumsum([0, *map(len, self.documents)])
+        pieces = [
+            _piece(self.documents[i], first + place, int(starts[i])) for place, i in enumerate(order.tolist())
+        ]
         rows = self._cut(pieces) if self.shuffle else self._dealt(pieces)
         longest = max((row.shape[1] for row in rows), default=0)
-        filling = np.array([[self.pad_id], [first + count], [IGNORED]])
+        filling = np.array([[self.pad_id], [first + count], [IGNORED], [-1]])
         whole = np.stack([np.hstack([row, filling.repeat(longest - row.shape[1], 1)]) for row in rows])
         whole = whole[:, :, :-1]  # the last token of a row predicts nothing, and nobody follows who reads it
-        return Laid(whole[:, 0], whole[:, 1], whole[:, 2])
+        return Laid(whole[:, 0], whole[:, 1], whole[:, 2], whole[:, 3])
 
     def _cut(self, pieces: list[np.ndarray]) -> list[np.ndarray]:
         """Rows of one length; the last one may be shorter."""
-        text = np.hstack(pieces) if pieces else np.zeros((3, 0), np.int64)
+        text = np.hstack(pieces) if pieces else np.zeros((4, 0), np.int64)
         length = max(1, -(-text.shape[1] // self.rows))
         rows = [text[:, start : start + length].copy() for start in range(0, text.shape[1], length)]
         for row in rows:
@@ -91,7 +102,15 @@ class Segments:
         return [np.hstack([pieces[i] for i in sorted(row)]) for row in rows]
 
 
-def _piece(document: Sequence[int], number: int) -> np.ndarray:
-    """[3, length]: tokens, the document's number, what each predicts."""
+def rows_at(table: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """The rows [..., k] of a table [N, k] at places [...], as int64; -1 where there is no place (-1)."""
+    if not len(table):
+        return np.full((*places.shape, table.shape[1]), -1, np.int64)
+    return np.where(places[..., None] < 0, -1, table[places]).astype(np.int64)
+
+
+def _piece(document: Sequence[int], number: int, start: int) -> np.ndarray:
+    """[4, length]: tokens, the document's number, what each predicts, and their places from `start` on."""
     ids = np.asarray(document, np.int64)
-    return np.stack([ids, np.full_like(ids, number), np.append(ids[1:], IGNORED)])
+    places = start + np.arange(len(ids))
+    return np.stack([ids, np.full_like(ids, number), np.append(ids[1:], IGNORED), places])

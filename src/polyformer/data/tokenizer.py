@@ -5,6 +5,7 @@ algorithm, and for errors. Text is text: what looks like a special token in it i
 Only `encode_for_model` adds special tokens, and finds them in the text, as transformers' tokenizers do.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -141,6 +142,11 @@ class Tokenizer:
         raise InputError(
             f"{directory}: only BPE and WordPiece have files of their own; use save() for tokenizer.json"
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of its file's content."""
+        return hashlib.sha256(self.backend.to_str().encode()).hexdigest()
 
     def __len__(self) -> int:
         """The size of the vocabulary, special tokens included."""

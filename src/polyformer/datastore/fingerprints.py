@@ -1,4 +1,4 @@
-"""What tells one model from another, and one tokenizer: digests of what they compute with, not of files."""
+"""What tells one model from another: a digest of what it computes with, not of files."""
 
 import dataclasses
 import hashlib
@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from polyformer.data import Tokenizer
 
 WHOLE = 1 << 30
 """Bytes of weights up to which all are read; of larger models, runs spread evenly over each tensor."""
@@ -60,8 +58,3 @@ def update(digest: "hashlib._Hash", tensor: Tensor, whole: bool) -> None:
     step = (flat.numel() - RUN) // (RUNS - 1)
     for start in range(0, RUNS * step, step):
         digest.update(flat[start : start + RUN].cpu().numpy().tobytes())
-
-
-def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
-    """SHA-256 of the tokenizer's file."""
-    return hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest()

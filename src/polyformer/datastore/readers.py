@@ -16,7 +16,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import read_json
 from polyformer.data import Tokenizer, load_tokenizer
-from polyformer.datastore.fingerprints import changed_settings, model_fingerprint, tokenizer_fingerprint
+from polyformer.datastore.fingerprints import changed_settings, model_fingerprint
 from polyformer.datastore.windows import Reading
 from polyformer.model import Transformer
 from polyformer.model.saving import CONFIG
@@ -69,7 +69,7 @@ class ContextReader(abc.ABC):
         """Of the `model` and of the `tokenizer`."""
         return {
             "model": model_fingerprint(self.model, self.config),
-            "tokenizer": tokenizer_fingerprint(self.tokenizer),
+            "tokenizer": self.tokenizer.fingerprint,
         }
 
     def reading(self, length: int | None, context: int) -> Reading:

@@ -98,10 +98,7 @@ class FolderStore:
 
     def search(self, queries: Tensor, neighbours: int) -> Neighbours:
         """As for every store."""
-        if self.index is None:
-            distances, rows = nearest(queries, self.keys, neighbours)
-        else:
-            distances, rows = self._reranked(queries, min(neighbours, len(self.keys)), self.index)
+        distances, rows = self.entries(queries, neighbours)
         values = torch.from_numpy(self.values[rows.clamp_min(0).cpu().numpy()].astype(np.int64))
         return Neighbours(distances, values.to(queries.device))
 
@@ -113,6 +110,12 @@ class FolderStore:
     def keep_mixture(self, config: MixtureConfig) -> None:
         """As for every store."""
         write_json(self.folder / MIXTURE, config.to_dict())
+
+    def entries(self, queries: Tensor, neighbours: int) -> tuple[Tensor, Tensor]:
+        """As `search`, with the numbers of the entries in place of their tokens; -1 where there is none."""
+        if self.index is None:
+            return nearest(queries, self.keys, neighbours)
+        return self._reranked(queries, min(neighbours, len(self.keys)), self.index)
 
     def _reranked(self, queries: Tensor, neighbours: int, index: Index) -> tuple[Tensor, Tensor]:
         """What the index finds, in the order of exact distances."""

@@ -6,8 +6,10 @@ from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, LastLa
 from polyformer.heads.classification import ClassifyConfig, SpanConfig, TagConfig
 from polyformer.heads.detection import DetectConfig
 from polyformer.heads.embed import EmbedConfig
+from polyformer.heads.masked import EnhancedMaskedConfig, MaskedConfig
 from polyformer.heads.pretraining import PretrainingConfig
-from polyformer.heads.vocabulary import EnhancedMaskedConfig, LanguageModelConfig, MaskedConfig
+from polyformer.heads.semiparametric import SemiparametricConfig
+from polyformer.heads.vocabulary import LanguageModelConfig
 
 __all__ = [
     "AdaptiveSoftmaxConfig",
@@ -23,6 +25,7 @@ __all__ = [
     "LastLayer",
     "MaskedConfig",
     "PretrainingConfig",
+    "SemiparametricConfig",
     "SpanConfig",
     "TagConfig",
 ]

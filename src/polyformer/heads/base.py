@@ -76,7 +76,8 @@ class HeadInput:
     table: [V, E], the token vectors, for heads that share them; a module where they are int8 or in clusters.
     last: for heads that run that layer again.
     sentence_labels: [B], for heads that predict something of the whole text beside its tokens. ids: [B, T],
-    the text's tokens, of an encoder-decoder the source's; None where they were read before.
+    the text's tokens, of an encoder-decoder the source's; None where they were read before. neighbour_ids:
+    [B, T, k], the tokens that followed similar contexts elsewhere, -1 for none.
     """
 
     hidden: Tensor
@@ -85,6 +86,7 @@ class HeadInput:
     last: "LastLayer | None" = None
     sentence_labels: Tensor | None = None
     ids: Tensor | None = None
+    neighbour_ids: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,6 +107,7 @@ class Head(nn.Module):
 
     predicts_next = False  # whether a decoder's labels are shifted by one before they reach this head
     predicts_sentence = False  # whether it takes sentence_labels
+    reads_neighbours = False  # whether it takes neighbour_ids
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         """The mean loss over labelled items (None without labels) and what makes the predictions."""

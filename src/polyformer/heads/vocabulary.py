@@ -1,4 +1,4 @@
-"""Heads that predict tokens: the next one (language model) or a masked one (masked language model)."""
+"""What heads that predict tokens have in common, and the one that predicts the next: the language model."""
 
 import dataclasses
 from typing import ClassVar
@@ -8,11 +8,8 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
-from polyformer.ops.activations import activation
 from polyformer.ops.cross_entropy import linear_cross_entropy
 from polyformer.ops.int8_layers import Int8Weight, as_matrix, matrix_product
-from polyformer.ops.linear import Linear
-from polyformer.position import Learned
 from polyformer.stack import AdaptiveEmbedding
 
 
@@ -111,91 +108,3 @@ class LanguageModelHead(VocabularyHead):
     def transform(self, hidden: Tensor) -> Tensor:
         """h, or h / sqrt(E) where `scaled`."""
         return hidden * self.factor if self.factor != 1.0 else hidden
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedConfig(VocabularyConfig):
-    """BERT's transform (dense, activation, norm) before the vocabulary."""
-
-    activation: str = "gelu"
-    eps: float = 1e-12  # of the norm
-
-    kind: ClassVar[str] = "masked"
-    paper: ClassVar[str] = "Devlin et al. 2019, section 3.1, task 1"
-
-    def __post_init__(self) -> None:
-        activation(self.activation)
-
-    def parts(self) -> dict[str, str]:
-        """The whole head predicts masked tokens."""
-        return {"tokens": ""}
-
-    def build(self, shape: HeadShape) -> "MaskedHead":
-        """Linear E -> width of a token vector, activation, norm, vocabulary with bias."""
-        return MaskedHead(shape, self)
-
-
-class MaskedHead(VocabularyHead):
-    """Predicts the masked tokens."""
-
-    def __init__(self, shape: HeadShape, config: MaskedConfig):
-        super().__init__(shape, bias=True)
-        self.activation = activation(config.activation)
-        self.dense = Linear(shape.hidden_size, shape.vector_size)
-        self.norm = nn.LayerNorm(shape.vector_size, eps=config.eps)
-
-    def transform(self, hidden: Tensor) -> Tensor:
-        """norm(act(W h + b))."""
-        return self.norm(self.activation(self.dense(hidden)))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EnhancedMaskedConfig(MaskedConfig):
-    """DeBERTa's enhanced mask decoder: absolute positions enter where masked tokens are predicted, no sooner.
-
-        z = h + P[pos];   `passes` times: z = last_layer(queries z, keys and values of h);   logits of z
-
-    h is the input of the encoder's last layer, whose weights all passes share: the paper's n = 2 (section
-    3.2). As in the released training code that layer belongs to the encoder and stays for fine-tuning, but
-    its own output, `last_hidden_state`, takes no part here; the paper's table could also be other
-    information. Where a layer normalises its input (pre-norm), z and h are normalised by it as usual.
-    """
-
-    passes: int = 2
-    max_position_embeddings: int = 512  # of the table P; a longer text is an error
-
-    kind: ClassVar[str] = "enhanced_masked"
-    paper: ClassVar[str] = "He et al. 2021 (DeBERTa), section 3.2"
-    causal: ClassVar[bool] = False
-    again: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.passes < 1:
-            raise InputError(f"passes: expected 1 or more, got {self.passes}; without any use 'masked'")
-
-    def longer(self, before: int, after: int) -> "EnhancedMaskedConfig":
-        """The table of positions grows to `after` rows, and never shrinks."""
-        return dataclasses.replace(self, max_position_embeddings=max(self.max_position_embeddings, after))
-
-    def build(self, shape: HeadShape) -> "EnhancedMaskedHead":
-        """The masked head and the table P; the last layer stays the encoder's."""
-        return EnhancedMaskedHead(shape, self)
-
-
-class EnhancedMaskedHead(MaskedHead):
-    """Predicts the masked tokens from their positions too."""
-
-    def __init__(self, shape: HeadShape, config: EnhancedMaskedConfig):
-        super().__init__(shape, config)
-        self.passes = config.passes
-        self.position = Learned([shape.hidden_size], config.max_position_embeddings)
-
-    def states(self, inputs: HeadInput) -> Tensor:
-        """z = h + P[pos], then `passes` times z = last_layer(z, h, h)."""
-        last = inputs.last
-        assert last is not None, "a model gives it to heads that declare `again`"
-        z = self.position.embed(last.read, last.pos, 0)
-        for _ in range(self.passes):
-            z = last.run(z)
-        return z

@@ -54,18 +54,21 @@ class DecoderInputs:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Labels:
-    """What should be predicted.
+    """What the head is given beside hidden states: what should be predicted, and what else it reads.
 
     Args:
         labels: what should be predicted, -100 where nothing should. For a decoder alone they are the
             input_ids: the shift by one happens here, and nothing is predicted across documents.
         shift_labels: [B, T], in place of a decoder's labels: what each token should predict.
         sentence_labels: [B], of the whole text, where the head predicts something of it too.
+        neighbour_ids: [B, T, k], for the head 'semiparametric': the tokens that followed the contexts in a
+            datastore nearest to that of each token (of an encoder-decoder's target), -1 for none.
     """
 
     labels: Tensor | None = None
     shift_labels: Tensor | None = None
     sentence_labels: Tensor | None = None
+    neighbour_ids: Tensor | None = None
 
     def check(self, head: Head, has_encoder: bool) -> None:
         """Raises `InputError` for labels that `head` does not take."""
@@ -74,6 +77,8 @@ class Labels:
                 "sentence_labels: this model's head predicts nothing of the whole text; leave "
                 "them out, or use the head 'pretraining'"
             )
+        if self.neighbour_ids is not None and not head.reads_neighbours:
+            raise InputError("neighbour_ids: this model's head reads none; use the head 'semiparametric'")
         check_labels(self.labels, self.sentence_labels, head.predicts_next)
         if self.shift_labels is None:
             return

@@ -64,6 +64,20 @@ def check_inputs(inputs: ModelInputs, past: int, prefix: str = "", rows_before: 
             _check_numbers(prefix + name, numbers, (rows, new), least=0 if name == "document_ids" else None)
 
 
+def check_neighbours(near: object, tokens: torch.Size, vocab_size: int) -> None:
+    """Raises `InputError` unless `near` is None, or holds ids or -1 for each of the `tokens` [B, T]."""
+    if near is None:
+        return
+    if not isinstance(near, Tensor) or near.dim() != 3:
+        shape = tuple(near.shape) if isinstance(near, Tensor) else quote(near)
+        raise InputError(f"neighbour_ids: expected [batch, length, neighbours], got {shape}")
+    _check_numbers("neighbour_ids", near, (*tokens, near.shape[2]), least=-1)
+    if _looks(near) and int(near.max()) >= vocab_size:
+        raise InputError(
+            f"neighbour_ids: expected ids below {vocab_size}, or -1 for none, got {int(near.max())}"
+        )
+
+
 def refuse(model: str, **arguments: Any) -> None:
     """Raises `InputError` for the first of the `arguments` that is not None: `model` does not take it."""
     for name, value in arguments.items():

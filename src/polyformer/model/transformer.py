@@ -17,7 +17,7 @@ from polyformer.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.generation.hub import from_hub
 from polyformer.heads import HeadInput
 from polyformer.model.arguments import NOTHING_MORE, DecoderInputs, Labels, OutputOptions, documented_by
-from polyformer.model.checks import refuse
+from polyformer.model.checks import check_neighbours, refuse
 from polyformer.model.saving import PretrainedMixin
 from polyformer.model.side import Side, SideOutput
 from polyformer.model.weights import round_weights
@@ -87,6 +87,7 @@ class Transformer(PretrainedMixin):
         decoder_relation_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
+        neighbour_ids: Tensor | None = None,
         labels: Tensor | None = None,
         shift_labels: Tensor | None = None,
         sentence_labels: Tensor | None = None,
@@ -124,7 +125,7 @@ class Transformer(PretrainedMixin):
         target = DecoderInputs(
             decoder_input_ids, decoder_attention_mask, decoder_relation_ids, decoder_inputs_embeds
         )
-        goals = Labels(labels, shift_labels, sentence_labels)
+        goals = Labels(labels, shift_labels, sentence_labels, neighbour_ids)
         options = OutputOptions(output_attentions, output_hidden_states)
         return self._run(inputs, target, goals, state, use_cache, options)
 
@@ -214,9 +215,13 @@ class Transformer(PretrainedMixin):
         assert self.decoder is not None
         return ModelState(NO_TOKENS, self.decoder.new_states(reserve))
 
-    def logits_at(self, output: ModelOutput, places: "slice | Tensor") -> Tensor:
-        """The head's logits [B, K, V] at these places of `output`; those of others are not computed."""
-        inputs = HeadInput(output.last_hidden_state[:, places], None, self._output_weight())
+    def logits_at(
+        self, output: ModelOutput, places: "slice | Tensor", neighbour_ids: Tensor | None = None
+    ) -> Tensor:
+        """The head's logits [B, K, V] at these places of `output`, whose neighbours are `neighbour_ids`
+        [B, K, k]; those of others are not computed."""
+        hidden = output.last_hidden_state[:, places]
+        inputs = HeadInput(hidden, None, self._output_weight(), neighbour_ids=neighbour_ids)
         _, predictions = self.head(inputs, None)
         return predictions()
 
@@ -291,7 +296,9 @@ class Transformer(PretrainedMixin):
         """
         valid = ran.tokens.new_valid(ran.hidden.shape[1])
         table = self._output_weight()
-        head_input = HeadInput(ran.hidden, valid, table, ran.last_layer, labels.sentence_labels, ids)
+        check_neighbours(labels.neighbour_ids, ran.hidden.shape[:2], self.config.vocab_size)
+        more = labels.sentence_labels, ids, labels.neighbour_ids
+        head_input = HeadInput(ran.hidden, valid, table, ran.last_layer, *more)
         loss, predictions = self.head(head_input, labels.labels)
         losses = None
         if loss is not None:

@@ -6,11 +6,13 @@ a model with a memory learns from; the last token of a row then predicts the fir
 """
 
 import dataclasses
+import itertools
 import math
 import unicodedata
 from collections.abc import Callable, Sequence
-from itertools import islice
-from typing import Any, ClassVar, Literal
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +22,10 @@ from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED, next_labels
 from polyformer.data import Batches, Stream, Tokenizer, pack
 from polyformer.data.batching import Batch, Row
-from polyformer.data.segments import Segments
+from polyformer.data.neighbours import Neighbours
+from polyformer.data.segments import Segments, rows_at
 from polyformer.generation import Draft, Generated, GenerationConfig, Mixture
-from polyformer.heads import HeadConfig, LanguageModelConfig
+from polyformer.heads import HeadConfig, LanguageModelConfig, SemiparametricConfig
 from polyformer.memory import NoMemoryConfig
 from polyformer.model import Transformer
 from polyformer.tasks.base import HeldOut, Rows, Workers
@@ -44,6 +47,7 @@ class LanguageModellingConfig(TextTaskConfig):
     overlap: int = 1  # tokens that a held-out row repeats of the row before as context, without counting them
     ngram_order: int = 0  # of the n-gram model that a finished run is compared with; 0 for none
     prompt: str = ""  # of the sample that is shown when a run ends
+    neighbours: tuple[str, ...] = ()  # folders that `polyformer datastore neighbours` made of the texts
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
     kind: ClassVar[str] = "lm"
@@ -55,6 +59,11 @@ class LanguageModellingConfig(TextTaskConfig):
             raise InputError(
                 f"overlap: expected 1 to {self.row_length - 1} (row_length - 1), got {self.overlap}"
             )
+
+    def resolve(self, rows: Rows) -> Self:
+        """With the folders of neighbours wherever the run is taken up."""
+        folders = tuple(str(Path(folder).absolute()) for folder in self.neighbours)
+        return dataclasses.replace(self, neighbours=folders)
 
     def build(self, tokenizer: Tokenizer) -> "LanguageModelling":
         """The task with `tokenizer`."""
@@ -81,6 +90,14 @@ class LanguageModelling(TextTask):
     def __init__(self, config: LanguageModellingConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.bos, self.eos = required(tokenizer.bos_id, "<bos>"), required(tokenizer.eos_id, "<eos>")
+        if config.neighbours:
+            self.head = SemiparametricConfig()
+
+    @cached_property
+    def neighbours(self) -> Neighbours | None:
+        """What followed the contexts nearest to each token of the texts, if that is read too."""
+        folders = self.config.neighbours
+        return Neighbours(folders, self.tokenizer) if folders else None
 
     @property
     def continues(self) -> bool:
@@ -88,8 +105,14 @@ class LanguageModelling(TextTask):
         return self.config.feed == "in_order"
 
     def adapt(self, config: Any) -> ModelConfig:
-        """As for every task of texts; `InputError` for a memory of rows that do not go on."""
+        """As for every task of texts; `InputError` for a memory of rows that do not go on, and for neighbours
+        without the head that reads them, or the reverse."""
         fitted = super().adapt(config)
+        if bool(self.config.neighbours) != isinstance(fitted.head, SemiparametricConfig):
+            raise InputError(
+                "task.neighbours: it and the head 'semiparametric' go together; name the folders that "
+                "polyformer datastore neighbours made of the texts, or leave both out"
+            )
         stack = fitted.decoder
         if stack is not None and not isinstance(stack.memory, NoMemoryConfig) and not self.continues:
             raise InputError(
@@ -110,13 +133,23 @@ class LanguageModelling(TextTask):
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Packed rows of exactly `row_length` tokens; of less text than that, one padded row."""
         documents = self.documents(rows)
-        packed = list(pack(documents, self.config.row_length, last="drop"))
-        return packed or list(pack(documents, self.config.row_length, pad_id=self.collate.pad_id))
+        return self._packed(documents, last="drop") or self._packed(documents)
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
         """Packed rows, the last one padded, each with `overlap` tokens of the row before."""
-        length, overlap = self.config.row_length, self.config.overlap
-        return list(pack(self.documents(rows), length, pad_id=self.collate.pad_id, overlap=overlap))
+        return self._packed(self.documents(rows), overlap=self.config.overlap)
+
+    def _packed(self, documents: Sequence[Sequence[int]], **options: Any) -> list[Row]:
+        """Rows of `pack`, with the neighbours of their tokens where the task has some."""
+        length, pad = self.config.row_length, self.collate.pad_id
+        rows: list[Row] = list(pack(documents, length, pad_id=pad, **options))
+        if self.neighbours is not None:
+            near = self.neighbours.of(documents)
+            ends = itertools.accumulate(map(len, documents), initial=0)
+            places = [range(start, stop) for start, stop in itertools.pairwise(ends)]
+            for row, where in zip(rows, pack(places, length, pad_id=-1, **options)):
+                row["neighbour_ids"] = rows_at(near, where["input_ids"])
+        return rows
 
     def training_batches(self, rows: Any, seed: int) -> Batches | Stream | Segments:
         """Packed rows, or with `feed: in_order` segments of documents that go on."""
@@ -130,7 +163,7 @@ class LanguageModelling(TextTask):
         """As for every task; in order, whole documents in so many rows, by default those of training."""
         if not self.continues:
             return super().held_out(rows)
-        kept = list(rows if hasattr(rows, "__len__") else islice(rows, STREAMED_ROWS))
+        kept = list(rows if hasattr(rows, "__len__") else itertools.islice(rows, STREAMED_ROWS))
         return HeldOut(self._segments(kept, side_by_side or self.rows), self.count(kept))
 
     @property
@@ -142,9 +175,9 @@ class LanguageModelling(TextTask):
         """The documents of `rows`; in a random order with a seed."""
         pad = self.collate.pad_id
         documents = self.documents(list(rows))
-        return Segments(
-            documents, self.config.row_length, side_by_side, seed or 0, shuffle=seed is not None, pad_id=pad
-        )
+        near = None if self.neighbours is None else self.neighbours.of(documents)
+        length, shuffle = self.config.row_length, seed is not None
+        return Segments(documents, length, side_by_side, seed or 0, shuffle, pad, near)
 
     @torch.no_grad()
     def measure(self, model: nn.Module, held: HeldOut, workers: Workers = ALONE) -> dict[str, float]:

@@ -1,0 +1,126 @@
+"""What followed the contexts nearest to every token of a text, in a folder: made by `polyformer datastore
+neighbours`, read here by who trains on that text.
+
+    neighbours.json     what they are of (`About`)
+    neighbours.int32    [tokens, k], a row for each token, documents end to end; -1 for none
+    documents.int64     [documents, 2], the digest of each document's tokens and the row of its first
+
+A document is found by its tokens, in whatever order or part of the text it is read.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError, quote
+from polyformer.core.files import read_json, reading
+from polyformer.data.tokenizer import Tokenizer
+
+ABOUT, ROWS, DOCUMENTS = "neighbours.json", "neighbours.int32", "documents.int64"
+VERSION = 1
+MAKE = "make them by polyformer datastore neighbours"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class About(Config):
+    """model: the fingerprint of the frozen model. entries: of the store, which has `own` where it is of this
+    text itself: a token's own entry is then not among its neighbours. text: as a store has it. tokens,
+    documents: how many; None until all are there."""
+
+    version: int = VERSION
+    neighbours: int
+    tokenizer: str
+    model: str
+    entries: int
+    own: bool
+    text: tuple[dict[str, Any], ...]
+    tokens: int | None = None
+    documents: int | None = None
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """Of a text that is not the store's."""
+        return (cls(neighbours=4, tokenizer="", model="", entries=1, own=False, text=()),)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """That of `folder`; `InputError` where there is none, or a damaged one."""
+        if not (folder / ABOUT).is_file():
+            raise InputError(f"{folder}: holds no neighbours (no {ABOUT}); {MAKE}")
+        try:
+            about = cls.from_dict(read_json(folder / ABOUT, dict))
+        except InputError as error:
+            raise InputError(f"{folder / ABOUT}: damaged ({error}); remove {folder} and {MAKE}") from error
+        if about.version != VERSION:
+            raise InputError(f"{folder}: expected version {VERSION}, got {about.version}; {MAKE} again")
+        return about
+
+
+class Neighbours:
+    """The neighbours in some folders, for texts of `tokenizer`.
+
+    Raises `InputError` for a folder that is unfinished, damaged, of another tokenizer, or of another number
+    of neighbours than the first.
+    """
+
+    def __init__(self, folders: Sequence[str | Path], tokenizer: Tokenizer):
+        self.folders = ", ".join(map(str, folders))
+        self.tables: list[np.ndarray] = []
+        self.places: dict[int, tuple[int, int]] = {}
+        for number, name in enumerate(folders):
+            folder = Path(name)
+            about = About.read(folder)
+            if about.tokens is None or about.documents is None:
+                raise InputError(f"{folder}: not finished; go on by the same polyformer datastore neighbours")
+            if about.tokenizer != tokenizer.fingerprint:
+                raise InputError(
+                    f"{folder}: neighbours of another tokenizer ({about.tokenizer[:12]}, not "
+                    f"{tokenizer.fingerprint[:12]}); take the one of the run that found them"
+                )
+            self.tables.append(mapped(folder / ROWS, np.int32, (about.tokens, about.neighbours)))
+            self.neighbours = self.tables[0].shape[1]
+            if about.neighbours != self.neighbours:
+                raise InputError(
+                    f"{folder}: {about.neighbours} neighbours a token, and others have {self.neighbours}; "
+                    "find as many for every text"
+                )
+            for digest, row in mapped(folder / DOCUMENTS, np.int64, (about.documents, 2)).tolist():
+                self.places[digest] = number, row
+
+    def of(self, documents: Sequence[Sequence[int]]) -> np.ndarray:
+        """The neighbours [tokens, k] of documents, end to end; `InputError` for one that has none."""
+        rows = [np.empty((0, self.neighbours), np.int32)]
+        for number, document in enumerate(documents):
+            place = self.places.get(digest(document))
+            if place is None:
+                raise InputError(
+                    f"task.neighbours: document {number + 1}, of {len(document)} tokens, has none in "
+                    f"{self.folders}: they are of another text; {MAKE} for this one"
+                )
+            table, start = place
+            rows.append(self.tables[table][start : start + len(document)])
+        return np.concatenate(rows)
+
+
+def digest(document: Sequence[int]) -> int:
+    """A number of 64 bits that tells a document's tokens from others."""
+    content = np.asarray(document, np.int32).tobytes()
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little", signed=True)
+
+
+def mapped(file: Path, dtype: type, shape: tuple[int, int]) -> np.ndarray:
+    """An array in a file, mapped and not read; `InputError` unless the file has its size."""
+    expected = shape[0] * shape[1] * np.dtype(dtype).itemsize
+    with reading(file):
+        size = file.stat().st_size
+        if size != expected:
+            raise InputError(
+                f"{file}: expected {expected:,} bytes for {shape[0]:,} rows, got {size:,}; it is damaged: "
+                f"remove {quote(file.parent.name)} and {MAKE} again"
+            )
+        return np.memmap(file, dtype, "r", shape=shape) if expected else np.empty(shape, dtype)
