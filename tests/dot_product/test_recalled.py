@@ -1,11 +1,14 @@
 """Calls of one context without gradients: looked into once, and each as the definition says."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.backends import sdpa
 from polyformer.dot_product.backends.tiled import run as tiled
+from polyformer.dot_product.explain import explain
 from polyformer.dot_product.relative import Relative
 from polyformer.ops.softmax import recorded
 from polyformer.sequence.context import Context
@@ -36,12 +39,22 @@ def biases(context: Context, heads: int) -> Relative:
     return Relative(first=least, bias=table)
 
 
+def vectors(context: Context, heads: int) -> Relative:
+    """What queries meet by distance: other numbers in each call."""
+    biased = biases(context, heads)
+    assert biased.bias is not None
+    generator = torch.Generator().manual_seed(8)
+    keys = torch.randn(*biased.bias.shape, 6, dtype=torch.float64, generator=generator)
+    return dataclasses.replace(biased, position_keys=keys)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("heads", [None, 1, 4])
+@pytest.mark.parametrize("terms", [biases, vectors])
 @pytest.mark.parametrize("name", CONTEXTS)
-def test_every_layer_gets_what_the_definition_says(name, heads):
+def test_every_layer_gets_what_the_definition_says(name, terms, heads):
     context = CONTEXTS[name]()
-    relative = None if heads is None else biases(context, heads)
+    relative = None if heads is None else terms(context, heads)
     for seed, scale in enumerate((None, None, 0.7)):
         q, k, v = inputs(context, seed)
         got = attend(q, k, v, context=context, relative=relative, scale=scale)
@@ -49,6 +62,21 @@ def test_every_layer_gets_what_the_definition_says(name, heads):
             q, k, v, context=CONTEXTS[name](), relative=relative, scale=scale, backend="definition"
         )
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_few_vectors_of_distances_are_a_mask_of_torchs_kernel():
+    q, k, v = inputs(CONTEXTS["chunk"](), 0)
+    relative = dataclasses.replace(vectors(CONTEXTS["chunk"](), 4), content=q + 1)
+    options = {"context": CONTEXTS["chunk"](), "relative": relative}
+    assert explain(q, k, v, **options).backend == "sdpa"
+    expected = attend(q, k, v, **options, backend="definition")
+    torch.testing.assert_close(attend(q, k, v, **options), expected, rtol=1e-10, atol=1e-10)
+    halves = relative.to(torch.bfloat16)
+    options |= {"relative": halves}
+    assert explain(q.bfloat16(), k.bfloat16(), v.bfloat16(), **options).backend == "tiled", "sums are rounded"
+    with torch.enable_grad():
+        assert explain(q, k, v, **options | {"relative": relative}).backend == "tiled"
 
 
 @torch.no_grad()

@@ -115,7 +115,9 @@ def _run(
         steps = plan(request, backend, return_lse, repeated=key is not None)
         if not torch.compiler.is_compiling():
             log.debug("attend: %s", steps)
-        if key is not None and isinstance(steps, Leaf) and steps.backend == "sdpa":
+        relative = request.relative
+        by_content = relative is not None and relative.position_keys is not None  # other numbers in each call
+        if key is not None and not by_content and isinstance(steps, Leaf) and steps.backend == "sdpa":
             return remember(key, request)(request.q, request.k, request.v), None
         return steps.run()
 

@@ -4,7 +4,7 @@ import contextvars
 import copy
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -172,6 +172,11 @@ class Linear(nn.Linear):
                 stacklevel=2,
             )
         super().__setattr__(name, value)  # type: ignore[arg-type]
+
+
+def is_plain(layer: nn.Module) -> TypeGuard[Linear]:
+    """Whether the layer is our own, and nobody watches it."""
+    return type(layer) is Linear and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
 class ExactLinear(Linear):

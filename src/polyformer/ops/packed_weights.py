@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypeGuard
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polyformer.ops.activations import ACTIVATIONS
 from polyformer.ops.huge_pages import use_huge_pages
-from polyformer.ops.linear import Linear, by_onednn, onednn_linear, onednn_takes, reader
+from polyformer.ops.linear import by_onednn, is_plain, onednn_linear, onednn_takes, reader
 from polyformer.ops.product_ways import ROW_STEP
 
 PACKED_LIMIT = 2 << 30
@@ -149,7 +149,7 @@ class PackedWeights:
 
     def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
         """As the function `activated`; in one step where oneDNN computes the product."""
-        if _is_plain(layer):
+        if is_plain(layer):
             read = self.ways.get(id(layer.weight))
             if read is None:
                 read = self._way(x, layer.weight)
@@ -180,7 +180,7 @@ class PackedWeights:
         """The layers as one; False where somebody watches them, or for products that are not oneDNN's."""
         if not x.numel():
             return False
-        plain = [layer for layer in layers if _is_plain(layer)]
+        plain = [layer for layer in layers if is_plain(layer)]
         weight = None
         joint: _Joint | Literal[False] = False
         if len(plain) == len(layers):
@@ -219,11 +219,6 @@ def packs_bfloat16() -> bool:
 def _row(x: Tensor) -> Tensor:
     """The first row [1, I] of x [..., I], if it has any."""
     return x.reshape(-1, x.shape[-1])[:1]
-
-
-def _is_plain(layer: nn.Module) -> TypeGuard[Linear]:
-    """Whether the layer is our own, and nobody watches it."""
-    return type(layer) is Linear and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> Tensor:

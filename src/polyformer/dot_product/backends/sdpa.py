@@ -1,6 +1,7 @@
 """torch's fused attention, for what it can do exactly: no score_mod, and a mask that is short or none.
 
-Biases by distance are a mask of numbers, where that is small and no gradient is wanted.
+Biases by distance, and what vectors of distances add to the scores, are a mask of numbers, where that is
+small and no gradient is wanted.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ SPARSE_FROM = 1 << 23
 """Multiplications of q k^T from which it pays to skip the keys that a sparse pattern does not need."""
 
 BIAS_LIMIT = 1 << 18
-"""Numbers of a mask of biases that may be built for all heads."""
+"""Numbers of a mask of biases that may be built for all heads, or for all heads and rows of the batch."""
 
 DENSE_LIMIT, DROPOUT_LIMIT = 1 << 26, 1 << 20
 """Scores that torch may hold at once where its fused kernels do not apply and it computes densely; fewer of
@@ -33,7 +34,7 @@ them where it also drops some on a CPU, for which `tiled` has quicker numbers (o
 
 def refuses(request: Request, return_lse: bool) -> str | None:
     """Why this backend cannot take the request, or None."""
-    if request.score_mod is not None or (request.relative is not None and not _short_bias(request)):
+    if request.score_mod is not None or (request.relative is not None and not _short_terms(request)):
         return "a score_mod or relative terms change the scores"
     if return_lse:
         return "torch's function does not return the log-sum-exp"
@@ -105,29 +106,35 @@ def plan(request: Request) -> Plan:
     if relative is not None:
         bias, seen = _bias(relative, request), mask
         if plain == "causal":
-            seen = torch.ones(bias.shape[1:], dtype=torch.bool, device=bias.device).tril()
+            seen = torch.ones(bias.shape[2:], dtype=torch.bool, device=bias.device).tril()
         mask, plain = (bias if seen is None else bias.masked_fill(~seen, -torch.inf)), "full"
-        mask = mask if mask.dim() == 4 else mask.unsqueeze(0)
     return Plan(
         mask, empty, plain == "causal", request.scale, bool(request.groups > 1), not sees_all(request)
     )
 
 
-def _short_bias(request: Request) -> bool:
+def _short_terms(request: Request) -> bool:
+    """Whether the terms may be numbers added to the scores: few of them, and none rounded to halves but what
+    was given as a number."""
     relative, q = request.relative, request.q
-    return (
-        relative is not None
-        and relative.tables.keys() == {"bias"}
-        and not torch.is_grad_enabled()
-        and q.shape[1] * q.shape[2] * request.context.kv_len <= BIAS_LIMIT
-    )
+    if relative is None or torch.is_grad_enabled() or not relative.tables.keys() <= {"bias", "position_keys"}:
+        return False
+    masks = q.shape[1] * q.shape[2] * request.context.kv_len
+    if relative.position_keys is None:
+        return masks <= BIAS_LIMIT
+    return q.dtype in (torch.float32, torch.float64) and q.shape[0] * masks <= BIAS_LIMIT
 
 
 def _bias(relative: Relative, request: Request) -> Tensor:
-    """The biases of all pairs, [H or 1, Tq, Tk]."""
+    """What is added to the scores of all pairs, [B or 1, H or 1, Tq, Tk]."""
     _, _, q_idx, kv_idx = indices(request)
-    assert relative.bias is not None
-    return relative.bias.to(request.q.dtype)[:, relative.entry(request.context.distance(q_idx, kv_idx))]
+    entry = relative.entry(request.context.distance(q_idx, kv_idx))
+    terms = [] if relative.bias is None else [relative.bias.to(request.q.dtype)[None, :, entry]]
+    if relative.position_keys is not None:
+        content = request.q if relative.content is None else relative.content
+        by_distance = content * request.scale @ relative.position_keys.mT
+        terms.append(by_distance.gather(-1, entry.expand(*by_distance.shape[:2], *entry.shape)))
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 
 def _mask(pattern: Pattern, request: Request) -> tuple[Tensor, Tensor]:
