@@ -1,10 +1,8 @@
 """The same commands with a Milvus URI: an embedded server, and one that is a process of its own and dies."""
 
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from tiny_stores import READING, TEXT, lines, manifest, tiny_checkpoint
 from polyformer.cli import main
 from polyformer.core.errors import InputError
 from polyformer.datastore import build as building
-from polyformer.datastore import milvus_server, milvus_store
+from polyformer.datastore import milvus_lease, milvus_server, milvus_store
 from polyformer.datastore.milvus_server import Address
 from polyformer.datastore.milvus_store import MilvusWriter, build_in_milvus, entry_numbers, open_in_milvus
 from polyformer.datastore.readers import open_reader
@@ -116,48 +114,22 @@ def test_another_model_and_another_text(
         open_in_milvus(Address(embedded.uri, "nothing"))
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Starts a server process on a port of its own, each time with the same data."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (tmp_path / "port").write_text(str(port))
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start() -> subprocess.Popen[bytes]:
-        words = ["-m", "milvus_lite", "server", "--data-dir", str(tmp_path / "data"), "--port", str(port)]
-        process = subprocess.Popen(
-            [sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        started.append(process)
-        for _ in range(300):
-            with socket.socket() as client:
-                if client.connect_ex(("127.0.0.1", port)) == 0:
-                    return process
-            time.sleep(0.1)
-        raise AssertionError("the server does not listen")
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-
-
 def test_a_server_that_dies_in_the_middle(
     server: Callable[[], subprocess.Popen[bytes]],
+    server_uri: str,
     checkpoint: Path,
     text: Path,
     store: Path,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(milvus_server, "TIMEOUT", 3.0)
     monkeypatch.setattr(milvus_server, "CONNECT", 2.0)
+    monkeypatch.setattr(milvus_lease, "LEASE", 1.0)
+    monkeypatch.setattr(milvus_lease, "BEAT", 0.2)
     monkeypatch.setattr(milvus_store, "SENT_BYTES", 1000)
     monkeypatch.setattr(building, "COMMIT_SECONDS", 0.0)
     monkeypatch.setattr(building, "BATCH_TOKENS", 256)
-    address = Address(f"http://127.0.0.1:{(tmp_path / 'port').read_text()}", "bottles")
+    address = Address(server_uri, "bottles")
     process, reader = server(), open_reader(checkpoint, "cpu")
     with monkeypatch.context() as patient:
         patient.setattr(milvus_server, "CONNECT", 60.0)

@@ -28,6 +28,8 @@ TOKEN = "MILVUS_TOKEN"
 NO_CONNECTION = 2  # pymilvus's Status.CONNECT_FAILED
 
 ROW, CONTENT, UNUSED = "row", "content", "unused"
+LAST_ROW = -9
+"""Rows of plain data are from here on; those below are leases (`milvus_lease`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Server:
             import pymilvus
         except ImportError as error:
             raise InputError(f"{address}: needs pymilvus: pip install polyformer[datastore]") from error
-        for name in ("pymilvus", "grpc._server"):  # of the second the embedded server's
+        for name in ("pymilvus", "grpc._server", "milvus_lite"):  # the latter two the embedded server's
             logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are ours to say, in one line
         self.pymilvus = pymilvus
         options = {"token": token} if (token := os.environ.get(TOKEN)) else {}
@@ -86,16 +88,22 @@ class Server:
             yield
         except (self.pymilvus.MilvusException, grpc.RpcError, OSError, ConnectionError) as error:
             reason = " ".join(str(getattr(error, "message", None) or error).split())
+            if "Open local milvus failed" in reason and Path(self.address.uri).exists():
+                raise InputError(
+                    f"{self.address.uri}: cannot be opened: another process has it, for the embedded server "
+                    "lets one in at a time, or it is damaged"
+                ) from error
             raise InputError(
                 f"{self.address.uri}: the Milvus server does not do it ({reason[:200]}); see that it runs, "
                 "then go on by the same command: what it had confirmed is kept"
             ) from error
 
-    def call(self, name: str, **arguments: Any) -> Any:
-        """One call; see the module."""
+    def call(self, name: str, seconds: float | None = None, **arguments: Any) -> Any:
+        """One call, made for so many `seconds`, by default `TIMEOUT`; see the module."""
+        seconds = TIMEOUT if seconds is None else seconds
         with self.errors():
-            call = functools.partial(getattr(self.client, name), timeout=TIMEOUT, **arguments)
-            return self._patiently(call, TIMEOUT)
+            call = functools.partial(getattr(self.client, name), timeout=seconds, **arguments)
+            return self._patiently(call, seconds)
 
     def has(self, collection: str) -> bool:
         """Whether there is such a collection."""
@@ -112,22 +120,37 @@ class Server:
         schema.add_field(UNUSED, types.FLOAT_VECTOR, dim=2)  # no collection is without vectors
         index = self.client.prepare_index_params()
         index.add_index(UNUSED, index_type="FLAT", metric_type="L2")
-        self.call("create_collection", collection_name=self.about, schema=schema, index_params=index)
+        try:
+            self.call("create_collection", collection_name=self.about, schema=schema, index_params=index)
+        except InputError:
+            if not self.has(self.about):  # another process has made it meanwhile
+                raise
 
     def write(self, row: int, content: dict[str, Any]) -> None:
         """Keep plain data as a row; an older one is replaced."""
         rows = [{ROW: row, CONTENT: json.dumps(content), UNUSED: [0.0, 0.0]}]
         self.call("upsert", collection_name=self.about, data=rows)
 
+    def remove(self, row: int) -> None:
+        """No longer keep a row, if it is there."""
+        self.call("delete", seconds=CONNECT, collection_name=self.about, ids=[row])
+
     def rows(self) -> dict[int, dict[str, Any]]:
         """All rows of plain data; `InputError` where they cannot be read."""
+        return self._rows(f"{ROW} >= {LAST_ROW}")
+
+    def leases(self) -> dict[int, dict[str, Any]]:
+        """The rows of processes that build."""
+        return self._rows(f"{ROW} < {LAST_ROW}")
+
+    def _rows(self, which: str) -> dict[int, dict[str, Any]]:
         if not self.has(self.about):
             return {}
         self.call("load_collection", collection_name=self.about)
         stored = self.call(
             "query",
             collection_name=self.about,
-            filter=f"{ROW} >= -9",
+            filter=which,
             output_fields=[ROW, CONTENT],
             limit=16_384,
             consistency_level="Strong",

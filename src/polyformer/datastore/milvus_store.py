@@ -2,7 +2,8 @@
 
 COLLECTION         entry (primary key), value, key: what is sent twice is there once, because an entry's
                    number is its primary key, and all parts of a build go into one collection
-COLLECTION_about   plain data by row: 0 the manifest, 1 to N how far each part is, -1 mixture, -2 index
+COLLECTION_about   plain data by row: 0 the manifest, 1 to N how far each part is, -1 mixture, -2 index,
+                   below -9 who builds (`milvus_lease`)
 
 Keys are half-precision vectors; the embedded server (milvus-lite), which has none, keeps the same numbers in
 single precision. Its indexes compare whole keys (FLAT, IVF_FLAT), so that distances are exact as they come.
@@ -20,6 +21,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.datastore.build import Report, write
 from polyformer.datastore.manifest import Manifest
+from polyformer.datastore.milvus_lease import Lease, held
 from polyformer.datastore.milvus_server import Address, Server
 from polyformer.datastore.readers import ContextReader
 from polyformer.datastore.store import MixtureConfig, Neighbours, Search
@@ -39,8 +41,8 @@ QUERIES = 64
 class MilvusWriter:
     """Adds the entries of a part; see `polyformer.datastore.build.Writer`."""
 
-    def __init__(self, server: Server, manifest: Manifest, progress: dict[str, Any]):
-        self.server, self.manifest = server, manifest
+    def __init__(self, server: Server, manifest: Manifest, progress: dict[str, Any], lease: Lease):
+        self.server, self.manifest, self.lease = server, manifest, lease
         self.windows, self.entries = int(progress.get("windows", 0)), int(progress.get("entries", 0))
         self.half = key_type(server) == server.pymilvus.DataType.FLOAT16_VECTOR
 
@@ -69,6 +71,7 @@ class MilvusWriter:
         self._write(finished=True)
 
     def _write(self, finished: bool) -> None:
+        self.lease.check()
         progress = {"windows": self.windows, "entries": self.entries, "finished": finished}
         self.server.write(self.manifest.part, progress)
 
@@ -111,24 +114,25 @@ def build_in_milvus(
 ) -> int:
     """Build the store, or part, that `manifest` describes, or go on with it: the part's entries.
 
-    Two processes that build the same part do the work twice and write the same. Raises `InputError` where the
-    collection holds another store, and where the server is away.
+    Raises `InputError` where the collection holds another store, where another process builds this part, and
+    where the server is away.
     """
     server = Server(address)
-    rows = server.rows()
-    if MANIFEST_ROW in rows:
-        begun = Manifest.parsed(rows[MANIFEST_ROW], address)
-        dataclasses.replace(begun, part=manifest.part).check_same(manifest, address)
-    elif server.has(address.collection):
+    if server.has(address.collection) and MANIFEST_ROW not in server.rows():
         raise InputError(f"{address}: holds something else; choose another --out")
     server.create_about()
-    server.write(MANIFEST_ROW, dataclasses.replace(manifest, part=1).to_dict())
-    create_entries(server, manifest.dimension)
-    progress = rows.get(manifest.part, {})
-    writer = MilvusWriter(server, manifest, progress)
-    if not progress.get("finished"):
-        write(reader, texts, manifest, writer, report)
-        writer.finish()
+    with held(server, manifest) as lease:
+        rows = server.rows()
+        if MANIFEST_ROW in rows:
+            begun = Manifest.parsed(rows[MANIFEST_ROW], address)
+            dataclasses.replace(begun, part=manifest.part).check_same(manifest, address)
+        server.write(MANIFEST_ROW, dataclasses.replace(manifest, part=1).to_dict())
+        create_entries(server, manifest.dimension)
+        progress = rows.get(manifest.part, {})
+        writer = MilvusWriter(server, manifest, progress, lease)
+        if not progress.get("finished"):
+            write(reader, texts, manifest, writer, report)
+            writer.finish()
     return writer.entries
 
 
