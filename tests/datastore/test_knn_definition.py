@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from polyformer.core.errors import InputError
 from polyformer.datastore.definition import mixed, neighbour_probabilities
 from polyformer.datastore.flat import nearest, squared_distances
 from polyformer.datastore.manifest import Manifest
@@ -69,6 +70,13 @@ def test_where_there_is_no_neighbour_the_model_speaks_alone():
     torch.testing.assert_close(mixture[0], log_p[0])
     expected = 0.5 * log_p[1].exp() + 0.5 * torch.nn.functional.one_hot(torch.tensor(2), V)
     torch.testing.assert_close(mixture[1].exp(), expected)
+
+
+@pytest.mark.parametrize("token", [-1, V])
+def test_a_token_that_the_model_has_not(token: int):
+    near = Neighbours(torch.tensor([[1.0, 2.0]]), torch.tensor([[0, token]]))
+    with pytest.raises(InputError, match=f"a token {token}, beyond"):
+        Mixture(random_store(), MixtureConfig()).mixed(torch.zeros(1, V), near)
 
 
 @pytest.mark.parametrize("tile", [1, 100, 1 << 24])

@@ -2,9 +2,10 @@
 
 `build` reads TEXT with MODEL, a run or a checkpoint, and keeps an entry for each token. It may be stopped at
 any moment and goes on by the same command. With --part I --parts N the store is built by N processes, and
-`merge` joins the parts that lie in STORE. `index` makes searches fast (it needs faiss). Then see --datastore
-of `polyformer evaluate` and `polyformer generate`. `neighbours` finds those of every token of TEXT, for a
-model that is trained with them (SPALM: the recipe `spalm`); in the store's own text no token finds itself.
+`merge` joins the parts that lie in STORE. `index` makes searches fast (it needs faiss). `verify` compares all
+that a store holds with its checksums. Then see --datastore of `polyformer evaluate` and of `generate`.
+`neighbours` finds those of every token of TEXT, for a model that is trained with them (SPALM: the recipe
+`spalm`); in the store's own text no token finds itself.
 """
 
 import sys
@@ -28,6 +29,7 @@ EXAMPLES = """examples:
   polyformer generate runs/wikitext2 --datastore stores/wikitext2 --prompt "The river"
   polyformer datastore build LLAMA-DIR "texts/*.txt" --out stores/big --part 1 --parts 8
   polyformer datastore merge stores/big
+  polyformer datastore verify stores/big
   polyformer datastore build LLAMA-DIR "texts/*.txt" --out http://milvus.example.org:19530/texts
   polyformer datastore neighbours runs/wikitext2 train.txt.gz --datastore stores/wikitext2 --out near/train
 """
@@ -37,7 +39,7 @@ EXAMPLES = """examples:
 class Options:
     """What `polyformer datastore` takes."""
 
-    what: Literal["build", "merge", "index", "neighbours"] = argument("what to do", metavar="WHAT")
+    what: Literal["build", "merge", "index", "verify", "neighbours"] = argument("what to do", metavar="WHAT")
     name: str = argument(
         "for build: the folder of a run of the task lm, or of a checkpoint with its tokenizer; for "
         "neighbours: of the run that built the store; else a store",
@@ -75,6 +77,7 @@ OPTIONS = {
     "build": ("text", "out", "format", "length", "context", "part", "parts"),
     "merge": (),
     "index": ("lists", "bytes", "recall"),
+    "verify": (),
     "neighbours": ("text", "out", "format", "datastore", "neighbours", "search"),
 }
 
@@ -90,6 +93,7 @@ def run(options: Options) -> None:
         "build": build_store,
         "merge": merge_parts,
         "index": index_store,
+        "verify": verify_store,
         "neighbours": find_neighbours,
     }
     actions[options.what](options)
@@ -216,6 +220,18 @@ def find_neighbours(options: Options) -> None:
     with suited(reader.model):
         about = find(reader, texts, files, store, neighbours, Path(options.out), report)
     print(f"{options.out}: {about.neighbours} neighbours of each of {about.tokens:,} tokens")
+
+
+def verify_store(options: Options) -> None:
+    """Compare a store, or a part of one, with its checksums."""
+    from polyformer.datastore.milvus_server import Address
+    from polyformer.datastore.store import verify
+
+    if Address.of(options.name) is not None:
+        raise InputError(f"{options.name}: a server compares its own checksums; nothing to verify here")
+    manifest = verify(Path(options.name))
+    said = "as they were written" if manifest.block else "all there; it has no checksums to compare them with"
+    print(f"{options.name}: {manifest.count:,} entries, {said}")
 
 
 def report(progress: "Progress") -> None:

@@ -16,6 +16,7 @@ import torch
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import remove_partials
+from polyformer.datastore.checksums import block_entries
 from polyformer.datastore.entries import PROGRESS, EntryWriter
 from polyformer.datastore.manifest import MANIFEST, Manifest
 from polyformer.datastore.readers import ContextReader
@@ -73,13 +74,11 @@ def build(
         begun = begin(folder, manifest)
         if begun.count is not None:
             return begun
-        with EntryWriter(folder, manifest) as writer:
+        with EntryWriter(folder, begun) as writer:
             write(reader, texts, manifest, writer, report)
             if not writer.entries:
                 raise InputError(f"{folder}: the text has no token with another behind it, so no entry")
-            finished = dataclasses.replace(manifest, count=writer.entries)
-            writer.finish(finished)
-    return finished
+            return writer.finish()
 
 
 def begin(folder: Path, manifest: Manifest, known: tuple[str, ...] = ()) -> Manifest:
@@ -92,8 +91,9 @@ def begin(folder: Path, manifest: Manifest, known: tuple[str, ...] = ()) -> Mani
         others = {path.name for path in folder.iterdir()} - {LOCK, MARKER, *known}
         if others:
             raise InputError(f"{folder}: holds something else ({min(others)}); choose another --out")
-        manifest.write(folder)
-        return manifest
+        begun = dataclasses.replace(manifest, block=block_entries(manifest.dimension))
+        begun.write(folder)
+        return begun
     begun = Manifest.read(folder)
     begun.check_same(manifest, folder)
     if begun.count is not None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import NO_SPACE, atomic_write, read_json, write_json
+from polyformer.datastore.checksums import file_checksum
 from polyformer.datastore.flat import nearest, squared_distances
 from polyformer.datastore.manifest import Manifest
 from polyformer.training.lock import sole_writer
@@ -58,7 +59,8 @@ class IndexConfig(Config):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class About(Config):
     """What is known of an index. count, dimension, model: of the store whose keys it has. recall: of the
-    nearest neighbours, the share that it finds with `probes` lists."""
+    nearest neighbours, the share that it finds with `probes` lists. checksum: CRC-32 of the file; None of one
+    that was made without."""
 
     count: int
     dimension: int
@@ -68,6 +70,7 @@ class About(Config):
     probes: int
     oversample: float
     recall: float
+    checksum: int | None = None
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
@@ -117,6 +120,16 @@ class Index:
         return torch.from_numpy(rows).to(queries.device)
 
 
+def verify_index(folder: Path, manifest: Manifest) -> None:
+    """Raises `InputError` where there is an index, and it is damaged."""
+    if (index := Index.read(folder, manifest)) is None or index.about.checksum is None:
+        return
+    if file_checksum(folder / INDEX) != index.about.checksum:
+        raise InputError(
+            f"{folder / INDEX}: not what was written; make it again by polyformer datastore index {folder}"
+        )
+
+
 def imported_faiss() -> Any:
     """The module; `InputError` says how it is installed."""
     try:
@@ -164,6 +177,7 @@ def make_index(folder: Path, manifest: Manifest, keys: np.ndarray, config: Index
     with sole_writer(folder, "the index is then made from the beginning"):
         (folder / ABOUT).unlink(missing_ok=True)  # without it there is no index
         atomic_write(folder / INDEX, lambda partial: _write(index, partial))
+        about = dataclasses.replace(about, checksum=file_checksum(folder / INDEX))
         write_json(folder / ABOUT, about.to_dict())
     return about
 

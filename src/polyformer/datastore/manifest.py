@@ -17,7 +17,8 @@ VERSION = 1
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest(Config):
     """`text`: the files by size and digest, as `polyformer.data.fingerprint` has them. count: entries; None
-    until the last one is there. part: which of `parts` this is, from 1."""
+    until the last one is there. part: which of `parts` this is, from 1. block: entries of a checksum
+    (`polyformer.datastore.checksums`); None in stores of a time without."""
 
     version: int = VERSION
     dimension: int
@@ -30,6 +31,7 @@ class Manifest(Config):
     part: int = 1
     parts: int = 1
     count: int | None = None
+    block: int | None = None
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
@@ -55,7 +57,12 @@ class Manifest(Config):
             manifest = cls.from_dict(tree)
         except InputError as error:
             raise InputError(f"{place}: damaged ({error}); build the store again") from error
-        if manifest.dtype != "float16" or manifest.dimension < 1 or (manifest.count or 0) < 0:
+        numbers = (
+            manifest.dimension,
+            (manifest.count or 0) + 1,
+            1 if manifest.block is None else manifest.block,
+        )
+        if manifest.dtype != "float16" or min(numbers) < 1:
             raise InputError(f"{place}: damaged; build the store again")
         return manifest
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from polyformer.core.errors import InputError
 from polyformer.datastore.build import COMMIT_SECONDS, Progress, Report, begin
-from polyformer.datastore.entries import EntryWriter, mapped_entries
+from polyformer.datastore.checksums import Checks
+from polyformer.datastore.entries import EntryWriter, checks, mapped_entries
 from polyformer.datastore.manifest import Manifest
 from polyformer.training.lock import sole_writer
 
@@ -31,17 +32,19 @@ def merge(folder: Path, report: Report = lambda progress: None) -> Manifest:
     """
     manifests = parts_of(folder)
     mapped = [mapped_entries(folder / name, manifest) for name, manifest in manifests.items()]
+    checked = [
+        checks(folder / name, manifest, entries)
+        for (name, manifest), entries in zip(manifests.items(), mapped)
+    ]
     first = next(iter(manifests.values()))
-    whole = dataclasses.replace(first, part=1, parts=1, count=None)
+    whole = dataclasses.replace(first, part=1, parts=1, count=None, block=None)
     with sole_writer(folder, "it goes on later by the same command"):
         begun = begin(folder, whole, known=tuple(manifests))
         if begun.count is not None:
             return begun
-        with EntryWriter(folder, whole) as writer:
-            write(mapped, whole.reading.fresh, writer, report)
-            finished = dataclasses.replace(whole, count=writer.entries)
-            writer.finish(finished)
-    return finished
+        with EntryWriter(folder, begun) as writer:
+            write(mapped, checked, whole.reading.fresh, writer, report)
+            return writer.finish()
 
 
 def parts_of(folder: Path) -> dict[str, Manifest]:
@@ -70,15 +73,20 @@ def number(name: str) -> int:
 
 
 def write(
-    mapped: list[tuple[np.ndarray, np.ndarray]], fresh: int, writer: EntryWriter, report: Report
+    mapped: list[tuple[np.ndarray, np.ndarray]],
+    checked: list[Checks],
+    fresh: int,
+    writer: EntryWriter,
+    report: Report,
 ) -> None:
-    """Copy window after window, each from the part that has read it."""
+    """Copy window after window, each from the part that has read it, compared with its checksums."""
     total = sum(len(values) for _, values in mapped)
     committed = start = time.monotonic()
     before = writer.entries
     for window in range(writer.windows, -(-total // fresh)):
         keys, values = mapped[window % len(mapped)]
         row = window // len(mapped) * fresh
+        checked[window % len(mapped)].check_until(row + fresh)
         writer.add(keys[row : row + fresh], values[row : row + fresh], 1)
         now = time.monotonic()
         if now - committed > COMMIT_SECONDS:

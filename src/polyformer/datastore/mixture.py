@@ -6,6 +6,7 @@ import math
 import torch
 from torch import Tensor
 
+from polyformer.core.errors import InputError
 from polyformer.datastore.store import MixtureConfig, Neighbours, Store
 
 
@@ -25,7 +26,13 @@ class Mixture:
 
     def mixed(self, log_p: Tensor, near: Neighbours) -> Tensor:
         """log p [N, V] from the model's log p [N, V] and the neighbours of each row; where there is none the
-        model's own."""
+        model's own. Raises `InputError` for a neighbour whose token the model has not."""
+        least, most = near.values.aminmax()
+        if least < 0 or most >= log_p.shape[-1]:
+            raise InputError(
+                f"the datastore has a token {int(most if least >= 0 else least)}, beyond the model's "
+                f"vocabulary of {log_p.shape[-1]}; it is damaged: see polyformer datastore verify"
+            )
         weights = neighbour_weights(near.distances, self.config.temperature).to(log_p.dtype)
         share = log_p.new_zeros(log_p.shape).scatter_add(1, near.values, weights)
         own, theirs = log(1 - self.config.weight), log(self.config.weight)

@@ -12,9 +12,9 @@ from torch import Tensor
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, write_json
-from polyformer.datastore.entries import PROGRESS, mapped_entries
+from polyformer.datastore.entries import PROGRESS, checks, mapped_entries
 from polyformer.datastore.flat import nearest, squared_distances
-from polyformer.datastore.index import Index
+from polyformer.datastore.index import Index, verify_index
 from polyformer.datastore.manifest import Manifest
 
 MIXTURE = "mixture.json"
@@ -125,7 +125,10 @@ class FolderStore:
 
 
 def open_folder(folder: Path, search: Search = "auto") -> FolderStore:
-    """The store in `folder`, for any number of processes; `InputError` where it cannot be used."""
+    """The store in `folder`, for any number of processes; `InputError` where it cannot be used.
+
+    Some of its blocks are compared with their checksums: see `polyformer.datastore.checksums`.
+    """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such datastore; make one by polyformer datastore build")
     manifest = Manifest.read(folder)
@@ -135,7 +138,21 @@ def open_folder(folder: Path, search: Search = "auto") -> FolderStore:
     if manifest.parts > 1:
         raise InputError(f"{folder}: part {manifest.part} of {manifest.parts}; join them by datastore merge")
     keys, values = mapped_entries(folder, manifest)
+    checks(folder, manifest, (keys, values)).check_sample()
     index = None if search == "flat" else Index.read(folder, manifest)
     if search == "index" and index is None:
         raise InputError(f"{folder}: it has no index; make one by polyformer datastore index {folder}")
     return FolderStore(folder, manifest, keys, values, index)
+
+
+def verify(folder: Path) -> Manifest:
+    """Compare all entries of the store or part in `folder` with their checksums, and its index: its manifest.
+
+    Raises `InputError` where it is damaged or unfinished. A store without checksums has sizes to compare.
+    """
+    manifest = Manifest.read(folder)
+    if manifest.count is None:
+        raise InputError(f"{folder}: not finished; go on by the same polyformer datastore build")
+    checks(folder, manifest, mapped_entries(folder, manifest)).check_all()
+    verify_index(folder, manifest)
+    return manifest

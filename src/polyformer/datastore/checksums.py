@@ -1,0 +1,130 @@
+"""CRC-32 of a store's entries, a pair for each block of about a MiB: of its keys, and of its values.
+
+    checksums.uint32     [blocks, 2]; `Manifest.block` entries make a block, the last may have fewer
+
+They are made of what is written, not of what is read back. `polyformer datastore verify` reads a whole
+store. Who opens one looks at `SAMPLE` blocks: a search touches keys everywhere, so to check what it reads
+would be to read all, and the sample finds what is damaged at large (pages lost, another file's content) in
+some hundredths of a second.
+"""
+
+import math
+import os
+import random
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from polyformer.core.errors import InputError
+from polyformer.core.files import reading
+from polyformer.datastore.manifest import Manifest
+
+CHECKSUMS = "checksums.uint32"
+BLOCK_BYTES = 1 << 20
+SAMPLE = 32
+
+
+def block_entries(dimension: int) -> int:
+    """How many entries of a new store make a block."""
+    return max(1, BLOCK_BYTES // (2 * dimension))
+
+
+def file_checksum(path: Path) -> int:
+    """CRC-32 of a whole file."""
+    total = 0
+    with reading(path), path.open("rb") as file:
+        while content := file.read(BLOCK_BYTES):
+            total = zlib.crc32(content, total)
+    return total
+
+
+def write_all(file: BinaryIO, content: bytes) -> None:
+    """Write all of `content`, of which the system may take a part at a time."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+class ChecksumWriter:
+    """Adds checksums to a file; `there` are the entries that there are already.
+
+    The checksums of a block that was begun, and of a store that was begun without any, are made of these.
+    """
+
+    def __init__(self, file: BinaryIO, block: int, there: tuple[np.ndarray, np.ndarray]):
+        self.file, self.block, self.filled, self.sums = file, block, 0, [0, 0]
+        count = len(there[1])
+        blocks = min(count // block, os.fstat(self.file.fileno()).st_size // 8)
+        os.ftruncate(self.file.fileno(), 8 * blocks)
+        for start in range(blocks * block, count, block):
+            self.add(*(array[start : start + block] for array in there))
+
+    def add(self, keys: np.ndarray, values: np.ndarray) -> None:
+        """The next entries."""
+        start = 0
+        while start < len(values):
+            some = slice(start, start + self.block - self.filled)
+            self.sums = [zlib.crc32(array[some].data, old) for array, old in zip((keys, values), self.sums)]
+            taken = len(values[some])
+            self.filled, start = self.filled + taken, start + taken
+            if self.filled == self.block:
+                self.end_block()
+
+    def end_block(self) -> None:
+        """The block is whole, or no entry follows."""
+        if self.filled:
+            write_all(self.file, np.array(self.sums, "<u4").tobytes())
+            self.filled, self.sums = 0, [0, 0]
+
+
+class Checks:
+    """Compares entries with the checksums in `folder`; nothing where the store is of a time without.
+
+    files: keys [M, D] and values [M] by the names of their files.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, files: Mapping[str, np.ndarray]):
+        self.folder, self.block, self.files = folder, manifest.block, files
+        self.sums, self.passed = np.empty((0, 2), "<u4"), 0
+        if self.block is not None:
+            file, blocks = folder / CHECKSUMS, math.ceil((manifest.count or 0) / self.block)
+            with reading(file):
+                content = file.read_bytes()
+            if len(content) != 8 * blocks:
+                raise InputError(
+                    f"{file}: expected {8 * blocks:,} bytes, got {len(content):,}; it is damaged: restore it "
+                    "from a copy, or build the store again"
+                )
+            self.sums = np.frombuffer(content, "<u4").reshape(blocks, 2)
+
+    def check(self, blocks: Iterable[int]) -> None:
+        """Raises `InputError` unless these blocks are as they were written."""
+        for number in blocks:
+            assert self.block is not None
+            rows = slice(number * self.block, (number + 1) * self.block)
+            for (name, array), expected in zip(self.files.items(), self.sums[number]):
+                if zlib.crc32(array[rows].data) != expected:
+                    last = min(rows.stop, len(array)) - 1
+                    raise InputError(
+                        f"{self.folder / name}: entries {rows.start:,} to {last:,} are not what was written; "
+                        "it is damaged: restore it from a copy, or build the store again"
+                    )
+
+    def check_sample(self) -> None:
+        """Raises `InputError` unless some blocks are as they were written, other ones each time."""
+        count = len(self.sums)
+        self.check(random.SystemRandom().sample(range(count), min(SAMPLE, count)))
+
+    def check_until(self, stop: int) -> None:
+        """The same for entries up to `stop`, where calls come with rising ones."""
+        if self.block is not None:
+            blocks = min(math.ceil(stop / self.block), len(self.sums))
+            self.check(range(self.passed, blocks))
+            self.passed = max(self.passed, blocks)
+
+    def check_all(self) -> None:
+        """The same for all."""
+        self.check(range(len(self.sums)))
