@@ -9,12 +9,16 @@ another text (kNN-LM).
 
 import secrets
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polyformer.commands.options import Device, argument, device, option
 
 if TYPE_CHECKING:
+    from polyformer.datastore import Mixture as KnnMixture
+    from polyformer.datastore.readers import ContextReader
     from polyformer.generation import Draft, GenerationConfig, Mixture
     from polyformer.model import Transformer
     from polyformer.recipes.writer import Writer
@@ -83,6 +87,7 @@ class Options:
 
 def run(options: Options) -> None:
     """Print the prompt and its continuation."""
+    from polyformer.datastore.readers import foreign
     from polyformer.generation import SpeculationConfig
     from polyformer.ops.workers import suited
     from polyformer.recipes.run import writer
@@ -92,6 +97,8 @@ def run(options: Options) -> None:
     settings = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
     if any(name in settings for name in SAMPLING):
         settings["do_sample"] = True
+    if options.datastore is not None and foreign(Path(options.run)):
+        return write_by_transformers(options, settings)
     config = generation_config(settings, options.stop)
     task, model = writer(options.run, LanguageModelling, options.device)
     if isinstance(task, Writer):
@@ -115,14 +122,40 @@ def mixture_of(options: Options) -> "Mixture | None":
             if getattr(options, name) is not None:
                 raise InputError(f"--{name.rstrip('_').replace('_', '-')}: goes with --datastore")
         return None
-    from polyformer.datastore import Mixture, MixtureConfig, open_store
     from polyformer.datastore.readers import open_reader
 
-    store = open_store(
-        options.datastore, open_reader(options.run, options.device).fingerprints, options.search or "auto"
-    )
+    return mixture_for(options, open_reader(options.run, options.device))
+
+
+def mixture_for(options: Options, reader: "ContextReader") -> "KnnMixture":
+    """The same for a model that is open."""
+    from polyformer.datastore import Mixture, MixtureConfig, open_store
+
+    store = open_store(options.datastore or "", reader.fingerprints, options.search or "auto")
     asked = options.lambda_, options.knn_temperature, options.neighbours
     return Mixture(store, MixtureConfig.chosen(store.mixture(), *asked, "--knn-temperature"))
+
+
+def write_by_transformers(options: Options, settings: "dict[str, Any]") -> None:
+    """Print the prompt and its continuation by a model that transformers alone loads."""
+    from polyformer.core.errors import InputError
+    from polyformer.datastore.by_transformers import generate
+    from polyformer.datastore.readers import open_reader
+    from polyformer.generation import TextStreamer
+    from polyformer.ops.workers import suited
+
+    if options.draft is not None:
+        raise InputError(f"--draft: not for {options.run}, which transformers runs; leave it out")
+    reader: Any = open_reader(options.run, options.device)
+    mixture, stop = mixture_for(options, reader), () if options.stop is None else (options.stop,)
+    show = shown_after(options.prompt)
+    streamer = TextStreamer(reader.tokenizer.decode, stop, show)
+    with suited(reader.model):
+        tokens = generate(reader, mixture, options.prompt, settings, stop, streamer)
+    if not streamer.tokens:
+        streamer.tokens = tokens  # of beams, which are chosen at the end
+    streamer.finish()
+    show("\n")
 
 
 def draft_of(options: Options, task: Any) -> "Draft":
@@ -158,12 +191,7 @@ def write(
         generated = task.write(model, prompt, config, draft=draft, mixture=mixture)
         print(prompt + generated.texts(task.tokenizer.decode, config.stop)[0])
         return
-    pending = [prompt]  # until the first token: a prompt may be too long
-
-    def show(piece: str) -> None:
-        sys.stdout.write(pending.pop() + piece if pending else piece)
-        sys.stdout.flush()
-
+    show = shown_after(prompt)
     streamer = TextStreamer(task.tokenizer.decode, config.stop, show)
     drafted = task.write(model, prompt, config, streamer, draft, mixture).drafted
     streamer.finish()
@@ -173,6 +201,17 @@ def write(
             f"{drafted.accepted} of {drafted.proposed} proposed tokens accepted in {drafted.passes} passes"
         )
         print(f"draft: {counts} of the model", file=sys.stderr)
+
+
+def shown_after(prompt: str) -> Callable[[str], None]:
+    """Prints pieces of a text, before the first the prompt: until then it may be refused as too long."""
+    pending = [prompt]
+
+    def show(piece: str) -> None:
+        sys.stdout.write(pending.pop() + piece if pending else piece)
+        sys.stdout.flush()
+
+    return show
 
 
 def generation_config(settings: "dict[str, Any]", stop: str | None) -> "GenerationConfig":

@@ -1,6 +1,7 @@
 """A causal model and its tokenizer, as a store needs them: contexts to keys and to the model's own logits."""
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -131,7 +132,8 @@ class TransformersReader(ContextReader):
                 "its hidden states can be used"
             ) from error
         try:
-            model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+            with quiet(transformers.utils.logging):
+                model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # what its classes raise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise InputError(f"{folder}: transformers cannot load a causal model of it ({reason})") from error
@@ -147,16 +149,37 @@ class TransformersReader(ContextReader):
         return output.hidden_states[-1], lambda: output.logits
 
 
+@contextlib.contextmanager
+def quiet(logging: Any) -> Iterator[None]:
+    """Inside, transformers shows no progress bars."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def open_reader(name: str | Path, device: str = "auto") -> ContextReader:
     """The model in a folder: a run, a checkpoint of ours or of transformers; `InputError` for others."""
     folder = Path(name)
     if (folder / RECIPE).is_file() or not folder.is_dir():
         return RunReader(Run.open(folder), device)
+    if foreign(folder):
+        return TransformersReader(folder, choose_device(device))
+    checkpoint = Checkpoint(folder, "generate", choose_device(device))
+    return OwnReader(folder, checkpoint.tokenizer, checkpoint.model)
+
+
+def foreign(folder: Path) -> bool:
+    """Whether it is the folder of a checkpoint that transformers alone may load."""
+    if (folder / RECIPE).is_file() or not folder.is_dir():
+        return False
     saved = read_json(folder / CONFIG, dict)
     try:
         if "model_type" in saved:
             family_of(saved)
     except InputError:
-        return TransformersReader(folder, choose_device(device))
-    checkpoint = Checkpoint(folder, "generate", choose_device(device))
-    return OwnReader(folder, checkpoint.tokenizer, checkpoint.model)
+        return True
+    return False
