@@ -10,7 +10,7 @@ from polyformer.memory.search import SEARCHES, plain
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("TILE_QUERIES", 5), ("TILE_KEYS", 96), ("GROUP", 4)):
+    for name, value in (("TILE_QUERIES", 5), ("TILE_KEYS", 96), ("SMALLEST_GROUP", 2)):
         monkeypatch.setattr(search, name, value)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from polyformer.cli import main
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_tensors
 from polyformer.data import Splits
@@ -125,3 +126,30 @@ def test_what_cannot_remember_is_refused(text: Path, tmp_path: Path):
         Carrying(model, Fitting(task, Splits(rows, None, None), 0), engine, None)
     with pytest.raises(InputError, match="'in_order' lays out all documents"):
         task.training_batches(iter(rows), 0)
+
+
+def test_a_store_is_saved_with_the_run_and_evaluated_at_any_size(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A run without a memory is given a store, trained further and resumed; its size changes perplexity."""
+    small = {"position": "rope", "memory": "none"}
+    fit(recipe(text, model=small, training={"steps": 4}), tmp_path / "plain")
+    memory = "memorizing(length=4, store=64, neighbours=4)"
+    assert main(["convert", str(tmp_path / "plain"), str(tmp_path / "begun"), "--memory", memory]) == 0
+    assert "newly initialized: decoder.memory.gate, decoder.memory.temperature" in capsys.readouterr().out
+    settings = recipe(text, training={"steps": 12}).to_dict()
+    settings = Recipe.from_dict({**settings, "model": {"pretrained": str(tmp_path / "begun")}})
+    run, name = tmp_path / "run", "checkpoints/step-00000012/memory.safetensors"
+    fit(settings, run)
+    whole = (run / name).read_bytes()
+    fit(settings, run, resume=True, from_step=10)
+    assert (run / name).read_bytes() == whole
+    capsys.readouterr()
+    outputs = []
+    for size in ("0", "64"):
+        assert main(["evaluate", str(run), "--data", str(text), "--store-size", size]) == 0
+        outputs.append(capsys.readouterr().out)
+        assert "store" in outputs[-1]
+    assert outputs[0] != outputs[1]
+    assert main(["evaluate", str(tmp_path / "plain"), "--store-size", "9"]) == 2
+    assert "store_size: this model has no store" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 all: the project's own table, ours beside what people would take, as JSON; report: such files as Markdown.
 attention: one attention layer, by pattern or mechanism and length. families: one model with each kind of
 attention. generation: tokens a second. models: whole models beside transformers. neighbours: searches in a
-datastore. training: training steps.
+datastore. store: look-ups in a Memorizing Transformer's store. training: training steps.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,12 @@ EXAMPLES = """examples:
   polyformer bench generation --libraries transformers ctranslate2 polyformer
   polyformer bench models --models longformer --length 2048
   polyformer bench neighbours --entries 100000
+  polyformer bench store --entries 8192
 """
 
-What = Literal["all", "attention", "families", "generation", "models", "neighbours", "report", "training"]
+What = Literal[
+    "all", "attention", "families", "generation", "models", "neighbours", "report", "store", "training"
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from polyformer.core.errors import InputError, unknown
 from polyformer.core.state import State
 from polyformer.memory.base import MemoryConfig, Reader, check_length
 from polyformer.memory.recurrent import Recurrent
-from polyformer.memory.search import SEARCHES, Search
+from polyformer.memory.search import SEARCHES, Search, entries
 from polyformer.memory.store import Store
 from polyformer.position import Shape
 from polyformer.sequence.context import Context
@@ -144,17 +144,12 @@ class Memorizing(Recurrent):
             grouped = q.reshape(kv_heads, heads // kv_heads * length, -1)
             scores, places = SEARCHES[self.search](grouped, keys, self.neighbours)
         if torch.is_grad_enabled():
-            near = _entries(keys, places).view(heads, length, -1, keys.shape[2])
+            near = entries(keys, places).view(heads, length, -1, keys.shape[2])
             scores = (near @ q.unsqueeze(-1)).squeeze(-1)
         temperature = (QUICK * self.temperature).exp()[:, None, None]
         weights = (scores.view(heads, length, -1) * temperature).softmax(-1).to(values.dtype)
-        near = _entries(values, places).view(heads, length, -1, values.shape[2])
+        near = entries(values, places).view(heads, length, -1, values.shape[2])
         return (weights.unsqueeze(-2) @ near).squeeze(-2)
-
-
-def _entries(vectors: Tensor, places: Tensor) -> Tensor:
-    """Vectors [H, N, D] at places [H, R, k]: [H, R, k, D]."""
-    return torch.stack([own[some] for own, some in zip(vectors, places)])
 
 
 def set_store(model: nn.Module, size: int) -> None:

@@ -10,6 +10,7 @@ k is `count`, or N where there are fewer keys. Products are of float32 at least.
 taken.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -17,15 +18,16 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
+from polyformer.ops.products import product
 
 Search = Literal["tiled", "plain", "faiss"]
 Found = tuple[Tensor, Tensor]
 
-TILE_QUERIES, TILE_KEYS = 128, 8192
-"""A tile of products, 4 MiB of them."""
+TILE_QUERIES, TILE_KEYS = 128, 32768
+"""A tile of products, 16 MiB of them. Wide tiles have fewer groups to choose from in all."""
 
-GROUP = 32
-"""Products of a tile of which the largest stands for all, until it is known which groups matter."""
+SMALLEST_GROUP = 4
+"""Of smaller groups there would be nearly as much to look through as of all products."""
 
 
 def plain(q: Tensor, keys: Tensor, count: int) -> Found:
@@ -38,7 +40,8 @@ def tiled(q: Tensor, keys: Tensor, count: int) -> Found:
     """Tile by tile of the keys, with the largest so far."""
     heads, queries, number = *q.shape[:2], keys.shape[1]
     if heads * queries * number <= TILE_QUERIES * TILE_KEYS:
-        return plain(q, keys, count)
+        scores, places = _largest(product(_exact(q), _exact(keys).mT).flatten(0, 1), count)
+        return scores.unflatten(0, (heads, queries)), places.unflatten(0, (heads, queries))
     tiles = [
         [_largest_of_keys(some, keys[head], count) for some in q[head].split(TILE_QUERIES)]
         for head in range(heads)
@@ -52,7 +55,8 @@ def _largest_of_keys(q: Tensor, keys: Tensor, count: int) -> Found:
     q, number = _exact(q), len(keys)
     scores, places = q.new_empty(len(q), 0), torch.empty(len(q), 0, dtype=torch.long, device=q.device)
     for start in range(0, number, TILE_KEYS):
-        new, columns = _largest(q @ _exact(keys[start : start + TILE_KEYS]).T, count)
+        tile = _exact(keys[start : start + TILE_KEYS])
+        new, columns = _largest(product(q.unsqueeze(0), tile.T.unsqueeze(0)).squeeze(0), count)
         scores, places = torch.cat([scores, new], 1), torch.cat([places, columns + start], 1)
         scores, order = scores.topk(min(count, scores.shape[1]))
         places = places.gather(1, order)
@@ -63,16 +67,17 @@ def _largest(scores: Tensor, count: int) -> Found:
     """The largest of scores [R, W], [R, k] each.
 
     An element among the k largest is in one of the k groups that have the largest maxima (where it is not,
-    k others are as large), so that only those groups are looked through.
+    k others are as large), so that only those groups are looked through: W / size maxima and k size members.
     """
     rows, width = scores.shape
-    groups = width // GROUP
-    if groups <= 2 * count:
+    size = math.isqrt(width // count)
+    if size < SMALLEST_GROUP:
         return _pair(scores.topk(min(count, width)))
-    whole = groups * GROUP
-    members = scores[:, :whole].view(rows, GROUP, groups)  # groups of columns `groups` apart
+    groups = width // size
+    whole = groups * size
+    members = scores[:, :whole].view(rows, size, groups)  # groups of columns `groups` apart
     best = members.amax(1).topk(count, sorted=False).indices
-    columns = best.unsqueeze(1) + groups * torch.arange(GROUP, device=scores.device).unsqueeze(1)
+    columns = best.unsqueeze(1) + groups * torch.arange(size, device=scores.device).unsqueeze(1)
     columns = columns.flatten(1)
     if whole < width:
         rest = torch.arange(whole, width, device=scores.device).expand(rows, -1)
@@ -88,6 +93,12 @@ def by_faiss(q: Tensor, keys: Tensor, count: int) -> Found:
     best = [faiss.knn(*pair, min(count, keys.shape[1]), metric=faiss.METRIC_INNER_PRODUCT) for pair in heads]
     scores, places = (torch.stack([torch.from_numpy(pair[i]) for pair in best]) for i in range(2))
     return scores.to(q.device, _exact(q[:0]).dtype), places.to(q.device)
+
+
+def entries(vectors: Tensor, places: Tensor) -> Tensor:
+    """Vectors [H, N, D] at places [H, R, k]: [H, R, k, D]."""
+    near = [own.index_select(0, some.flatten()) for own, some in zip(vectors, places)]
+    return torch.stack(near).unflatten(1, places.shape[1:])
 
 
 def _faiss() -> Any:

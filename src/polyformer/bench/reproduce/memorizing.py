@@ -1,0 +1,158 @@
+"""The claims that perplexity falls as a memorizing model's store grows, and that a model trained without
+one takes to it by a little fine-tuning (Wu et al. 2022, section 4, table 4, figures 1 and 6), CPU-sized.
+
+Two decoders of one size read the same text in order for as many steps, with the same memory; in one of them
+a layer has a store too. The held-out text is then read with stores of every size. The one without is also
+given a store (`polyformer convert`) and trained for `tuning` steps more, and, beside it, for as many steps
+without. Perplexity must fall as the store grows to what training had, end below that of the decoder without,
+and fine-tuning must win at least half of what training with a store wins.
+
+Deviations: a book in place of arXiv and PG-19, segments of a sixteenth of theirs, a model a thousand times
+smaller, with rotary positions.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polyformer.bench.claims import taken_up
+from polyformer.bench.plot import line_plot
+from polyformer.bench.remembering import InOrderClaim, perplexity, recipe_in_order, remembered_text
+from polyformer.checkpoints import convert
+from polyformer.core.errors import InputError
+from polyformer.core.files import atomic_write
+from polyformer.memory.memorizing import set_store
+from polyformer.recipes import Recipe
+from polyformer.recipes.fit import Fitted
+from polyformer.training.config import at_least
+
+RISES = 1.01
+"""From one store to the next larger one perplexity may be so much higher: rounding of a small run."""
+
+WITHOUT, FURTHER = "none", "none, trained further"
+STORED, TUNED = "store", "store, fine-tuned"
+
+Measured = Mapping[str, Mapping[int, float]]
+"""Perplexity by decoder and size of the store, 0 for none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemorizingClaim(InOrderClaim):
+    """Sizes of the runs; a second call goes on with what OUT holds."""
+
+    memory: int = 32  # tokens in the memory of all decoders
+    store: int = 4096  # entries, while training
+    neighbours: int = 32
+    stores: tuple[int, ...] = (0, 64, 256, 1024, 4096, 16384)  # entries, in evaluation
+    steps: int = 1000
+    tuning: int = 250  # steps of fine-tuning
+    seed: int = 0
+    out: str = "runs/memorizing"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, steps=self.steps, tuning=self.tuning, store=self.store, neighbours=self.neighbours)
+        at_least(0, memory=self.memory)
+        if not self.stores or min(self.stores) < 0:
+            raise InputError(f"stores: expected sizes of 0 or more, got {list(self.stores)}")
+
+    @property
+    def with_store(self) -> str:
+        """The memory with a store as recipes name it."""
+        return f"memorizing(length={self.memory}, store={self.store}, neighbours={self.neighbours})"
+
+    @property
+    def without_store(self) -> str:
+        """The memory of the other."""
+        return f"recurrent(length={self.memory})"
+
+
+def run(config: MemorizingClaim) -> Measured:
+    """Train and measure all; write OUT/memorizing.csv and .png, print a table and the verdict."""
+    folder = Path(config.out)
+    data = remembered_text(config.data, folder)
+    results: dict[str, dict[int, float]] = {}
+    plain = _fitted(config, data, config.without_store, folder / "none")
+    results[WITHOUT] = {0: _shown(WITHOUT, perplexity(plain, config.held_out))}
+    results[STORED] = _by_size(config, _fitted(config, data, config.with_store, folder / "store"), STORED)
+    begun = folder / "converted"
+    if not begun.is_dir():
+        convert(plain.model, memory=config.with_store)[0].save_pretrained(begun)
+    tuned = _fitted(config, data, config.with_store, folder / "tuned", begun)
+    results[TUNED] = _by_size(config, tuned, TUNED)
+    further = _fitted(config, data, config.without_store, folder / "further", folder / "none")
+    results[FURTHER] = {0: _shown(FURTHER, perplexity(further, config.held_out))}
+    rows = [f'"{name}",{size},{value}' for name, sizes in results.items() for size, value in sizes.items()]
+    atomic_write(folder / "memorizing.csv", ("\n".join(["decoder,store,perplexity", *rows]) + "\n").encode())
+    print("\n".join(table(results)))
+    print(verdict(results, config.store))
+    curves = {
+        name: [(max(size, 16), sizes.get(size, sizes[0])) for size in config.stores]
+        for name, sizes in results.items()
+    }
+    line_plot(folder / "memorizing.png", curves, "entries in the store (16: none)", "perplexity", log=True)
+    print(f"curves: {folder / 'memorizing.png'}")
+    return results
+
+
+def _fitted(
+    config: MemorizingClaim, data: dict[str, Any], memory: str, folder: Path, start: Path | None = None
+) -> Fitted:
+    """The run in `folder`, from random weights or, for `tuning` steps, from the checkpoint in `start`."""
+    steps = config.steps if start is None else config.tuning
+    settings = recipe_in_order(config, data, memory, config.length, steps, config.seed)
+    settings["model"]["position"] = "rope"
+    if start is not None:
+        settings["model"] = {"pretrained": str(start.absolute())}
+    return taken_up(Recipe.from_dict(settings), folder)
+
+
+def _by_size(config: MemorizingClaim, fitted: Fitted, name: str) -> dict[int, float]:
+    """Perplexity by size of the store."""
+    results = {}
+    for size in config.stores:
+        set_store(fitted.model, size)
+        results[size] = _shown(f"{name} of {size}", perplexity(fitted, config.held_out))
+    return results
+
+
+def _shown(name: str, value: float) -> float:
+    print(f"{name}: perplexity {value:.3f}", flush=True)
+    return value
+
+
+def table(results: Measured) -> list[str]:
+    """Lines of text: a row for each decoder, a column for each store."""
+    sizes = sorted({size for values in results.values() for size in values})
+    lines = [f"{'decoder':<24}" + "".join(f"{size:>9}" for size in sizes)]
+    for name, values in results.items():
+        lines.append(
+            f"{name:<24}" + "".join(f"{values[s]:>9.2f}" if s in values else f"{'-':>9}" for s in sizes)
+        )
+    return lines
+
+
+def verdict(results: Measured, trained: int) -> str:
+    """What the figures say of the claims."""
+    curve, plain = results[STORED], results[WITHOUT][0]
+    within = sorted(size for size in curve if size <= trained)
+    if len(within) < 2 or trained not in curve:
+        return f"no verdict: it needs stores of less than {trained} entries, and of as many"
+    differs = []
+    if any(curve[more] > RISES * curve[less] for less, more in itertools.pairwise(within)):
+        differs.append("perplexity rises as the store grows")
+    if curve[trained] >= curve[within[0]]:
+        differs.append("it does not fall")
+    if curve[trained] >= plain:
+        differs.append("the decoder without is as good")
+    outcome = f"differs from the paper: {'; '.join(differs)}" if differs else "reproduced"
+    won, tuned = plain - curve[trained], results[FURTHER][0] - results[TUNED][trained]
+    fine = "reproduced" if won > 0 and tuned >= won / 2 else "differs from the paper"
+    return (
+        f"a larger store lowers perplexity: {outcome} ({curve[within[0]]:.2f} with {within[0]} entries, "
+        f"{curve[trained]:.2f} with {trained}, best {min(curve.values()):.2f}; without {plain:.2f})\n"
+        f"fine-tuning gives a store to a model that had none: {fine} (it wins {tuned:.2f}, beside {won:.2f} "
+        "by training with a store)"
+    )
