@@ -14,10 +14,10 @@ import polyformer
 from polyformer.checkpoints import FAMILIES
 from polyformer.core.errors import InputError
 from polyformer.memory.recurrent import Hidden
-from polyformer.model import Transformer
+from polyformer.model import Transformer, zero_memory
 from polyformer.outputs import ModelState
 from polyformer.patterns import Window
-from polyformer.sequence.tokens import NO_TOKENS, Tokens
+from polyformer.sequence.tokens import NO_TOKENS
 from polyformer.stack import LayerState
 
 FILE = Path(__file__).parent / "recorded" / "transfo_xl.safetensors"
@@ -52,8 +52,7 @@ def beginning(model: Transformer, kind: str) -> ModelState:
     layers = len(model.decoder.sequence)
     if kind == "hidden":
         return ModelState(NO_TOKENS, (LayerState(memory=Hidden()),) * layers)
-    zeros = torch.zeros(2, MEMORY, model.config.hidden_size, dtype=torch.float64)
-    return ModelState(Tokens(MEMORY), (LayerState(memory=Hidden(zeros)),) * layers)
+    return zero_memory(model, rows=2)
 
 
 def same(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
@@ -163,3 +162,16 @@ def test_options_become_ours(tmp_path: Path):
 def test_what_is_not_computed_is_refused_by_name(options: dict[str, object], words: str, tmp_path: Path):
     with pytest.raises(InputError, match=words):
         polyformer.from_pretrained(folder(tmp_path, "div_val_2", **options))
+
+
+@torch.no_grad()
+def test_a_memory_of_zeros_is_a_recurrent_ones(tmp_path: Path):
+    model = loaded(tmp_path, CASES[0], torch.float32).eval()
+    ids = recorded(CASES[0], "ids")["0"]
+    assert zero_memory(model, 3).layers[0].memory.vectors.shape == (3, MEMORY, model.config.hidden_size)
+    memory = model.decoder.memory
+    memory.length = 0
+    expected = model(ids).logits
+    same(model(ids, state=zero_memory(model, len(ids)), use_cache=True).logits, expected, 1e-5)
+    with pytest.raises(InputError, match="zero_memory: expected a model with the memory 'recurrent'"):
+        zero_memory(polyformer.create_model("decoder-tiny", vocab_size=9), 1)

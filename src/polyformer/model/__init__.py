@@ -15,6 +15,7 @@ from polyformer.model.trajectory import (
     TrajectoryTransformer,
 )
 from polyformer.model.transformer import Transformer
+from polyformer.model.zero_memory import zero_memory
 
 __all__ = [
     "AnyConfig",
@@ -28,4 +29,5 @@ __all__ = [
     "decode_config",
     "load_pretrained",
     "read_config",
+    "zero_memory",
 ]

@@ -1,8 +1,9 @@
 """Transformer-XL: recurrence over segments, adaptive embeddings and softmax. Dai et al. 2019.
 
 Transformers had the model until 4.35. There a text begins after `mem_len` vectors of zeros, to which its
-tokens attend; here, as in the paper and the authors' PyTorch code, after nothing. A state whose memory holds
-zeros gives their numbers. `inputs_embeds` are scaled here, as token vectors are.
+tokens attend; here, as in the paper and the authors' PyTorch code, after nothing. `zero_memory` of
+`polyformer.model` gives their beginning, and so their numbers. `inputs_embeds` are scaled here, as token
+vectors are.
 """
 
 import dataclasses
