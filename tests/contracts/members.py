@@ -7,7 +7,7 @@ registries; each gives a `Case` for every shape of model that can hold it.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -193,7 +193,7 @@ class Case:
 
 
 @functools.cache
-def cases() -> tuple[Case, ...]:
+def every_case() -> tuple[Case, ...]:
     """The first example of each member in every shape that can hold it (a pattern alone), others in one."""
     result, seen = [], set[Any]()
     for name, part in members():
@@ -206,20 +206,25 @@ def cases() -> tuple[Case, ...]:
     result += [
         Case(name, shrunk(change(base))) for name, change in VARIANTS.items() for base in bases().values()
     ]
-    presets: list[Case] = []  # the sizes of one family are one tiny model
-    for name in MODELS:
-        config = MODELS[name]()
-        if not isinstance(config, ModelConfig):
-            continue  # trajectories: their own tests
-        config = shrunk(config)
-        if all(config != preset.config for preset in presets):
-            presets.append(Case(name, config))
-    return (*result, *presets)
+    presets = [(name, MODELS[name]()) for name in MODELS]  # trajectories have tests of their own
+    tiny = [Case(name, shrunk(config)) for name, config in presets if isinstance(config, ModelConfig)]
+    return *result, *distinct(tiny)
+
+
+@functools.cache
+def cases() -> tuple[Case, ...]:
+    """Those that differ: every base has one member of every family."""
+    return tuple(distinct(every_case()))
+
+
+def distinct(some: Sequence[Case]) -> list[Case]:
+    """The first of those that are one tiny model, as presets of a family are that differ in sizes."""
+    return list({repr(case.config): case for case in reversed(some)}.values())[::-1]
 
 
 def one_each() -> list[Case]:
     """The first case of every member: for contracts on configurations, and for slow ones."""
-    return list({case.member: case for case in reversed(cases())}.values())[::-1]
+    return list({case.member: case for case in reversed(every_case())}.values())[::-1]
 
 
 def with_part(base: ModelConfig, part: Config) -> ModelConfig:

@@ -46,6 +46,9 @@ PRECISIONS = [
 
 PRECISE = pytest.mark.parametrize("precision", PRECISIONS, ids=str)
 
+WITHOUT_FLOAT16 = pytest.mark.parametrize("precision", PRECISIONS[:2], ids=str)
+"""Float16's narrow range shows in a training step and where padding is hidden; the rest is as in bfloat16."""
+
 
 @pytest.fixture(autouse=True)
 def _every_size_through_onednn() -> Iterator[None]:
@@ -98,7 +101,7 @@ def test_padding_is_not_seen(case: Case, precision: Precision):
 
 
 @torch.no_grad()
-@PRECISE
+@WITHOUT_FLOAT16
 @pytest.mark.parametrize("case", selected("packs", shape=("decoder", "encoder")), ids=str)
 def test_other_documents_are_not_seen(case: Case, precision: Precision):
     model, ids = models(case)[0], case.batch(length=sum(DOCUMENTS))["input_ids"]
@@ -110,7 +113,7 @@ def test_other_documents_are_not_seen(case: Case, precision: Precision):
 
 
 @torch.no_grad()
-@PRECISE
+@WITHOUT_FLOAT16
 @pytest.mark.parametrize("case", selected("causal", shape=("decoder", "pair")), ids=str)
 def test_the_future_is_not_seen(case: Case, precision: Precision):
     model, batch, key = models(case)[0], case.batch(), read(case)
@@ -121,7 +124,7 @@ def test_the_future_is_not_seen(case: Case, precision: Precision):
 
 
 @torch.no_grad()
-@PRECISE
+@WITHOUT_FLOAT16
 @pytest.mark.parametrize("case", selected("causal", "caches", shape=("decoder", "pair")), ids=str)
 def test_any_split_is_one_pass(case: Case, precision: Precision):
     model, batch = models(case)[0], case.batch()
@@ -130,7 +133,7 @@ def test_any_split_is_one_pass(case: Case, precision: Precision):
     assert_near(case, hidden, expected(case, {**batch, read(case): ids_of(case, batch)}), precision)
 
 
-@PRECISE
+@WITHOUT_FLOAT16
 @pytest.mark.parametrize("case", GENERATES, ids=str)
 def test_generation_goes_on_as_in_float64(case: Case, precision: Precision):
     """In half precision two tokens may be as likely as each other: there it only has to run."""

@@ -15,7 +15,7 @@ from polyformer.dot_product.attend import attend
 from polyformer.dot_product.backends import flex
 from polyformer.dot_product.explain import explain
 from polyformer.dot_product.request import prepare
-from polyformer.patterns import Causal, Global, Pattern, Strided, Window
+from polyformer.patterns import Causal, Global, Pattern, Window
 from polyformer.patterns.implied import Full, implied
 from polyformer.sequence.context import Context
 
@@ -185,7 +185,6 @@ needs_compiler = pytest.mark.skipif(
     ("pattern", "heads", "width", "queries", "keys"),
     [
         (Window(40) | Global(2), 6, 20, 131, 270),
-        (Window(3, 0) | Strided(8), 2, 8, 200, 200),
         (None, 2, 16, 1, 70),
     ],
     ids=str,
