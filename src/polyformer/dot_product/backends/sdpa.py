@@ -132,7 +132,8 @@ def _bias(relative: Relative, request: Request) -> Tensor:
     terms = [] if relative.bias is None else [relative.bias.to(request.q.dtype)[None, :, entry]]
     if relative.position_keys is not None:
         content = request.q if relative.content is None else relative.content
-        by_distance = content * request.scale @ relative.position_keys.mT
+        rows = (content * request.scale).transpose(0, 1).flatten(1, 2)  # of a head: its keys are read once
+        by_distance = (rows @ relative.position_keys.mT).unflatten(1, (-1, content.shape[2])).transpose(0, 1)
         terms.append(by_distance.gather(-1, entry.expand(*by_distance.shape[:2], *entry.shape)))
     return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
