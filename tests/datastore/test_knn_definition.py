@@ -1,5 +1,6 @@
 """The equations against loops, and everything fast against the equations."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -79,10 +80,14 @@ def test_a_token_that_the_model_has_not(token: int):
         Mixture(random_store(), MixtureConfig()).mixed(torch.zeros(1, V), near)
 
 
-@pytest.mark.parametrize("tile", [1, 100, 1 << 24])
-def test_the_search_finds_the_nearest_in_any_tiles(tile: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("polyformer.datastore.flat.TILE", tile)
+@pytest.mark.parametrize("rows", [1, 33, 64, 1000, 5000])
+@pytest.mark.parametrize("order", ["random", "nearer and nearer", "farther and farther"])
+def test_the_search_finds_the_nearest_in_any_tiles(rows: int, order: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("polyformer.datastore.flat.tile_rows", lambda *_: rows)
     store = random_store(3000)
+    if order != "random":
+        far = np.square(store.keys.astype(np.float32) - queries(1).numpy()).sum(1).argsort()
+        store = dataclasses.replace(store, keys=store.keys[far[:: 1 if order.startswith("f") else -1]])
     exact = torch.cdist(queries(9).double(), torch.from_numpy(store.keys.astype(np.float64))).square()
     distances, rows = nearest(queries(9), store.keys, 20)
     best = exact.topk(20, largest=False)
@@ -90,6 +95,27 @@ def test_the_search_finds_the_nearest_in_any_tiles(tile: int, monkeypatch: pytes
     torch.testing.assert_close(distances.double(), best.values, rtol=1e-4, atol=1e-4)
     again = squared_distances(queries(9), store.keys, rows)
     torch.testing.assert_close(again.double(), best.values, rtol=1e-6, atol=1e-6)
+
+
+def test_equal_keys_and_more_neighbours_than_keys():
+    keys = np.repeat(np.eye(6, dtype=np.float16), 40, 0)
+    distances, rows = nearest(torch.eye(6)[:2], keys, 300)
+    assert rows.shape == (2, 240)
+    assert sorted(rows[1].tolist()) == list(range(240))
+    assert set(rows[1, :40].tolist()) == set(range(40, 80))
+    assert distances[1].tolist() == [0.0] * 40 + [2.0] * 200
+
+
+def test_a_key_that_is_no_number_hides_no_other():
+    """As one that is damaged may be."""
+    store = random_store(3000)
+    keys = store.keys.copy()
+    keys[70:90, 2] = np.nan
+    rest = np.r_[0:70, 90:3000]
+    distances, rows = nearest(queries(4), keys, 500)
+    alone, order = nearest(queries(4), keys[rest], 500)
+    assert rows.tolist() == rest[order].tolist()
+    torch.testing.assert_close(distances, alone)
 
 
 def test_shares_of_targets_are_those_of_the_mixture():

@@ -1,48 +1,113 @@
-"""The exact nearest keys, looked for among all of them, in tiles of the mapped file."""
+"""The exact nearest keys, looked for among all of them, in tiles of the mapped file that stay in the cache.
+
+d = |q|^2 - 2 q.k + |k|^2, in single precision. Of a tile little is looked at: the least distance of each run
+of keys says whether one of them can be among the nearest, and soon few can.
+"""
+
+import warnings
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyformer.ops.linear import linear
+from polyformer.ops.tuning.machine import core_cache
+
 TILE = 1 << 24
-"""Entries of a tile of keys, and at most of its distances."""
+"""Numbers of a tile of keys, where it is not a cache that says how many."""
+
+RUN = 32
+"""Keys of which the least distance is looked at first."""
 
 
+@torch.no_grad()
 def nearest(queries: Tensor, keys: np.ndarray, neighbours: int) -> tuple[Tensor, Tensor]:
-    """Squared distances [N, k] and rows [N, k] of the keys [M, D] nearest to queries [N, D], nearest first.
-
-    d = |q|^2 - 2 q.k + |k|^2, in single precision. Of a tile only keys nearer than the worst neighbour so far
-    are looked at further, and soon these are few.
-    """
-    count, neighbours = len(keys), min(neighbours, len(keys))
-    queries = queries.float()
-    distances = queries.new_empty(len(queries), 0)
-    rows = torch.empty(len(queries), 0, dtype=torch.long, device=queries.device)
-    step = max(1024, TILE // max(keys.shape[1], len(queries)))
+    """Squared distances [N, k] and rows [N, k] of the keys [M, D] nearest to queries [N, D], in order."""
+    count, width = keys.shape
+    queries, halves = queries.float(), as_tensor(keys)
+    nearest_yet = Nearest(len(queries), min(neighbours, count), queries.device)
+    step = tile_rows(width, len(queries), queries.device)
+    tile = queries.new_empty(min(step, count), width)
+    doubled = -2 * queries
     for start in range(0, count, step):
-        tile = torch.from_numpy(np.array(keys[start : start + step])).to(queries.device).float()
-        norms = torch.linalg.vector_norm(tile, dim=1).square()
-        new = torch.addmm(norms.unsqueeze(0), queries, tile.T, alpha=-2)
-        some = min(neighbours, new.shape[1])
-        if distances.shape[1] == neighbours:
-            some = min(some, int((new < distances[:, -1:]).sum(1).max()))
-            if not some:
-                continue
-        new, columns = new.topk(some, largest=False)
-        distances = torch.cat([distances, new], 1)
-        rows = torch.cat([rows, columns + start], 1)
-        distances, order = distances.topk(min(neighbours, distances.shape[1]), largest=False)
-        rows = rows.gather(1, order)
-    return (distances + queries.square().sum(1, keepdim=True)).clamp_min(0), rows
+        some = tile[: min(step, count - start)].copy_(halves[start : start + step])
+        distances = linear(some, doubled)
+        distances += torch.linalg.vector_norm(some, dim=1).square_().unsqueeze(1)
+        nearest_yet.look(distances, start)
+    distances, rows = nearest_yet.best()
+    return (distances + queries.square().sum(1, keepdim=True)).clamp_min_(0), rows
 
 
+@torch.no_grad()
 def squared_distances(queries: Tensor, keys: np.ndarray, rows: Tensor) -> Tensor:
     """[N, K] of queries [N, D] from the keys of `rows` [N, K]; infinite where a row is -1."""
-    distances = torch.empty(rows.shape, device=queries.device)
-    step = max(1, TILE // max(1, rows.shape[1] * keys.shape[1]))
-    for start in range(0, len(rows), step):
-        some = rows[start : start + step]
-        near = torch.from_numpy(keys[some.clamp_min(0).cpu().numpy()]).to(queries.device).float()
-        apart = near.sub_(queries[start : start + step].float().unsqueeze(1))
-        distances[start : start + step] = apart.square_().sum(-1)
-    return distances.masked_fill(rows < 0, torch.inf)
+    distances, halves = queries.new_empty(rows.shape, dtype=torch.float32), as_tensor(keys)
+    for query, some, result in zip(queries.float(), rows.clamp_min(0).cpu(), distances):
+        near = halves.index_select(0, some).to(queries.device).float()
+        torch.sum(near.sub_(query).square_(), 1, out=result)
+    return distances.masked_fill_(rows < 0, torch.inf)
+
+
+def as_tensor(keys: np.ndarray) -> Tensor:
+    """The same memory; nothing is written to it, though torch warns that it could be."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(keys)
+
+
+def tile_rows(width: int, queries: int, device: torch.device) -> int:
+    """How many keys a tile has: they and their distances fill the threads' caches twice."""
+    numbers = TILE
+    if device.type == "cpu":
+        numbers = torch.get_num_threads() * core_cache() // 2
+    return max(4 * RUN, numbers // (width + queries) // RUN * RUN)
+
+
+class Nearest:
+    """The least `count` of the distances that each of some queries is shown, and their rows."""
+
+    def __init__(self, queries: int, count: int, device: torch.device):
+        self.distances = torch.full((queries, count), torch.inf, device=device)
+        self.rows = torch.zeros(queries, count, dtype=torch.long, device=device)
+        self.waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.size = 0
+
+    def look(self, distances: Tensor, first: int) -> None:
+        """Distances [n, N] of the keys from row `first` on."""
+        whole = len(distances) // RUN * RUN
+        for part, run in ((distances[:whole], RUN), (distances[whole:], 1)):
+            if len(part):
+                self._look(part.view(-1, run, part.shape[1]), first)
+            first += whole
+
+    def _look(self, runs: Tensor, first: int) -> None:
+        """Keep what is nearer than the worst so far; runs: [n, run, N]."""
+        limit = self.distances[:, -1]
+        number, query = (~(runs.amin(1) >= limit)).nonzero(as_tuple=True)  # a NaN hides nobody
+        some = runs[number, :, query]
+        hit, place = (some < limit[query].unsqueeze(1)).nonzero(as_tuple=True)
+        rows = number[hit] * runs.shape[1] + place + first
+        self.waiting.append((query[hit], some[hit, place], rows))
+        self.size += len(rows)
+        if self.size > self.distances.numel():
+            self._merge()
+
+    def _merge(self) -> None:
+        """Put those that wait in their places."""
+        query, distances, rows = (torch.cat(parts) for parts in zip(*self.waiting))
+        self.waiting, self.size = [], 0
+        query, order = query.sort(stable=True)
+        counts = query.bincount(minlength=len(self.rows))
+        column = torch.arange(len(query), device=query.device) - (counts.cumsum(0) - counts)[query]
+        shape = len(self.rows), int(counts.max())
+        new = self.distances.new_full(shape, torch.inf).index_put_((query, column), distances[order])
+        places = self.rows.new_zeros(shape).index_put_((query, column), rows[order])
+        count = self.distances.shape[1]
+        self.distances, order = torch.cat([self.distances, new], 1).topk(count, largest=False)
+        self.rows = torch.cat([self.rows, places], 1).gather(1, order)
+
+    def best(self) -> tuple[Tensor, Tensor]:
+        """Distances and rows [N, count], nearest first; infinite where there is none."""
+        if self.waiting:
+            self._merge()
+        return self.distances, self.rows
