@@ -60,6 +60,20 @@ def test_names_of_stores(name: str, uri: str | None, collection: str | None):
     assert (uri, collection) == (None, None) if address is None else address == Address(uri, collection)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("version", "half"), [("v2.3.5-lite", False), ("v2.4.0", True), ("3.0", True), ("1.9", False), ("", True)]
+)
+def test_half_precision_where_the_server_indexes_it(version: str, half: bool):
+    """Server 2.3 takes half-precision vectors, and then its index is never finished."""
+
+    class Answers:
+        def call(self, name: str) -> str:
+            assert name == "get_server_version"
+            return version
+
+    assert milvus_store.indexes_half(Answers()) is half  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 def test_entries_are_numbered_as_the_text_is(parts: int, checkpoint: Path, text: Path):
     reader, numbers = open_reader(checkpoint, "cpu"), []

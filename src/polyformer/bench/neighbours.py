@@ -1,9 +1,10 @@
 """Search among the keys of a datastore: milliseconds a query by comparing all keys, beside faiss's own flat
-search in memory, and by an IVF-PQ index with its recall.
+search in memory, by an IVF-PQ index with its recall, and by a Milvus server.
 
 Keys are drawn around centres, in a space of fewer dimensions than they have, as hidden states are; queries
-are drawn as keys. The store lies in OUT and is used again. `read` is what the mapped keys take to be read
-once: no search of all keys is faster.
+are drawn as keys. The store lies in OUT, and in the collection `milvus`, and is used again. `read` is what
+all threads take to read the mapped keys once: no search of all keys is faster. Of many queries it is the
+products that take the time, so their speed is shown too.
 """
 
 import dataclasses
@@ -16,11 +17,21 @@ import torch
 
 from polyformer.bench.timing import in_turn, median, stopwatch
 from polyformer.core.config import Config
+from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_directory
 from polyformer.datastore.entries import KEYS, VALUES
-from polyformer.datastore.flat import nearest
+from polyformer.datastore.flat import as_tensor, nearest
 from polyformer.datastore.index import IndexConfig, imported_faiss, make_index
 from polyformer.datastore.manifest import Manifest
+from polyformer.datastore.milvus_lease import held
+from polyformer.datastore.milvus_server import Address, Server
+from polyformer.datastore.milvus_store import (
+    MANIFEST_ROW,
+    MilvusStore,
+    MilvusWriter,
+    create_entries,
+    open_in_milvus,
+)
 from polyformer.datastore.store import FolderStore, open_folder
 from polyformer.datastore.windows import Reading
 from polyformer.training.config import at_least
@@ -40,6 +51,7 @@ class NeighboursBench(Config):
     rank: int = 64  # dimensions in which keys differ from their centre
     repeats: int = 5
     out: str = "runs/neighbours"
+    milvus: str | None = None  # http://HOST:PORT/NAME or FILE.db/NAME, of as many entries
 
     def __post_init__(self) -> None:
         sizes = {"entries": self.entries, "width": self.width, "batch": self.batch, "repeats": self.repeats}
@@ -53,25 +65,50 @@ def run(config: NeighboursBench) -> dict[str, float]:
     faiss = imported_faiss()
     faiss.omp_set_num_threads(torch.get_num_threads())
     whole, flat = store.keys.astype(np.float32), open_folder(store.folder, "flat")
+    content = as_tensor(store.keys.reshape(-1)).view(torch.int16)
     searches: dict[str, Callable[[], object]] = {
-        "read": lambda: store.keys.view(np.int16).max(),
+        "read": content.view(torch.int64 if content.numel() % 4 == 0 else torch.int16).sum,
         "flat": functools.partial(flat.search, queries, config.neighbours),
         "faiss, float32 in memory": lambda: faiss.knn(queries.numpy(), whole, config.neighbours),
     }
     if store.index is not None:
         searches["IVF-PQ"] = functools.partial(store.search, queries, config.neighbours)
+    if config.milvus is not None:
+        served = in_milvus(config.milvus, store)
+        searches["Milvus"] = functools.partial(served.search, queries, config.neighbours)
     taken = {
         name: 1e3 * median(seconds) / config.batch
         for name, seconds in in_turn(searches, config.repeats).items()
     }
     for name, milliseconds in taken.items():
         print(f"{name:<26}{milliseconds:>9.3f} ms a query")
-    print(f"flat: {100 * taken['read'] / taken['flat']:.0f} % of the time is what reading the keys takes")
+    read, searched = (1e-3 * config.batch * taken[name] for name in ("read", "flat"))
+    speed, products = store.keys.nbytes / read / 1e9, 2 * config.batch * store.keys.size / searched / 1e9
+    print(f"flat: {100 * read / searched:.0f} % of the memory's {speed:.1f} GB/s; {products:.0f} GFLOP/s")
     if store.index is not None:
         taken["recall"] = recall(store, queries, config.neighbours)
         about = store.index.about
         print(f"IVF-PQ: recall {taken['recall']:.3f}, {about.probes} of {about.lists} lists looked at")
     return taken
+
+
+def in_milvus(name: str, store: FolderStore) -> MilvusStore:
+    """The entries of `store` in a collection, sent unless they are there."""
+    address = Address.of(name)
+    if address is None:
+        raise InputError(f"milvus: expected http://HOST:PORT/NAME or FILE.db/NAME, got {name}")
+    server = Server(address)
+    if MANIFEST_ROW not in server.rows():
+        server.create_about()
+        create_entries(server, store.manifest.dimension)
+        with held(server, store.manifest) as lease:
+            writer = MilvusWriter(server, store.manifest, {}, lease)
+            for start in range(0, len(store.keys), CHUNK):
+                some = slice(start, start + CHUNK)
+                writer.add(np.asarray(store.keys[some]), store.values[some], 1)
+            writer.finish()
+            server.write(MANIFEST_ROW, store.manifest.to_dict())
+    return open_in_milvus(address)
 
 
 def recall(store: FolderStore, queries: torch.Tensor, neighbours: int) -> float:

@@ -5,12 +5,14 @@ COLLECTION         entry (primary key), value, key: what is sent twice is there 
 COLLECTION_about   plain data by row: 0 the manifest, 1 to N how far each part is, -1 mixture, -2 index,
                    below -9 who builds (`milvus_lease`)
 
-Keys are half-precision vectors; the embedded server (milvus-lite), which has none, keeps the same numbers in
-single precision. Its indexes compare whole keys (FLAT, IVF_FLAT), so that distances are exact as they come.
+Keys are half-precision vectors; the embedded server (milvus-lite) and servers before 2.4, which cannot index
+them, keep the same numbers in single precision. Indexes compare whole keys (FLAT, IVF_FLAT), so that
+distances are exact as they come.
 """
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -104,9 +106,15 @@ def create_entries(server: Server, dimension: int) -> None:
         server.call("create_collection", collection_name=name, schema=schema, index_params=index)
 
     try:
-        create(types.FLOAT16_VECTOR)
+        create(types.FLOAT16_VECTOR if indexes_half(server) else types.FLOAT_VECTOR)
     except InputError:
         create(types.FLOAT_VECTOR)
+
+
+def indexes_half(server: Server) -> bool:
+    """Whether it may index half-precision keys: servers before 2.4 take them, and then fail to for ever."""
+    version = re.search(r"(\d+)\.(\d+)", str(server.call("get_server_version")))
+    return version is None or (int(version[1]), int(version[2])) >= (2, 4)
 
 
 def build_in_milvus(
