@@ -88,6 +88,10 @@ def test_the_size_changes_after_training_and_nothing_is_lost_when_it_is_full():
             outputs.append(by_segments(model.eval(), segments)[0])
             same(outputs[-1], plainly(model, segments))
     assert not torch.allclose(outputs[0][-1], outputs[1][-1])
+    with torch.no_grad():  # in the middle of a text too
+        _, state = by_segments(model, segments[:3])
+        set_store(model, 4)
+        same(by_segments(model, segments[3:], state)[0], outputs[1][3:])
     with pytest.raises(InputError, match="store_size: this model has no store"):
         set_store(built(config(3)), 4)
     with pytest.raises(InputError, match="store: counts entries, expected 0 or more, got -1"):
@@ -151,6 +155,10 @@ def test_a_state_is_a_value_whose_rows_can_be_reordered(training: bool):
         same(torch.cat(moved, 1), torch.cat(expected, 1)[order])
         same(by_segments(model, rest, state)[0], expected)
         same(by_segments(model, other, state.detach())[0], elsewhere)
+        _, mine = by_segments(model, rest[:1], state)
+        _, theirs = by_segments(model, other[:1], state)  # writes where mine has written
+        same(by_segments(model, rest[1:], mine)[0], expected[1:])
+        same(by_segments(model, other[1:], theirs)[0], elsewhere[1:])
 
 
 @pytest.mark.parametrize("training", [True, False])

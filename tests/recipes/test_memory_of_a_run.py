@@ -153,3 +153,13 @@ def test_a_store_is_saved_with_the_run_and_evaluated_at_any_size(
     assert outputs[0] != outputs[1]
     assert main(["evaluate", str(tmp_path / "plain"), "--store-size", "9"]) == 2
     assert "store_size: this model has no store" in capsys.readouterr().err
+
+
+def test_of_a_model_that_was_trained_the_gates_alone_may_learn(text: Path, tmp_path: Path):
+    model = {**MEMORY, "memory": "memorizing(length=4, store=64, neighbours=4, alone=true)"}
+    begun = fit(recipe(text, model=model, training={"steps": 2}), tmp_path / "begun").model.state_dict()
+    settings = recipe(text, training={"steps": 6}).to_dict()
+    settings = Recipe.from_dict({**settings, "model": {"pretrained": str(tmp_path / "begun")}})
+    ended = fit(settings, tmp_path / "run").model.state_dict()
+    changed = {name for name, tensor in begun.items() if not torch.equal(tensor, ended[name])}
+    assert changed == {"decoder.memory.gate", "decoder.memory.temperature"}

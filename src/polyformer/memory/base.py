@@ -56,11 +56,12 @@ class Memory(nn.Module):
     `length`: how many slots before a segment its tokens find at most; it may be changed at any time, and
     holds from the end of the next call on. `keeps_keys`: whether in evaluation the last `length` keys and
     values of a cache are the same function. `looks_up`: whether a layer has a store of entries that attention
-    does not reach, beside either form of its state.
+    does not reach, beside either form of its state. `alone`: whether of a model only its memory is trained.
     """
 
     keeps_keys = True
     looks_up = False
+    alone = False
 
     def __init__(self, length: int):
         super().__init__()

@@ -59,6 +59,9 @@ class Transformer(PretrainedMixin):
         initialize(self, config.initializer_range)
         if config.weights == "int8":
             round_weights(self)
+        if self.decoder is not None and self.decoder.memory is not None and self.decoder.memory.alone:
+            self.requires_grad_(False)
+            self.decoder.memory.requires_grad_()
 
     @property
     def remembers(self) -> bool:
