@@ -241,13 +241,19 @@ def test_heads_that_share_keys_look_up_theirs():
         same(by_segments(grouped.eval(), ids)[0], by_segments(whole.eval(), ids)[0])
 
 
-def test_keys_have_no_positions():
+def test_keys_and_queries_have_no_positions(monkeypatch: pytest.MonkeyPatch):
     """With RoPE too: what is stored is the projection alone, of unit length."""
     model, ids = model_of(settings=config(2, RopeConfig()), store=50, layer=0), text(rows=1)
+    asked: list[Tensor] = []
+    monkeypatch.setattr(memory_of(model), "mixed", lambda y, q, store, context: asked.append(q) or y)
     for training in (True, False):
+        asked.clear()
         _, state = by_segments(model.train(training), list(ids.split([5, 1, 11], 1)))
         attention = model.get_submodule("decoder.layers.0.attention")
-        keys, values = (attention.get_submodule(name)(model.tokens(ids)) for name in ("key", "value"))
+        queries, keys, values = (
+            attention.get_submodule(name)(model.tokens(ids)) for name in ("query", "key", "value")
+        )
+        same(torch.cat(asked, 2), queries.unflatten(2, (2, -1)).transpose(1, 2))
         store = state.layers[0].store.compact()
         keys = keys.unflatten(2, (2, -1)).transpose(1, 2)
         same(store.keys, keys / keys.norm(dim=-1, keepdim=True))
