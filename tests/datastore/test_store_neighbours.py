@@ -195,6 +195,18 @@ def test_a_model_trains_with_neighbours_and_a_memory(
         assert torch.equal(tensor, weights[name]), "a run that goes on ends as one that was not stopped"
     assert main(["evaluate", str(tmp_path / "run"), "--device", "cpu"]) == 0
     table = capsys.readouterr().out
+    search_now = ["--data", folder / "held.txt", "--frozen", folder / "run", "--datastore", folder / "store"]
+    assert main(words("evaluate", tmp_path / "run", *search_now)) == 0
+    assert capsys.readouterr().out.split()[-6:] == table.split()[-6:], "as those that were found before"
+    assert main(words("evaluate", folder / "run", *search_now)) == 2
+    assert "trained without neighbours" in capsys.readouterr().err
+    assert main(words("evaluate", tmp_path / "run", *search_now[2:])) == 2
+    assert "--frozen: goes with --datastore and --data" in capsys.readouterr().err
+    more = "--prompt", "3 bottles", "--max-new-tokens", 9, *search_now[2:]
+    assert main(words("generate", tmp_path / "run", *more)) == 2
+    assert "the frozen model reads 16 tokens" in capsys.readouterr().err
+    assert main(words("generate", tmp_path / "run", "--prompt", "3", *more[2:])) == 0
+    assert capsys.readouterr().out.startswith("3")
     other = tmp_path / "other.txt"
     other.write_text("a line that nobody has searched for\n")
     assert main(["evaluate", str(tmp_path / "run"), "--data", str(other), "--device", "cpu"]) == 2

@@ -6,11 +6,17 @@ p_kNN + (1 - lambda) p_LM, p_kNN from exp(-squared distance / temperature); both
 was. --tune chooses lambda and temperature on another text, and the store remembers them.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from polyformer.commands.options import Device, argument, device, option
 from polyformer.core.errors import InputError
+
+if TYPE_CHECKING:
+    from polyformer.recipes.run import Run
+    from polyformer.tasks.base import Task
 
 EXAMPLES = """examples:
   polyformer evaluate runs/demo-1
@@ -18,6 +24,7 @@ EXAMPLES = """examples:
   polyformer evaluate LLAMA-DIR --datastore stores/wikitext2 --tune valid.txt.gz --data test.txt.gz
   polyformer evaluate runs/wikitext2 --datastore stores/wikitext2 --lambda 0.25 --temperature 10
   polyformer evaluate runs/xl --memory-length 1024
+  polyformer evaluate runs/spalm --data new.txt --frozen runs/wikitext2 --datastore stores/wikitext2
   polyformer evaluate runs/memorizing --store-size 65536
 """
 
@@ -35,12 +42,19 @@ class Options:
     tune: str | None = option("with --datastore: choose lambda and temperature on this text", metavar="PATH")
     lambda_: float | None = option("with --datastore: the share of the neighbours (default: as tuned)")
     temperature: float | None = option("with --datastore: of the neighbours' weights (default: as tuned)")
-    neighbours: int | None = option("with --datastore: how many (default: as tuned, or 1024)")
+    neighbours: int | None = option(
+        "with --datastore: how many (default: as tuned, or 1024; with --frozen 4)"
+    )
     search: Literal["auto", "flat", "index"] | None = option(
         "with --datastore: by its index, or flat (default: auto)"
     )
     tokens: int | None = option("with --datastore: measure on the first N tokens of a text (default: all)")
     format: str | None = option("with --datastore: of the texts, if their names do not say")
+    frozen: str | None = option(
+        "with --datastore and --data, for a model trained with neighbours (SPALM): the run that the store is "
+        "of, by which those of the data are found",
+        metavar="RUN",
+    )
     memory_length: int | None = option(
         "tokens that a model with a memory remembers in every layer (default: as it was trained)", metavar="N"
     )
@@ -55,7 +69,9 @@ DATASTORE = "tune", "lambda_", "temperature", "neighbours", "search", "tokens", 
 
 def run(options: Options) -> None:
     """Print a table of metrics."""
-    if options.datastore is not None:
+    if options.frozen is not None and (options.datastore is None or options.data is None):
+        raise InputError("--frozen: goes with --datastore and --data")
+    if options.datastore is not None and options.frozen is None:
         for name in ("memory_length", "store_size"):
             if getattr(options, name) is not None:
                 raise InputError(f"--{name.replace('_', '-')}: goes without --datastore")
@@ -63,8 +79,10 @@ def run(options: Options) -> None:
 
         return measure(options)
     for name in DATASTORE:
-        if getattr(options, name) is not None:
-            raise InputError(f"--{name.rstrip('_')}: goes with --datastore")
+        searches = options.frozen is not None and name in ("neighbours", "search")
+        if getattr(options, name) is not None and not searches:
+            without = ", and without --frozen" if options.frozen is not None else ""
+            raise InputError(f"--{name.rstrip('_')}: goes with --datastore{without}")
     from polyformer.data import DataConfig, load, read
     from polyformer.memory.base import set_length
     from polyformer.memory.memorizing import set_store
@@ -76,6 +94,7 @@ def run(options: Options) -> None:
     run = Run.open(options.run)
     model, recipe = run.measured(options.device), run.recipe
     needs = recipe.task.needs
+    files: dict[str, str] = {}
     if options.data is None:
         splits = load(recipe.data, needs)
         parts = {"validation": splits.validation, "test": splits.test}
@@ -84,12 +103,27 @@ def run(options: Options) -> None:
         named = {"validation": data.validation, "test": data.test}
         parts = {split: read(data, needs, path, split) for split, path in named.items() if path}
         parts = parts or {options.data: read(data, needs, data.path, "test")}
+        files = {name: named.get(name) or options.data for name in parts}
     if options.memory_length is not None:
         set_length(model, options.memory_length)
     if options.store_size is not None:
         set_store(model, options.store_size)
-    with suited(model):
-        scores = [(name, run.task.score(model, rows)) for name, rows in parts.items() if rows is not None]
+    with suited(model), searched(options, run, files, parts) as task:
+        scores = [(name, task.score(model, rows)) for name, rows in parts.items() if rows is not None]
     if not scores:
         raise InputError(f"{options.run}: its recipe names no validation or test data; name some with --data")
     print(table(scores))
+
+
+@contextmanager
+def searched(
+    options: Options, run: "Run", files: "dict[str, str]", parts: "dict[str, Any]"
+) -> "Iterator[Task]":
+    """The run's task; with --frozen one that reads the neighbours of `parts`, which lie in `files`."""
+    if options.frozen is None:
+        yield run.task
+        return
+    from polyformer.commands.evaluate_neighbours import with_neighbours
+
+    with with_neighbours(options, run, {files[name]: rows for name, rows in parts.items()}) as task:
+        yield task

@@ -4,7 +4,7 @@ Without options the most probable token is chosen every time (greedy decoding). 
 --top-p and --seed turns on sampling, --num-beams beam search. --draft writes what is written without in fewer
 passes of the model, and says on standard error how many proposed tokens were accepted. A checkpoint's own
 generation settings apply where an option is not given. --datastore mixes in what followed similar contexts in
-another text (kNN-LM).
+another text (kNN-LM); with --frozen a model that was trained with neighbours (SPALM) reads them.
 """
 
 import secrets
@@ -19,7 +19,7 @@ from polyformer.commands.options import Device, argument, device, option
 if TYPE_CHECKING:
     from polyformer.datastore import Mixture as KnnMixture
     from polyformer.datastore.readers import ContextReader
-    from polyformer.generation import Draft, GenerationConfig, Mixture
+    from polyformer.generation import Draft, GenerationConfig, Mixture, Retrieval
     from polyformer.model import Transformer
     from polyformer.recipes.writer import Writer
 
@@ -29,6 +29,7 @@ EXAMPLES = """examples:
   polyformer generate runs/demo-1 --prompt "def " --num-beams 4 --max-new-tokens 20
   polyformer generate runs/demo-1 --prompt "def " --draft lookup
   polyformer generate runs/demo-1 --prompt "def " --datastore stores/demo --lambda 0.3 --knn-temperature 10
+  polyformer generate runs/spalm --prompt " The" --frozen runs/wikitext2 --datastore stores/wikitext2
 """
 
 
@@ -81,6 +82,10 @@ class Options:
     search: Literal["auto", "flat", "index"] | None = option(
         "with --datastore: by its index, or flat (default: auto)"
     )
+    frozen: str | None = option(
+        "with --datastore, for a model trained with neighbours (SPALM): the run that the store is of",
+        metavar="RUN",
+    )
     stop: str | None = option("stop after this text is generated", metavar="TEXT")
     device: Device = device()
 
@@ -97,7 +102,7 @@ def run(options: Options) -> None:
     settings = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
     if any(name in settings for name in SAMPLING):
         settings["do_sample"] = True
-    if options.datastore is not None and foreign(Path(options.run)):
+    if options.datastore is not None and options.frozen is None and foreign(Path(options.run)):
         return write_by_transformers(options, settings)
     config = generation_config(settings, options.stop)
     task, model = writer(options.run, LanguageModelling, options.device)
@@ -108,9 +113,10 @@ def run(options: Options) -> None:
     speculation = {name: getattr(options, name) for name in SPECULATION if getattr(options, name) is not None}
     config = replace(config, speculation=SpeculationConfig(**speculation))
     draft = None if options.draft is None else draft_of(options, task)
-    mixture = mixture_of(options)
+    retrieval = retrieval_of(options, task)
+    mixture = mixture_of(options) if retrieval is None else None
     with suited(model):
-        write(task, model, config, options.prompt, draft, mixture)
+        write(task, model, config, options.prompt, draft, mixture, retrieval)
 
 
 def mixture_of(options: Options) -> "Mixture | None":
@@ -158,6 +164,22 @@ def write_by_transformers(options: Options, settings: "dict[str, Any]") -> None:
     show("\n")
 
 
+def retrieval_of(options: Options, task: Any) -> "Retrieval | None":
+    """What --frozen and --datastore name; raises `InputError` for options and tokenizers that do not fit."""
+    from polyformer.core.errors import InputError
+
+    if options.frozen is None:
+        return None
+    if options.datastore is None or options.lambda_ is not None or options.knn_temperature is not None:
+        raise InputError("--frozen: goes with --datastore, and without --lambda and --knn-temperature")
+    from polyformer.datastore import Retrieval, open_store
+    from polyformer.datastore.readers import open_own_reader
+
+    reader = open_own_reader(options.frozen, task.tokenizer, options.device)
+    store = open_store(options.datastore, reader.fingerprints, options.search or "auto")
+    return Retrieval(reader.model, store, 4 if options.neighbours is None else options.neighbours)
+
+
 def draft_of(options: Options, task: Any) -> "Draft":
     """What --draft names; raises `InputError` for a model whose tokenizer is not that of `task`."""
     from polyformer.core.errors import InputError
@@ -183,17 +205,18 @@ def write(
     prompt: str,
     draft: "Draft | None" = None,
     mixture: "Mixture | None" = None,
+    retrieval: "Retrieval | None" = None,
 ) -> None:
     """Print the prompt and its continuation, token by token unless it is by beam search."""
     from polyformer.generation import TextStreamer
 
     if config.method == "beam":
-        generated = task.write(model, prompt, config, draft=draft, mixture=mixture)
+        generated = task.write(model, prompt, config, draft=draft, mixture=mixture, retrieval=retrieval)
         print(prompt + generated.texts(task.tokenizer.decode, config.stop)[0])
         return
     show = shown_after(prompt)
     streamer = TextStreamer(task.tokenizer.decode, config.stop, show)
-    drafted = task.write(model, prompt, config, streamer, draft, mixture).drafted
+    drafted = task.write(model, prompt, config, streamer, draft, mixture, retrieval).drafted
     streamer.finish()
     show("\n")
     if drafted is not None:

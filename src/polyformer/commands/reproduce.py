@@ -24,6 +24,7 @@ EXAMPLES = """examples:
   polyformer reproduce downstream --sst2 DIR --imdb DIR   # SST-2 and IMDB with each kind of attention
   polyformer reproduce electra --data DIR --sst2 DIR  # beside masked language modelling at equal compute
   polyformer reproduce knn-lm --model DIR --data DIR      # neighbours lower the perplexity of a model
+  polyformer reproduce spalm --data DIR               # training with neighbours, beside mixing them in
 """
 
 HOME = "polyformer.bench.reproduce"  # a module for each claim, with `run(config)`

@@ -161,6 +161,17 @@ def quiet(logging: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def open_own_reader(name: str | Path, tokenizer: Tokenizer, device: str = "auto") -> OwnReader:
+    """The frozen model in a folder, for another that reads its neighbours; `InputError` where it is not of
+    this library, or has another than that one's `tokenizer`."""
+    reader = open_reader(name, device)
+    if not isinstance(reader, OwnReader):
+        raise InputError(f"{name}: expected a run or checkpoint of this library")
+    if reader.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise InputError(f"{name}: has another tokenizer than the model that reads its neighbours")
+    return reader
+
+
 def open_reader(name: str | Path, device: str = "auto") -> ContextReader:
     """The model in a folder: a run, a checkpoint of ours or of transformers; `InputError` for others."""
     folder = Path(name)

@@ -9,7 +9,7 @@ from polyformer.generation.config import (
     WholeLengthConfig,
 )
 from polyformer.generation.constraints import ConstraintConfig
-from polyformer.generation.decoder import Mixture
+from polyformer.generation.decoder import Mixture, Retrieval
 from polyformer.generation.draft import Draft
 from polyformer.generation.drafter import Drafter, Drafts
 from polyformer.generation.generate import generate
@@ -28,6 +28,7 @@ __all__ = [
     "Generated",
     "GenerationConfig",
     "Mixture",
+    "Retrieval",
     "SamplingConfig",
     "SpecialIds",
     "SpeculationConfig",

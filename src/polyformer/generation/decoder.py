@@ -58,8 +58,8 @@ class Writer(Protocol):
         """The state before the first token, with room for `reserve` tokens."""
         ...
 
-    def logits_at(self, output: ModelOutput, places: slice) -> Tensor:
-        """The logits [B, K, V] of what follows the tokens at these places."""
+    def logits_at(self, output: ModelOutput, places: slice, neighbour_ids: Tensor | None) -> Tensor:
+        """The logits [B, K, V] of what follows the tokens at these places, whose neighbours are these."""
         ...
 
     def __call__(self, *arguments: Any, **named: Any) -> ModelOutput: ...
@@ -80,11 +80,13 @@ class Start(Generic[S]):
 
 @dataclasses.dataclass(frozen=True)
 class Progress(State):
-    """The model's state, and what every token to come says of itself: numbers [N, 1] by argument."""
+    """The model's state, what every token to come says of itself: numbers [N, 1] by argument; and the state
+    of the model that finds neighbours."""
 
     model: ModelState
     names: tuple[str, ...] = ()
     numbers: tuple[Tensor, ...] = ()
+    retrieval: ModelState | None = None
 
     def truncated_(self, count: int) -> "Progress | None":
         """As for every state."""
@@ -92,12 +94,25 @@ class Progress(State):
 
     def reorder_beams(self, index: Tensor) -> "Progress":
         """As `reorder_`, for an index among rows of one input each, whose numbers are the same."""
-        return dataclasses.replace(self, model=self.model.reorder_beams(index))
+        finding = None if self.retrieval is None else self.retrieval.reorder_beams(index)
+        return dataclasses.replace(self, model=self.model.reorder_beams(index), retrieval=finding)
 
 
 Mixture = Callable[[Tensor, Tensor], Tensor]
 """The model's logits [N, K, V], and what its last feed-forward read, [N, K, E] -> log p [N, K, V] of what is
 written: nearest neighbours (`polyformer.datastore.Mixture`)."""
+
+
+class Retrieval(Protocol):
+    """What finds neighbours for a head that reads them: `polyformer.datastore.Retrieval`."""
+
+    def start(self, input_ids: Tensor, attention_mask: Tensor | None, room: int) -> tuple[Tensor, ModelState]:
+        """Those of the last token of a prompt [N, T], [N, 1, k], and a state that has read it."""
+        ...
+
+    def read(self, tokens: Tensor, state: ModelState, last: int) -> tuple[Tensor, ModelState]:
+        """Those of the last of the tokens [N, T] that follow, [N, last, k], and the next state."""
+        ...
 
 
 class Decoder:
@@ -109,8 +124,12 @@ class Decoder:
     long as the model lives; not where it is in training mode now, and about to change.
     """
 
-    def __init__(self, model: Writer, room: int, mixture: Mixture | None = None):
-        self.model, self.room, self.mixture = model, room, mixture
+    def __init__(
+        self, model: Writer, room: int, mixture: Mixture | None = None, retrieval: Retrieval | None = None
+    ):
+        self.model, self.room, self.mixture, self.retrieval = model, room, mixture, retrieval
+        if retrieval is not None and (model.encoder is not None or not model.head.reads_neighbours):
+            raise InputError("retrieval: it is for a decoder alone with the head 'semiparametric'")
         self.last: LastFeedForwardInput | None = None
         if mixture is not None and model.decoder is not None:
             self.last = LastFeedForwardInput(model.decoder)
@@ -134,14 +153,18 @@ class Decoder:
             self.packed = PackedWeights(Copies() if self.keeper is None else kept_copies(self.keeper))
         if self.model.encoder is None:
             state = self.model.new_state(input_ids.shape[1] + self.room)
+            near, finding = None, None
+            if self.retrieval is not None:
+                near, finding = self.retrieval.start(input_ids, attention_mask, self.room)
             with self.packed:
                 output = self.model(input_ids, attention_mask=attention_mask, state=state, **inputs)
-                logits, state = self._next(output)
+                logits, state = self._next(output, near)
             history = input_ids
             if attention_mask is not None:
                 history = input_ids.masked_fill(attention_mask == 0, -1)
             going_on = {name: numbers[:, -1:] for name, numbers in inputs.items() if name in GOING_ON}
-            return Start(logits, Progress(state, tuple(going_on), tuple(going_on.values())), history)
+            progress = Progress(state, tuple(going_on), tuple(going_on.values()), finding)
+            return Start(logits, progress, history)
         assert first is not None, "check_inputs asks for it"
         state = self.model.encode(input_ids, attention_mask, self.room, **inputs)
         history = input_ids.new_full((len(input_ids), 1), first)
@@ -159,19 +182,22 @@ class Decoder:
         next state."""
         name = "input_ids" if self.model.encoder is None else "decoder_input_ids"
         going_on = {name: numbers.expand(tokens.shape) for name, numbers in zip(state.names, state.numbers)}
+        near, finding = None, None
+        if self.retrieval is not None and state.retrieval is not None:
+            near, finding = self.retrieval.read(tokens, state.retrieval, last)
         with self.packed:
             output = self.model(**{name: tokens}, state=state.model, **going_on)
-            logits, after = self._checked(output, last)
-        return logits, dataclasses.replace(state, model=after)
+            logits, after = self._checked(output, last, near)
+        return logits, dataclasses.replace(state, model=after, retrieval=finding)
 
-    def _next(self, output: ModelOutput) -> tuple[Tensor, ModelState]:
+    def _next(self, output: ModelOutput, near: Tensor | None = None) -> tuple[Tensor, ModelState]:
         """The logits [N, V] of what follows everything read, and the state."""
-        logits, state = self._checked(output, 1)
+        logits, state = self._checked(output, 1, near)
         return logits.squeeze(1), state
 
-    def _checked(self, output: ModelOutput, last: int) -> tuple[Tensor, ModelState]:
+    def _checked(self, output: ModelOutput, last: int, near: Tensor | None) -> tuple[Tensor, ModelState]:
         assert output.state is not None, "a model that was given a state returns one"
-        logits = self.model.logits_at(output, slice(-last, None))
+        logits = self.model.logits_at(output, slice(-last, None), near)
         if bool(logits.amax().isnan()):  # a maximum with a NaN is NaN, and needs no second tensor
             raise InputError(
                 "generate: the model's scores are NaN, so no token can be chosen; its weights are "

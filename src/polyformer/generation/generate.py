@@ -11,7 +11,15 @@ from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.generation.beam import beam_search
 from polyformer.generation.config import GenerationConfig
-from polyformer.generation.decoder import Decoder, Mixture, Writer, begun, check_inputs, check_shape
+from polyformer.generation.decoder import (
+    Decoder,
+    Mixture,
+    Retrieval,
+    Writer,
+    begun,
+    check_inputs,
+    check_shape,
+)
 from polyformer.generation.draft import Draft, check_draft, drafter, evaluated
 from polyformer.generation.generated import Drafted, Generated, SearchResult
 from polyformer.generation.largest import likeliest
@@ -44,6 +52,7 @@ def generate(
     generator: torch.Generator | None = None,
     draft: Draft | None = None,
     mixture: Mixture | None = None,
+    retrieval: Retrieval | None = None,
     **inputs_and_settings: Any,
 ) -> Generated:
     """Write what follows `input_ids`, or what an encoder-decoder makes of them.
@@ -55,7 +64,8 @@ def generate(
         input_ids: [B, T], prompts padded on the left, or sources padded on either side; without any a decoder
             alone begins one text with its `special.bos`.
         attention_mask: [B, T], 1 for real tokens; each row is continued exactly as if it were alone.
-        config: by default 64 tokens, each the likeliest, up to the model's `special.eos`.
+        config: by default 64 tokens, each the likeliest, up to the model's `special.eos`; options by their
+            names, `max_new_tokens=20`, come before it.
         streamer: receives the tokens [N] of every step as they are written; see `TextStreamer`.
         decode: token ids to text, as a tokenizer has it; needed for `config.stop`.
         generator: what samples are drawn from, in place of a `seed`; by default torch's own for the device.
@@ -63,20 +73,18 @@ def generate(
             a smaller model of the same vocabulary; "lookup", where texts repeat themselves; or a `Drafter`.
             Greedy texts stay the same but for rounding, samples follow the same distribution.
         mixture: what is written in place of the model's own distribution: `polyformer.datastore.Mixture`.
+        retrieval: the neighbours that the head 'semiparametric' reads: `polyformer.datastore.Retrieval`.
         inputs_and_settings: position_ids, document_ids, token_type_ids, langs, segment_ids,
             global_attention_mask and relation_ids of the prompt or source, as the model's `forward` takes
             them. What a decoder alone writes goes on with the last position, document, type, language and
-            segment, is not global, and has no relations. Every other name is an option of `GenerationConfig`
-            and comes before that of `config`: `max_new_tokens=20`, `num_beams=4`.
+            segment, is not global, and has no relations. Every other name is an option of `GenerationConfig`.
 
-    Returns `Generated`, with `num_return_sequences` texts for every row. Raises `InputError` for padding on
-    the right of a prompt, more tokens than learned positions, a prompt longer than `max_length`, stop strings
-    without `decode`, a streamer or draft with beam search, ids outside the vocabulary, an unknown setting, a
-    model or draft that does not write or not read what is given.
+    Returns `Generated`, `num_return_sequences` texts for every row. Raises `InputError` for padding on the
+    right of a prompt, more tokens than learned positions, a prompt beyond `max_length`, stop strings without
+    `decode`, a streamer or draft with beams, ids outside the vocabulary, an unknown setting, a model or draft
+    that does not write or not read what is given.
     """
-    more = inputs_and_settings
-    inputs = {name: tensor for name in INPUTS if (tensor := more.pop(name, None)) is not None}
-    config = changed(config or GenerationConfig(), more)
+    inputs, config = _inputs_and_settings(inputs_and_settings, config)
     special = _special_ids(model, config)
     input_ids = begun(model, input_ids, special.start)
     check_shape(model, input_ids)
@@ -86,13 +94,21 @@ def generate(
     _check_options(model, config, special, streamer, decode)
     check_draft(draft, config, model, input_ids, attention_mask, special.start, room)
     generator = _generator(config, generator, input_ids.device)
-    decoder = Decoder(model, room, mixture)
-    reads = input_ids, attention_mask, special.start, inputs
+    decoder = Decoder(model, room, mixture, retrieval)
     with evaluating(model), evaluated(draft), decoder.watched(), torch.no_grad():
         shaping = processors(config, special.eos, width, input_ids.device)
         rules = Rules(room, special.fill, shaping, Stopping(special.eos, config.stop, decode), streamer)
-        result, drafted = _written(decoder, reads, rules, config, generator, draft)
-    return _with_prompt(input_ids if model.encoder is None else input_ids[:, :0], result, drafted)
+        reads = input_ids, attention_mask, special.start, inputs
+        result = _written(decoder, reads, rules, config, generator, draft)
+    return _with_prompt(input_ids if model.encoder is None else input_ids[:, :0], *result)
+
+
+def _inputs_and_settings(
+    more: dict[str, Any], config: GenerationConfig | None
+) -> tuple[dict[str, Tensor], GenerationConfig]:
+    """What is said of the tokens, and `config` with the settings among `more`."""
+    inputs = {name: tensor for name in INPUTS if (tensor := more.pop(name, None)) is not None}
+    return inputs, changed(config or GenerationConfig(), more)
 
 
 Reads: TypeAlias = tuple[Tensor, Tensor | None, int | None, Mapping[str, Tensor]]

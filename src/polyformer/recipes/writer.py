@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError, unknown
-from polyformer.generation import BeamConfig, Draft, Generated, GenerationConfig, Mixture
+from polyformer.generation import BeamConfig, Draft, Generated, GenerationConfig, Mixture, Retrieval
 from polyformer.generation.hub import from_hub
 from polyformer.model import Transformer
 from polyformer.recipes.reader import Reader
@@ -60,13 +60,14 @@ class Writer(Reader):
         streamer: Callable[[Tensor], None] | None = None,
         draft: Draft | None = None,
         mixture: Mixture | None = None,
+        retrieval: Retrieval | None = None,
     ) -> Generated:
         """The same as tokens, with what came of a draft (see `polyformer.generation.generate`)."""
         (ids,), (marks, _) = self.encode([prompt]), self.tokenizer.encode_for_model("")
         if len(ids) > 1 and marks and marks[-1] in (self.tokenizer.eos_id, self.tokenizer.sep_id):
             ids = ids[:-1]  # the mark that ends a text, which is to go on
         prompt_ids = torch.tensor([ids], device=next(model.parameters()).device)
-        more = {"draft": draft, "mixture": mixture}
+        more = {"draft": draft, "mixture": mixture, "retrieval": retrieval}
         return model.generate(prompt_ids, None, config, streamer, self.tokenizer.decode, **more)
 
     def drawing(self) -> torch.Generator | None:

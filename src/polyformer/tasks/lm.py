@@ -24,7 +24,7 @@ from polyformer.data import Batches, Stream, Tokenizer, pack
 from polyformer.data.batching import Batch, Row
 from polyformer.data.neighbours import Neighbours
 from polyformer.data.segments import Segments, rows_at
-from polyformer.generation import Draft, Generated, GenerationConfig, Mixture
+from polyformer.generation import Draft, Generated, GenerationConfig, Mixture, Retrieval
 from polyformer.heads import HeadConfig, LanguageModelConfig, SemiparametricConfig
 from polyformer.memory import NoMemoryConfig
 from polyformer.model import Transformer
@@ -244,10 +244,11 @@ class LanguageModelling(TextTask):
         streamer: Callable[[Tensor], None] | None = None,
         draft: Draft | None = None,
         mixture: Mixture | None = None,
+        retrieval: Retrieval | None = None,
     ) -> Generated:
         """The same as tokens, with what came of a draft (see `polyformer.generation.generate`)."""
         ids = torch.tensor([self.start(prompt)], device=next(model.parameters()).device)
-        more = {"draft": draft, "mixture": mixture}
+        more = {"draft": draft, "mixture": mixture, "retrieval": retrieval}
         return model.generate(ids, None, config, streamer, self.tokenizer.decode, **more)
 
     def start(self, prompt: str) -> list[int]:
