@@ -178,6 +178,8 @@ def test_a_decoder_that_takes_a_memory_of_keys_stays_what_it_was(tmp_path: Path)
     assert report.newly_initialized == ("decoder.memory.gate", "decoder.memory.temperature")
     ids = batch(old, 20)["input_ids"]
     plain, _ = convert(old, memory="recurrent(length=4)")
+    for model in (new, convert(plain, memory="memorizing(length=4, store=9)")[0]):
+        assert float((10 * model.decoder.memory.gate.detach()).sigmoid().max()) < 0.02
     state, same_state, ends = new.new_state(), plain.new_state(), []
     with torch.no_grad():
         for part in ids.split(4, 1):

@@ -61,7 +61,8 @@ def convert(
         converted = Transformer(config)
     converted.to(next(model.parameters()).dtype)
     report = keep_scores(model, converted, transfer(model, converted))
-    if converted.decoder is not None and converted.decoder.memory is not None and not model.remembers:
+    new_memory = any(name.startswith("decoder.memory.") for name in report.newly_initialized)
+    if new_memory and converted.decoder is not None and converted.decoder.memory is not None:
         converted.decoder.memory.added()
     if config.origin is not None:  # it is still of the family whose files hold them
         converted.unused_tensors = dict(model.unused_tensors)
