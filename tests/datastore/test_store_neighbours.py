@@ -98,6 +98,7 @@ def test_a_search_that_was_stopped_goes_on(
 ):
     monkeypatch.setattr(finding, "COMMIT_SECONDS", 0.0)
     monkeypatch.setattr(finding, "BATCH_TOKENS", 64)
+    assert main(search(folder, "train", tmp_path / "whole")) == 0  # ties fall alike in like batches
     whole, calls = finding.rows_of, []
 
     def stopping(*arguments: object) -> np.ndarray:
@@ -118,7 +119,7 @@ def test_a_search_that_was_stopped_goes_on(
     assert main(search(folder, "train", out)) == 0
     assert len(calls) - before < before + 60
     for name in ("neighbours.json", ROWS, "documents.int64"):
-        expected = (folder / "near-train" / name).read_bytes()
+        expected = (tmp_path / "whole" / name).read_bytes()
         assert (out / name).read_bytes() == expected or name == "neighbours.json"
     capsys.readouterr()
     assert main(search(folder, "train", out)) == 0, "a finished one stays as it is"
