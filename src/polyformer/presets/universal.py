@@ -1,0 +1,29 @@
+"""The Universal Transformer: one layer a side, repeated. Dehghani et al. 2019, section 2.
+
+    h' = h^(t-1) + P^t,   A^t = LayerNorm(h' + Attention(h')),   h^t = LayerNorm(A^t + Transition(A^t))
+
+with P^t of position and step (`step_sinusoid`), in the decoder attention to the source between the two. So it
+is the Transformer of 2017 with `num_hidden_groups=1` and these positions; other numbers of steps are other
+values of `num_hidden_layers`, for the same weights.
+"""
+
+from polyformer.architecture import ModelConfig
+from polyformer.presets.base import model_config, register
+
+
+def repeated(name: str) -> ModelConfig:
+    """The preset `name` with the weights of one layer in all, and positions of both kinds at every step."""
+    return model_config(name, {"num_hidden_groups": 1, "position": "step_sinusoid"})
+
+
+@register("universal-transformer-base")
+def universal_transformer_base() -> ModelConfig:
+    """Dehghani et al. 2019, section 3.5, sizes of tensor2tensor's model of this name: the big Transformer's
+    layer in 6 steps, as many parameters as the base Transformer has."""
+    return repeated("transformer-big")
+
+
+@register("universal-transformer-tiny")
+def universal_transformer_tiny() -> ModelConfig:
+    """For tests: three steps a side."""
+    return repeated("transformer-tiny").override("num_hidden_layers", 3)
