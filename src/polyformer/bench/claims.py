@@ -1,13 +1,44 @@
 """What claims share whose runs lie in a folder each: a second call goes on with what is there."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from polyformer.core.errors import InputError
 from polyformer.recipes import Recipe, Run, fit
 from polyformer.recipes.find import absolute, with_data
 from polyformer.recipes.fit import Fitted
 from polyformer.recipes.run import RECIPE
+
+
+class Sizes(Protocol):
+    """What claims say of the decoder that they train."""
+
+    @property
+    def layers(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Of the hidden states."""
+        ...
+
+    @property
+    def heads(self) -> int:
+        """In every layer."""
+        ...
+
+
+def decoder_options(sizes: Sizes, **options: Any) -> dict[str, Any]:
+    """A recipe's model: a decoder of these sizes, feed-forwards of four times the width, and `options`."""
+    return {
+        "preset": "decoder-tiny",
+        "num_hidden_layers": sizes.layers,
+        "hidden_size": sizes.width,
+        "num_attention_heads": sizes.heads,
+        "intermediate_size": 4 * sizes.width,
+        **options,
+    }
 
 
 def taken_up(recipe: Recipe, folder: Path) -> Fitted:

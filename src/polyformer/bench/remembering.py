@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from polyformer.bench.claims import wikitext
+from polyformer.bench.claims import decoder_options, wikitext
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
@@ -78,16 +78,7 @@ def recipe_in_order(
             "row_length": row_length,
             "batch_tokens": claim.batch_tokens,
         },
-        "model": {
-            "preset": "decoder-tiny",
-            "position": "transformer_xl",
-            "num_hidden_layers": claim.layers,
-            "hidden_size": claim.width,
-            "num_attention_heads": claim.heads,
-            "intermediate_size": 4 * claim.width,
-            "dropout": 0.0,
-            "memory": memory,
-        },
+        "model": decoder_options(claim, position="transformer_xl", dropout=0.0, memory=memory),
         "data": data,
         "tokenizer": {"algorithm": "bpe", "vocab_size": claim.vocabulary},
         "optimizer": {"kind": "adamw", "lr": claim.lr},

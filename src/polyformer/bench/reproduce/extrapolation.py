@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.bench.claims import taken_up, wikitext
+from polyformer.bench.claims import decoder_options, taken_up, wikitext
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
@@ -100,17 +100,9 @@ def recipe(config: ExtrapolationClaim, scheme: str) -> dict[str, Any]:
     """The run of one scheme."""
     return {
         "task": {"kind": "lm", "row_length": config.length, "batch_tokens": config.batch_tokens},
-        "model": {
-            "preset": "decoder-tiny",
-            "position": scheme,
-            "num_hidden_layers": config.layers,
-            "hidden_size": config.width,
-            "num_attention_heads": config.heads,
-            "intermediate_size": 4 * config.width,
-            "dropout": 0.0,
-            "embedding": {"scaled": True},
-            "initializer_range": None,
-        },
+        "model": decoder_options(
+            config, position=scheme, dropout=0.0, embedding={"scaled": True}, initializer_range=None
+        ),
         "data": wikitext(config.data),
         "tokenizer": {"algorithm": "bpe", "vocab_size": config.vocabulary},
         "optimizer": {"kind": "adamw", "lr": config.lr},

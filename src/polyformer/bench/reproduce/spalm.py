@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.bench.claims import taken_up
+from polyformer.bench.claims import decoder_options, taken_up
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
@@ -86,10 +86,11 @@ def run(config: SpalmClaim) -> dict[str, float]:
         find(reader, texts_of(file), files_of(file), store, config.neighbours, Path(near[-1]), say)
     alone = taken_up(Recipe.from_dict(recipe(config, data)), folder / "transformer-xl")
     spalm = taken_up(Recipe.from_dict(recipe(config, data, near=near)), folder / "spalm")
+    log_p = {split: own_log_p(alone, data[split]) for split in ("validation", "test")}
     results = {
-        "Transformer-XL": exp(-float(own_log_p(alone, data["test"]).double().mean())),
+        "Transformer-XL": exp(-float(log_p["test"].double().mean())),
         "SPALM": exp(-float(own_log_p(spalm, data["test"]).double().mean())),
-        **mixtures(config, reader, store, alone, data),
+        **mixtures(config, reader, store, log_p, data),
     }
     atomic_write(
         folder / "spalm.csv",
@@ -152,17 +153,13 @@ def recipe(
             "batch_tokens": config.batch_tokens,
             "neighbours": near or [],
         },
-        "model": {
-            "preset": "decoder-tiny",
-            "position": "transformer_xl",
-            "num_hidden_layers": config.layers,
-            "hidden_size": config.width,
-            "num_attention_heads": config.heads,
-            "intermediate_size": 4 * config.width,
-            "dropout": 0.1,
-            "memory": f"recurrent(length={length})" if memory else "none",
-            "head": "semiparametric" if near else "language_model",
-        },
+        "model": decoder_options(
+            config,
+            position="transformer_xl",
+            dropout=0.1,
+            memory=f"recurrent(length={length})" if memory else "none",
+            head="semiparametric" if near else "language_model",
+        ),
         "data": {"path": data["train"], "validation": data["validation"], "format": "articles"},
         "tokenizer": {"algorithm": "bpe", "vocab_size": config.vocabulary},
         "optimizer": {"kind": "adamw", "lr": config.lr},
@@ -213,11 +210,16 @@ def own_log_p(fitted: Fitted, file: str) -> Tensor:
 
 
 def mixtures(
-    config: SpalmClaim, reader: ContextReader, store: FolderStore, alone: Fitted, data: dict[str, str]
+    config: SpalmClaim,
+    reader: ContextReader,
+    store: FolderStore,
+    log_p: dict[str, Tensor],
+    data: dict[str, str],
 ) -> dict[str, float]:
-    """Test perplexities of the mixture by numbers of neighbours, with the validation text's lambda and T."""
-    valid = shares(config, reader, store, own_log_p(alone, data["validation"]), data["validation"], None)
-    test = shares(config, reader, store, own_log_p(alone, data["test"]), data["test"], valid.temperatures)
+    """Test perplexities of the mixture with `log_p` by numbers of neighbours, with the validation text's
+    lambda and T."""
+    valid = shares(config, reader, store, log_p["validation"], data["validation"], None)
+    test = shares(config, reader, store, log_p["test"], data["test"], valid.temperatures)
     results = {}
     for index, count in enumerate(config.mixed):
         best, _ = valid.best(index)
