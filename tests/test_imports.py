@@ -16,7 +16,7 @@ from polyformer.core.registry import import_modules
 
 ROOT = Path(polyformer.__file__).parent
 ORDER = [
-    *("core", "ops", "sequence", "patterns", "dot_product", "position", "attention", "memory"),
+    *("core", "ops", "sequence", "patterns", "dot_product", "position", "attention", "memory", "depth"),
     *("feedforward", "block", "stack", "heads", "plugins", "architecture", "outputs", "generation", "model"),
     *("hub", "presets", "checkpoints", "data", "objectives", "training", "tasks", "recipes", "datastore"),
     *("visual", "bench", "documentation", "commands", "cli", "__main__"),
@@ -40,6 +40,7 @@ SHARED = {
     },
     "attention": {"base"},
     "memory": {"base", "compression", "recurrent", "search", "store"},
+    "depth": {"active", "base", "recording"},
     "feedforward": {"base"},
     "block": {"base"},
     "heads": {"base", "problem_types", "vocabulary"},

@@ -17,6 +17,7 @@ from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.attention import LSHConfig, RoutingConfig, SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.core.config import Config
+from polyformer.depth.act import ACTConfig
 from polyformer.feedforward import DenseConfig, ExpertsConfig
 from polyformer.heads import AdaptiveSoftmaxConfig
 from polyformer.memory import MemoryConfig, NoMemoryConfig
@@ -41,7 +42,7 @@ SIZES = {
 LIMITS = {"num_key_value_heads": HEADS, "head_size": 12, "bos": 1, "eos": 2, "pad": 0}
 """What a preset leaves unset stays unset; what it sets must fit the tiny sizes."""
 
-CHOOSING = ExpertsConfig, LSHConfig, RoutingConfig
+CHOOSING = ACTConfig, ExpertsConfig, LSHConfig, RoutingConfig
 """Parts that send a token to one of several places, as computed numbers tell."""
 
 Family = type[Config]

@@ -49,6 +49,7 @@ class MechanismConfig(Config):
     member can do; errors name what to use `instead`. `eager`: the reason why `torch.compile(fullgraph=True)`
     cannot take a member, empty where it can. `shares_queries`: its keys are its queries, so that there is no
     projection of keys. `pairs`: its weights are an attention matrix of queries and tokens.
+    `separate_queries`: what a query gets depends on no other, so that those of halted tokens can be left out.
     """
 
     causal: ClassVar[bool] = True
@@ -60,6 +61,7 @@ class MechanismConfig(Config):
     eager: ClassVar[str] = ""
     shares_queries: ClassVar[bool] = False
     pairs: ClassVar[bool] = True
+    separate_queries: ClassVar[bool] = False
 
     @classmethod
     def expanded(cls, data: object, where: str) -> object:
@@ -123,6 +125,10 @@ class Mechanism(nn.Module):
     def new_state(self, reserve: int) -> State | None:
         """The state before the first token, with room for `reserve` tokens; None where there is none."""
         return None
+
+    def extended(self, state: State, k: Tensor, v: Tensor) -> State:
+        """The next state where no token asks, for a member with `separate_queries`."""
+        raise NotImplementedError
 
     def forward(
         self,

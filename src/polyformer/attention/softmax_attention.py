@@ -30,6 +30,7 @@ class SoftmaxConfig(MechanismConfig):
     kind: ClassVar[str] = "softmax"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
     remembers: ClassVar[bool] = True
+    separate_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.pattern is not None and not self.pattern.causal():
@@ -74,6 +75,12 @@ class SoftmaxAttention(Mechanism):
     def new_state(self, reserve: int) -> KeyValueCache:
         """A key-value cache."""
         return KeyValueCache(reserve=reserve)
+
+    def extended(self, state: State, k: Tensor, v: Tensor) -> State:
+        """With the keys and values in the cache."""
+        _, _, extended = appended(state, k, v)
+        assert extended is not None
+        return extended
 
     def forward(
         self,

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -9,6 +10,7 @@ from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.auxiliary_losses import AuxiliaryLosses, collect_auxiliary_losses
 from polyformer.core.errors import InputError
+from polyformer.depth import Halting
 from polyformer.heads import LastLayer
 from polyformer.model.arguments import OutputOptions
 from polyformer.model.checks import check_ids, check_inputs
@@ -31,7 +33,8 @@ class SideOutput:
 
     hidden: [B, T, E], the stack's output. tokens: those read so far. layer_states: for the next call.
     hidden_states, attentions: where they were asked for. last_layer: for heads that run it again.
-    auxiliary_losses: terms that parts of the stack add to the training loss.
+    auxiliary_losses: terms that parts of the stack add to the training loss. halting: what decided how many
+    layers each token went through, where that differs.
     """
 
     hidden: Tensor
@@ -41,6 +44,7 @@ class SideOutput:
     attentions: list[Tensor]
     last_layer: LastLayer | None
     auxiliary_losses: AuxiliaryLosses
+    halting: Halting | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,6 +61,7 @@ class Side:
     tokens: nn.Embedding | Int8Embedding | AdaptiveEmbedding
     embedding: Embedding
     stack: Stack
+    predict: Callable[[Tensor], Tensor] | None = None  # of hidden states, for those who look before the end
 
     def run(
         self,
@@ -93,9 +98,10 @@ class Side:
         check_inputs(inputs, state.tokens.seen if state else 0, prefix, rows_before)
 
     def _is_unrestricted(self) -> bool:
-        """Whether every token attends to all others of its document (or all before it)."""
+        """Whether every token attends to all others of its document (or all before it), in all layers."""
         mechanism = getattr(self.config, self.name).attention.mechanism
-        return isinstance(mechanism, SoftmaxConfig) and mechanism.pattern in (None, Full(), Causal())
+        dense = isinstance(mechanism, SoftmaxConfig) and mechanism.pattern in (None, Full(), Causal())
+        return dense and self.stack.depth is None
 
     def _compute(
         self,
@@ -124,14 +130,15 @@ class Side:
         collect: list[Tensor] | None = [] if options.output_hidden_states or again else None
         recording = recorded() if options.output_attentions else contextlib.nullcontext([])
         with recording as attentions, collect_auxiliary_losses() as auxiliary_losses:
-            hidden, layer_states = stack(x, pos, context, source, layer_states, collect)
+            halting = stack.begin(x, pos, context, source, self.predict)
+            hidden, layer_states = stack(x, pos, context, source, layer_states, collect, halting)
         last_layer = None
         if collect is not None and again:
             read = collect[-2]
             last_layer = LastLayer(read, pos, lambda x: stack.again(x, read, context))
         hidden_states = tuple(collect) if collect is not None and options.output_hidden_states else None
         return SideOutput(
-            hidden, tokens, layer_states, hidden_states, attentions, last_layer, auxiliary_losses
+            hidden, tokens, layer_states, hidden_states, attentions, last_layer, auxiliary_losses, halting
         )
 
     def _with_global_tokens(self, inputs: ModelInputs, ids: Tensor) -> ModelInputs:

@@ -223,7 +223,10 @@ class Transformer(PretrainedMixin):
     ) -> Tensor:
         """The head's logits [B, K, V] at these places of `output`, whose neighbours are `neighbour_ids`
         [B, K, k]; those of others are not computed."""
-        hidden = output.last_hidden_state[:, places]
+        return self.predictions(output.last_hidden_state[:, places], neighbour_ids)
+
+    def predictions(self, hidden: Tensor, neighbour_ids: Tensor | None = None) -> Tensor:
+        """The head's predictions of hidden states [B, T, E]; [B, T, V] where it predicts tokens."""
         inputs = HeadInput(hidden, None, self._output_weight(), neighbour_ids=neighbour_ids)
         _, predictions = self.head(inputs, None)
         return predictions()
@@ -273,7 +276,8 @@ class Transformer(PretrainedMixin):
         )
         assert stack is not None
         assert embedding is not None
-        return Side(name, self.config, self.tokens if encoder else self._output_table(), embedding, stack)
+        table = self.tokens if encoder else self._output_table()
+        return Side(name, self.config, table, embedding, stack, None if encoder else self.predictions)
 
     def _output_weight(self) -> Tensor | Int8Weight | AdaptiveEmbedding:
         """What a head that is tied reads: [V, E]."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from polyformer.block import BlockConfig, SubLayer
 from polyformer.core.detached import detached
 from polyformer.core.state import State
+from polyformer.depth import Active
 from polyformer.feedforward import FeedForwardConfig
 from polyformer.memory import Memory
 from polyformer.ops.norms import NormConfig
@@ -72,6 +73,7 @@ class Layer(nn.Module):
         )
         self.feedforward = feedforward.at(index).build(hidden_size)
         self.block = block.build(hidden_size, 3 if cross else 2, norm, dropout)
+        self.gathers = attention.gathers(index) and feedforward.at(index).tokenwise
 
     def new_state(self, reserve: int) -> "LayerState":
         """The state before the first token, with room for `reserve` tokens."""
@@ -85,14 +87,45 @@ class Layer(nn.Module):
         source: Source | None = None,
         state: LayerState | None = None,
         memory: Memory | None = None,
+        active: Active | None = None,
     ) -> tuple[Tensor, LayerState | None]:
-        """The layer's output, and its next state when it was given one."""
+        """The layer's output, and its next state when it was given one.
+
+        active: the tokens whose output is wanted, [1, N, E], where it is not that of all; others are attended
+        to as they are in x.
+        """
         new: dict[str, State | None] = {}
-        y = self.block(x, self.sublayers(context, position, source, state, new, memory))
+        if active is None or not self.gathers:
+            y = self.block(x, self.sublayers(context, position, source, state, new, memory))
+            y = y if active is None else active.gathered(y)
+        elif len(active):
+            sublayers = self.sublayers(context, position, source, state, new, memory, active, x)
+            y = self.block(active.gathered(x), sublayers)
+        else:
+            y, new = active.gathered(x), self._passed(x, context, position, source, state)
         if state is None:
             return y, None
         own = self.remembered(self.block.kept(x), state, context, memory)
         return y, dataclasses.replace(own, self_attention=new["self"], cross_attention=new.get("cross"))
+
+    def _passed(
+        self,
+        x: Tensor,
+        context: Context,
+        position: Position,
+        source: Source | None,
+        state: LayerState | None,
+    ) -> dict[str, State | None]:
+        """The next states where no token of x [B, T, E] is computed, and later ones attend to all of them."""
+        new: dict[str, State | None] = {"self": None}
+        if state is None:
+            return new
+        if state.self_attention is not None:
+            read = self.block.first_reads(x)
+            new["self"] = self.attention.extended(read, context, position, state.self_attention)
+        if self.cross_attention is not None and source is not None:
+            new["cross"] = self.cross_attention.projected(source.hidden, state.cross_attention)
+        return new
 
     def remembered(
         self, kept: Tensor, state: LayerState, context: Context, memory: Memory | None
@@ -132,8 +165,14 @@ class Layer(nn.Module):
         state: LayerState | None,
         new: dict[str, State | None],
         memory: Memory | None = None,
+        active: Active | None = None,
+        whole: Tensor | None = None,
     ) -> list[SubLayer]:
-        """What the block is given, in order; their next states go into `new`."""
+        """What the block is given, in order; their next states go into `new`.
+
+        active: the tokens that the block is given, [1, N, E], of the layer's input `whole` [B, T, E].
+        """
+        read = None if whole is None else self.block.first_reads(whole)
 
         def attend_self(x: Tensor) -> Tensor:
             past = state.self_attention if state else None
@@ -142,18 +181,19 @@ class Layer(nn.Module):
             mix = None
             if memory and state and state.store is not None:
                 mix = functools.partial(memory.mixed, store=state.store, context=context)
-            y, new["self"] = self.attention(x, context, position, past, before=before, mix=mix)
+            y, new["self"] = self.attention(x, context, position, past, read, before, mix, active)
             return y
 
         def attend_source(x: Tensor) -> Tensor:
             assert self.cross_attention is not None
             assert source is not None
             past = state.cross_attention if state else None
-            y, new["cross"] = self.cross_attention.cross(x, source.hidden, source.context, past)
+            y, new["cross"] = self.cross_attention.cross(x, source.hidden, source.context, past, active)
             return y
 
         both = [attend_self] if self.cross_attention is None else [attend_self, attend_source]
-        return [*both, lambda x: self.feedforward(x, context)]
+        tokens = context if active is None else None
+        return [*both, lambda x: self.feedforward(x, tokens)]
 
     def again(self, x: Tensor, read: Tensor, context: Context, position: Position) -> Tensor:
         """The output of an encoder's layer for x when attention finds the layer input `read` instead of x."""

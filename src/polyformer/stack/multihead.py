@@ -19,6 +19,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.state import State
+from polyformer.depth import Active
 from polyformer.ops.linear import Linear, linears
 from polyformer.position import Position, Site, Terms
 from polyformer.sequence.context import Context
@@ -95,6 +96,10 @@ class AttentionConfig(Config):
                 f"got {self.num_attention_heads}; or give head_size"
             )
         return hidden_size // self.num_attention_heads
+
+    def gathers(self, layer: int) -> bool:
+        """Whether layer `layer` can leave out the queries of tokens that halted."""
+        return self.mechanism.at(layer).separate_queries and not self.global_projections
 
     def cross(self) -> "AttentionConfig":
         """The same heads around what reads another sequence."""
@@ -177,12 +182,14 @@ class MultiHeadAttention(nn.Module):
         read: Tensor | None = None,
         before: Tensor | None = None,
         mix: Callable[[Tensor, Tensor], Tensor] | None = None,
+        active: Active | None = None,
     ) -> tuple[Tensor, State | None]:
         """Self-attention of x, after the tokens in `state`; also the state that includes x.
 
         read: what the same tokens show to one another, where that is not x itself. before: [B, M, E], what
         the tokens of a memory show, which are the first M keys. mix: of what the mechanism puts out and of
-        the queries before positions, [B, H, T, D] each, what is projected back.
+        the queries before positions, [B, H, T, D] each, what is projected back. active: the tokens that x
+        [1, N, E] are, among all of `read`.
         """
         read = x if read is None else read
         if before is not None:
@@ -190,23 +197,25 @@ class MultiHeadAttention(nn.Module):
         if read is x and self.key is not None:
             q, k, v = (self._split(y) for y in linears(x, (self.query, self.key, self.value)))
         else:
-            q, v = self._heads(self.query, x), self._heads(self.value, read)
+            q, v = self._queries(x, active), self._heads(self.value, read)
             k = self._heads(self.key or self.query, read)
-        site = Site(
-            self.layer,
-            lambda vectors: self._vectors(self.query, vectors),
-            lambda vectors: self._vectors(self.key or self.query, vectors),
-        )
+        site = self._site()
         content = q
         q, k = _rotated(q, k, context, position, site)
         terms = Terms(position, site)
         if self.global_attention is None:
             y, state = self.mechanism(q, k, v, context, state, terms)
-            return self._join(y if mix is None else mix(y, content)), state
+            return self._join(y if mix is None else mix(y, content), active), state
         past = state if isinstance(state, GlobalState) else None
         y, own = self.mechanism(q, k, v, context, past.ordinary if past else None, terms)
         y, cache = self.global_attention(y, x, read, context, position, past.cache if past else None)
         return self._join(y), None if own is None or cache is None else GlobalState(own, cache)
+
+    def extended(self, read: Tensor, context: Context, position: Position, state: State) -> State:
+        """The state that includes tokens [B, T, E], of which none asks."""
+        k, v = self._heads(self.key or self.query, read), self._heads(self.value, read)
+        q = k.new_zeros(len(k), self.config.num_attention_heads, *k.shape[2:])
+        return self.mechanism.extended(state, _rotated(q, k, context, position, self._site())[1], v)
 
     def by_content(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         """Attention of x [B, T, E] to all of `read` [B, M, E] without positions: [B, H, T, D], and its
@@ -226,15 +235,40 @@ class MultiHeadAttention(nn.Module):
         return self._heads(self.key or self.query, x), self._heads(self.value, x)
 
     def cross(
-        self, x: Tensor, source: Tensor | None, context: Context, state: State | None = None
+        self,
+        x: Tensor,
+        source: Tensor | None,
+        context: Context,
+        state: State | None = None,
+        active: Active | None = None,
     ) -> tuple[Tensor, ProjectedSource]:
-        """Attention of x [B, T, E] to source [B, S, E]; its projection is returned and reused as `state`."""
-        if not isinstance(state, ProjectedSource):
-            assert source is not None
-            keys = self._heads(self.key or self.query, source)
-            state = ProjectedSource(keys, self._heads(self.value, source))
-        y, _ = self.mechanism(self._heads(self.query, x), state.keys, state.values, context, None, None)
-        return self._join(y), state
+        """Attention of x [B, T, E] to source [B, S, E]; its projection is returned and reused as `state`.
+
+        active: as for `forward`.
+        """
+        state = self.projected(source, state)
+        y, _ = self.mechanism(self._queries(x, active), state.keys, state.values, context, None, None)
+        return self._join(y, active), state
+
+    def projected(self, source: Tensor | None, state: State | None = None) -> ProjectedSource:
+        """Keys and values of source [B, S, E]; `state`, where that is them already."""
+        if isinstance(state, ProjectedSource):
+            return state
+        assert source is not None
+        keys = self._heads(self.key or self.query, source)
+        return ProjectedSource(keys, self._heads(self.value, source))
+
+    def _site(self) -> Site:
+        """This attention, for schemes that ask for its projections."""
+        return Site(
+            self.layer,
+            lambda vectors: self._vectors(self.query, vectors),
+            lambda vectors: self._vectors(self.key or self.query, vectors),
+        )
+
+    def _queries(self, x: Tensor, active: Active | None) -> Tensor:
+        """Of x [B, T, E], or of its active tokens [1, N, E]: [B, H, T, D]."""
+        return self._heads(self.query, x) if active is None else self._split(active.spread(self.query(x)))
 
     def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
         return self._split(projection(x))
@@ -249,5 +283,7 @@ class MultiHeadAttention(nn.Module):
         heads = projection(x).unflatten(-1, (-1, self.head_size)).transpose(0, 1)
         return heads.repeat_interleave(self.config.num_attention_heads // len(heads), dim=0)
 
-    def _join(self, heads: Tensor) -> Tensor:
-        return self.output(heads.transpose(1, 2).flatten(2))
+    def _join(self, heads: Tensor, active: Active | None = None) -> Tensor:
+        """What the heads [B, H, T, D] find, projected back, of all tokens or the active ones."""
+        y = heads.transpose(1, 2).flatten(2)
+        return self.output(y if active is None else active.gathered(y))

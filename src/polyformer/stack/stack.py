@@ -1,6 +1,7 @@
 """A stack of layers: an encoder, with a causal context a decoder, with a source the decoder of a pair."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sizes import LAYERS
+from polyformer.depth import Call, Depth, DepthConfig, FixedConfig, Halting
 from polyformer.feedforward import DenseConfig, FeedForwardConfig
 from polyformer.memory import Memory, MemoryConfig, NoMemoryConfig
 from polyformer.memory.base import check_position
@@ -38,6 +40,7 @@ class StackConfig(Config):
     block: BlockConfig = PostNormConfig()
     norm: NormConfig = LayerNormConfig()
     memory: MemoryConfig = NoMemoryConfig()
+    depth: DepthConfig = FixedConfig()
     dropout: float = 0.1  # of sub-layer outputs and of the embedding sum
     final_norm: bool = True  # of the output, where the block leaves the residual stream as it is
     final_dropout: float = 0.0  # of the output, after the final norm (T5)
@@ -66,6 +69,24 @@ class StackConfig(Config):
             raise InputError(
                 "convolution: expected the block 'post' and no layerdrop beside it, as in DeBERTa"
             )
+
+        self._check_depth()
+
+    def _check_depth(self) -> None:
+        """Raises `InputError` for parts that need all tokens in every layer beside an adaptive depth."""
+        if isinstance(self.depth, FixedConfig):
+            return
+        others = {
+            "block": self.block.reversible,
+            "layerdrop": self.layerdrop > 0,
+            "convolution": self.convolution is not None,
+        }
+        for name, present in others.items():
+            if present:
+                raise InputError(
+                    f"depth: {quote(self.depth.kind)} lets tokens leave out layers, {name} as configured "
+                    "needs all of them; set one of them aside"
+                )
 
     def group(self, layer: int) -> int:
         """Which group the layer belongs to, and so whose weights it has."""
@@ -123,6 +144,7 @@ class Stack(nn.Module):
         if self.memory is not None:
             self.mechanism.require("remembers")
             check_position(self.position)
+        self.depth: Depth | None = config.depth.build(shape, config.norm)
         self.layers = nn.ModuleList(
             Layer(
                 hidden_size,
@@ -163,12 +185,13 @@ class Stack(nn.Module):
         source: Source | None = None,
         states: tuple[LayerState, ...] | None = None,
         collect: list[Tensor] | None = None,
+        halting: Halting | None = None,
     ) -> tuple[Tensor, tuple[LayerState, ...] | None]:
         """The last layer's output (normalised), and the layers' next states when there are any.
 
         x: the embedding sum, positions of layer 0 included. pos: [T] or [B, T]. `collect` receives the
-        input of every layer and the final output. Raises `InputError` for packed documents that the
-        mechanism cannot keep apart.
+        input of every layer and the final output. halting: from `begin`, by a caller who reads it after.
+        Raises `InputError` for packed documents that the mechanism cannot keep apart.
         """
         if context.q_doc is not None:
             self.mechanism.require("packs")
@@ -181,13 +204,13 @@ class Stack(nn.Module):
             y, memories = run_reversible(
                 self.sequence, x, pos, context, self.position, source, states, self.memory
             )
-            y = self.final_dropout(self.final_norm(merge_streams(y, dtype, self.join)))
+            y = self._finished(merge_streams(y, dtype, self.join))
             return y, None if states is None else tuple(memories)
         skipped = self._skipped() if fresh else []
+        halting = halting or self.begin(x, pos, context, source)
         new_states = []
         for index, layer in enumerate(self.sequence):
-            if index:
-                x = self.position.embed(x, pos, index)
+            before, x = x, self.position.embed(x, pos, index) if index else x
             if collect is not None:
                 collect.append(merge_streams(x, dtype) if self.reversible else x)
             own = states[index] if states else None
@@ -195,18 +218,42 @@ class Stack(nn.Module):
                 if own is not None:
                     new_states.append(layer.remembered(layer.block.kept(x), own, context, self.memory))
                 continue
-            arguments = (x, context, self.position, source, own, self.memory)
-            if self.recompute and self.training and torch.is_grad_enabled():
-                x, state = torch.utils.checkpoint.checkpoint(_run, layer, *arguments, use_reentrant=False)
-            else:
-                x, state = layer(*arguments)
+            active = None if halting is None else halting.active
+            y, state = self._run(layer, (x, context, self.position, source, own, self.memory, active))
             if self.convolution is not None and not index:
-                x = self.convolution(arguments[0], x, context)
+                y = self.convolution(x, y, context)
+            x = y if active is None else active.scattered(y, before)
+            if halting is not None:
+                halting.after(index, x)
+                if halting.over and own is None and collect is None:
+                    break
             new_states.append(state)
-        x = self.final_dropout(self.final_norm(merge_streams(x, dtype, self.join) if self.reversible else x))
+        x = merge_streams(x, dtype, self.join) if self.reversible else x
+        x = self._finished(x) if halting is None else halting.output(x, self._finished)
         if collect is not None:
             collect.append(x)
         return x, tuple(map(self._forgetting, new_states)) if states else None
+
+    def begin(
+        self,
+        x: Tensor,
+        pos: Tensor,
+        context: Context,
+        source: Source | None = None,
+        predict: Callable[[Tensor], Tensor] | None = None,
+    ) -> Halting | None:
+        """What decides in a call with these arguments which tokens halt; None where all run to the end."""
+        if self.depth is None:
+            return None
+        return self.depth.begin(Call(x, pos, context, None if source is None else source.hidden, predict))
+
+    def _run(self, layer: Layer, arguments: tuple[Any, ...]) -> tuple[Tensor, LayerState | None]:
+        if self.recompute and self.training and torch.is_grad_enabled():
+            return torch.utils.checkpoint.checkpoint(_run, layer, *arguments, use_reentrant=False)  # type: ignore[return-value]
+        return layer(*arguments)
+
+    def _finished(self, x: Tensor) -> Tensor:
+        return self.final_dropout(self.final_norm(x))
 
     def _forgetting(self, state: LayerState) -> LayerState:
         """With no more keys and values than the memory has slots, where there is one."""
@@ -230,7 +277,7 @@ class Stack(nn.Module):
         input `read` [B, T, E] is read."""
         if self.reversible:
             raise InputError("block 'reversible' cannot run its last layer again; use 'pre' with this head")
-        return self.final_dropout(self.final_norm(self.sequence[-1].again(x, read, context, self.position)))
+        return self._finished(self.sequence[-1].again(x, read, context, self.position))
 
     def new_states(self, reserve: int) -> tuple[LayerState, ...]:
         """The states before the first token, with room for `reserve` tokens; `InputError` if it has none.

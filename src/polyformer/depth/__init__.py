@@ -1,0 +1,20 @@
+"""How many layers a token goes through, one file a policy."""
+
+from polyformer.core.registry import import_modules
+from polyformer.depth.active import Active
+from polyformer.depth.base import Call, Depth, DepthConfig, Halting
+from polyformer.depth.fixed import FixedConfig
+from polyformer.depth.recording import recorded_depths, whole_depth
+
+__all__ = [
+    "Active",
+    "Call",
+    "Depth",
+    "DepthConfig",
+    "FixedConfig",
+    "Halting",
+    "recorded_depths",
+    "whole_depth",
+]
+
+import_modules(__name__)
