@@ -72,6 +72,11 @@ class ModelConfig(Saved):
                     raise InputError(
                         f"{name}.memory: only a decoder alone reads a text by segments; set it to 'none'"
                     )
+        if self.encoder is not None and not self.encoder.depth.encoder:
+            raise InputError(
+                f"encoder.depth: {quote(self.encoder.depth.kind)} is for decoders, which predict token "
+                "by token; use 'act', or 'fixed'"
+            )
         if self.decoder is not None:
             self.decoder.attention.mechanism.require("causal")
             if not self.head.causal:

@@ -17,7 +17,9 @@ from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.attention import LSHConfig, RoutingConfig, SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.core.config import Config
+from polyformer.depth import DepthConfig
 from polyformer.depth.act import ACTConfig
+from polyformer.depth.exits import ExitsConfig
 from polyformer.feedforward import DenseConfig, ExpertsConfig
 from polyformer.heads import AdaptiveSoftmaxConfig
 from polyformer.memory import MemoryConfig, NoMemoryConfig
@@ -42,7 +44,7 @@ SIZES = {
 LIMITS = {"num_key_value_heads": HEADS, "head_size": 12, "bos": 1, "eos": 2, "pad": 0}
 """What a preset leaves unset stays unset; what it sets must fit the tiny sizes."""
 
-CHOOSING = ACTConfig, ExpertsConfig, LSHConfig, RoutingConfig
+CHOOSING = ACTConfig, ExitsConfig, ExpertsConfig, LSHConfig, RoutingConfig
 """Parts that send a token to one of several places, as computed numbers tell."""
 
 Family = type[Config]
@@ -149,6 +151,11 @@ class Case:
     def definition(self) -> "Case":
         """The same model with every mechanism computed by its plain equation."""
         return self.changed(MechanismConfig, lambda mechanism: mechanism.definition())
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether tokens may leave out layers: some weights then have a part in training alone."""
+        return any(isinstance(part, (ACTConfig, ExitsConfig)) for part in parts(self.config))
 
     def model(self, dtype: torch.dtype = torch.float64) -> Transformer:
         """In evaluation, with weights that are all away from their special initial values."""
@@ -264,6 +271,8 @@ def mechanisms(*abilities: str) -> list[tuple[str, MechanismConfig]]:
 def fits(part: Config, shape: str) -> bool:
     """Whether a model of this shape can hold the part at all."""
     if isinstance(part, MemoryConfig) and not isinstance(part, NoMemoryConfig):
+        return shape == "decoder"
+    if isinstance(part, DepthConfig) and not part.encoder:
         return shape == "decoder"
     return shape == "encoder" or getattr(part, "causal", True)
 

@@ -36,7 +36,7 @@ def test_every_parameter_gets_a_gradient(case: Case):
     """
     model, batch = case.model(), case.labels(case.batch())
     copies = {name: tensor.clone() for name, tensor in batch.items()}
-    objective(model, batch).backward()
+    objective(model.train(case.adaptive), batch).backward()
     learns = dict[str, bool]()
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad, name

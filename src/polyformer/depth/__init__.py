@@ -2,7 +2,7 @@
 
 from polyformer.core.registry import import_modules
 from polyformer.depth.active import Active
-from polyformer.depth.base import Call, Depth, DepthConfig, Halting
+from polyformer.depth.base import Call, Depth, DepthConfig, Halting, Judge
 from polyformer.depth.fixed import FixedConfig
 from polyformer.depth.recording import recorded_depths, whole_depth
 
@@ -13,6 +13,7 @@ __all__ = [
     "DepthConfig",
     "FixedConfig",
     "Halting",
+    "Judge",
     "recorded_depths",
     "whole_depth",
 ]

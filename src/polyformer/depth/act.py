@@ -45,7 +45,7 @@ class ACTConfig(DepthConfig):
     @classmethod
     def examples(cls) -> tuple["ACTConfig", ...]:
         """With a unit that halts many tokens after a step, and with one that begins slowly."""
-        return cls(epsilon=0.1, halting_bias=2.3), cls()
+        return cls(epsilon=0.1, halting_bias=1.0), cls()
 
     def __post_init__(self) -> None:
         if not 0.0 < self.epsilon < 1.0:
@@ -55,7 +55,7 @@ class ACTConfig(DepthConfig):
         if not abs(self.halting_bias) < float("inf"):
             raise InputError(f"halting_bias: expected a finite number, got {self.halting_bias}")
 
-    def build(self, shape: Shape, norm: NormConfig) -> "ACT":
+    def build(self, shape: Shape, norm: NormConfig | None) -> "ACT":
         """One halting unit."""
         return ACT(self, shape.hidden_size, shape.num_layers)
 

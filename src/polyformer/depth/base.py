@@ -7,7 +7,7 @@ text and in writing token by token, in an encoder and in a decoder, and a cache 
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,8 @@ class DepthConfig(Config):
     encoder: ClassVar[bool] = True
     eager: ClassVar[str] = ""
 
-    def build(self, shape: Shape, norm: NormConfig) -> "Depth | None":
-        """The module, for a stack of this shape whose layers have such norms."""
+    def build(self, shape: Shape, norm: NormConfig | None) -> "Depth | None":
+        """The module, for a stack of this shape that ends in such a norm; None where it ends in none."""
         raise NotImplementedError
 
 
@@ -42,13 +42,15 @@ class Call:
     """What a policy may look at when a call begins.
 
     x: [B, T, E], the embedding sum. pos: [T] or [B, T]. source: [B, S, E], what an encoder-decoder reads
-    from, where it is at hand. predict: the head's predictions of hidden states [..., E], where there is one.
+    from, whose real tokens are source_valid [B, S], where it is at hand. predict: the head's predictions of
+    hidden states [B, T, E], where there is one.
     """
 
     x: Tensor
     pos: Tensor
     context: Context
     source: Tensor | None = None
+    source_valid: Tensor | None = None
     predict: Callable[[Tensor], Tensor] | None = None
 
     @property
@@ -61,10 +63,37 @@ class Call:
         return valid[:, offset : offset + length].expand(rows, length)
 
 
+class Judge(Protocol):
+    """What the head says of hidden states [B, T, E] beside the labels."""
+
+    @property
+    def labels(self) -> Tensor:
+        """[B, T]."""
+        ...
+
+    @property
+    def labelled(self) -> Tensor:
+        """Which tokens [B, T] have a label."""
+        ...
+
+    def loss(self, hidden: Tensor) -> Tensor:
+        """The mean loss."""
+        ...
+
+    def tokens(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The log-likelihood of every label and the likeliest prediction, [B, T] each, without a graph."""
+        ...
+
+
 class Depth(nn.Module):
-    """The policy of one stack. `alone`: whether of a model only its depth is trained."""
+    """The policy of one stack. `alone`: whether of a model only its depth is trained. `reads_source`:
+    whether every call needs the source."""
 
     alone = False
+    reads_source = False
+
+    def added(self, final_norm: nn.Module) -> None:
+        """Begin as what changes nothing: the depth of a model that was trained without."""
 
     def begin(self, call: Call) -> "Halting":
         """What decides during one call."""
@@ -104,9 +133,9 @@ class Halting:
         record_depths(self.depths)
         return finished(x)
 
-    def loss(self, loss: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
-        """The training loss where that of the output is `loss`; `of` gives the loss of any hidden states."""
-        return loss
+    def losses(self, loss: Tensor, judge: Judge) -> dict[str, Tensor]:
+        """What is added to the training loss, by name, where that of the output is `loss`."""
+        return {}
 
 
 def _fewer(active: Active) -> Active | None:

@@ -14,6 +14,6 @@ class FixedConfig(DepthConfig):
 
     kind: ClassVar[str] = "fixed"
 
-    def build(self, shape: Shape, norm: NormConfig) -> None:
+    def build(self, shape: Shape, norm: NormConfig | None) -> None:
         """None."""
         return

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.state import State
+from polyformer.depth import whole_depth
 from polyformer.ops.packed_weights import Copies, PackedWeights, kept_copies
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.stack import Stack
@@ -156,7 +157,7 @@ class Decoder:
             near, finding = None, None
             if self.retrieval is not None:
                 near, finding = self.retrieval.start(input_ids, attention_mask, self.room)
-            with self.packed:
+            with self.packed, whole_depth():  # what all that follows is read from
                 output = self.model(input_ids, attention_mask=attention_mask, state=state, **inputs)
                 logits, state = self._next(output, near)
             history = input_ids

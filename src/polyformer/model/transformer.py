@@ -18,6 +18,8 @@ from polyformer.generation.hub import from_hub
 from polyformer.heads import HeadInput
 from polyformer.model.arguments import NOTHING_MORE, DecoderInputs, Labels, OutputOptions, documented_by
 from polyformer.model.checks import check_neighbours, refuse
+from polyformer.model.frozen import freeze_around_alone
+from polyformer.model.judge import HeadJudge
 from polyformer.model.saving import PretrainedMixin
 from polyformer.model.side import Side, SideOutput
 from polyformer.model.weights import round_weights
@@ -59,9 +61,7 @@ class Transformer(PretrainedMixin):
         initialize(self, config.initializer_range)
         if config.weights == "int8":
             round_weights(self)
-        if self.decoder is not None and self.decoder.memory is not None and self.decoder.memory.alone:
-            self.requires_grad_(False)
-            self.decoder.memory.requires_grad_()
+        freeze_around_alone(self, self.decoder)
 
     @property
     def remembers(self) -> bool:
@@ -311,7 +311,10 @@ class Transformer(PretrainedMixin):
         if loss is not None:
             losses = {"prediction": loss.detach()}
             others = encoded.auxiliary_losses if encoded else {}
-            for name, term in sum_auxiliary_losses(ran.auxiliary_losses, others).items():
+            own = {}
+            if self.training and ran.halting is not None and labels.labels is not None:
+                own = ran.halting.losses(loss, HeadJudge(self.head, head_input, labels.labels))
+            for name, term in sum_auxiliary_losses(ran.auxiliary_losses, others, own).items():
                 losses[name] = term.detach()
                 loss = loss + term if self.training else loss  # an evaluation measures predictions alone
         both = self.encoder is not None and self.decoder is not None
@@ -322,8 +325,9 @@ class Transformer(PretrainedMixin):
         next_state = None
         if state is not None and ran.layer_states is not None:
             assert self.decoder is not None
-            tokens = self.decoder.kept(ran.tokens)
-            next_state = dataclasses.replace(state, tokens=tokens, layers=ran.layer_states, source=None)
+            tokens, depth = self.decoder.kept(ran.tokens), self.decoder.depth
+            source = state.source if depth is not None and depth.reads_source else None
+            next_state = dataclasses.replace(state, tokens=tokens, layers=ran.layer_states, source=source)
         return ModelOutput(
             loss,
             ran.hidden,

@@ -144,7 +144,6 @@ class Stack(nn.Module):
         if self.memory is not None:
             self.mechanism.require("remembers")
             check_position(self.position)
-        self.depth: Depth | None = config.depth.build(shape, config.norm)
         self.layers = nn.ModuleList(
             Layer(
                 hidden_size,
@@ -168,6 +167,7 @@ class Stack(nn.Module):
         width = config.block.width(hidden_size)
         normed = config.block.normalizes_output or not config.final_norm
         self.final_norm = nn.Identity() if normed else config.norm.build(width)
+        self.depth: Depth | None = config.depth.build(shape, None if normed else config.norm)
         self.final_dropout = nn.Dropout(config.final_dropout)
         self.layerdrop = config.layerdrop
 
@@ -245,7 +245,9 @@ class Stack(nn.Module):
         """What decides in a call with these arguments which tokens halt; None where all run to the end."""
         if self.depth is None:
             return None
-        return self.depth.begin(Call(x, pos, context, None if source is None else source.hidden, predict))
+        if source is None:
+            return self.depth.begin(Call(x, pos, context, predict=predict))
+        return self.depth.begin(Call(x, pos, context, source.hidden, source.context.kv_valid, predict))
 
     def _run(self, layer: Layer, arguments: tuple[Any, ...]) -> tuple[Tensor, LayerState | None]:
         if self.recompute and self.training and torch.is_grad_enabled():
