@@ -23,8 +23,8 @@ from polyformer.core.hub_names import check_no_revision, fetched
 from polyformer.core.unused_tensors import read_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
 from polyformer.heads import HeadConfig
-from polyformer.model import TrajectoryTransformer, Transformer, decode_config
-from polyformer.model.kinds import TRAJECTORY
+from polyformer.model import Transformer, decode_config, load_pretrained
+from polyformer.model.kinds import MARKS
 from polyformer.model.saving import CONFIG, read_generation
 from polyformer.model.weights import WEIGHTS, check_trainable, with_weights
 
@@ -73,9 +73,9 @@ def _read(
     allow_pickle: bool,
 ) -> Transformer:
     saved = read_json(folder / CONFIG, dict)
-    if TRAJECTORY in saved and head is None:
-        trajectories: Any = TrajectoryTransformer.from_pretrained(folder).to(dtype)
-        return trajectories
+    if MARKS.keys() & saved.keys() and head is None:
+        other: Any = load_pretrained(folder).to(dtype)
+        return other
     if saved.get("model_type", WRAPPED) == WRAPPED:
         if head is not None:
             raise InputError("head: this is a polyformer with a head of its own; leave it out")

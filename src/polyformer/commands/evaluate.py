@@ -95,8 +95,11 @@ def run(options: Options) -> None:
     model, recipe = run.measured(options.device), run.recipe
     needs = recipe.task.needs
     files: dict[str, str] = {}
+    own = recipe.task.own_data
+    if own is not None and options.data is not None:
+        raise InputError(f"--data: the task {recipe.task.kind!r} makes its own; leave it out")
     if options.data is None:
-        splits = load(recipe.data, needs)
+        splits = own or load(recipe.data, needs)
         parts = {"validation": splits.validation, "test": splits.test}
     else:
         data = DataConfig.from_dict(with_data(recipe.data.to_dict(), options.data), "data")

@@ -1,4 +1,4 @@
-"""Whole models: the `Transformer`, which reads tokens, and the one for returns, states and actions."""
+"""Whole models: the `Transformer` reads tokens, others returns, states and actions, or observations."""
 
 from polyformer.model.kinds import (
     AnyConfig,
@@ -8,6 +8,7 @@ from polyformer.model.kinds import (
     load_pretrained,
     read_config,
 )
+from polyformer.model.policy import Policy, PolicyConfig, PolicyOutput
 from polyformer.model.trajectory import (
     PredictionConfig,
     TrajectoryConfig,
@@ -20,6 +21,9 @@ from polyformer.model.zero_memory import zero_memory
 __all__ = [
     "AnyConfig",
     "AnyModel",
+    "Policy",
+    "PolicyConfig",
+    "PolicyOutput",
     "PredictionConfig",
     "TrajectoryConfig",
     "TrajectoryOutput",

@@ -1,6 +1,7 @@
-"""The kinds of models by what describes them: a `Transformer` reads tokens, a `TrajectoryTransformer` steps.
+"""The kinds of models by what describes them: a `Transformer` reads tokens, a `TrajectoryTransformer`
+recorded steps, and a `Policy` acts.
 
-What saves, loads and trains models asks here, and so knows neither kind by name.
+What saves, loads and trains models asks here, and so knows no kind by name.
 """
 
 from pathlib import Path
@@ -8,21 +9,24 @@ from typing import Any
 
 from polyformer.architecture import ModelConfig
 from polyformer.core.files import read_json
+from polyformer.model.policy import Policy, PolicyConfig
 from polyformer.model.saving import CONFIG
 from polyformer.model.trajectory import TrajectoryConfig, TrajectoryTransformer
 from polyformer.model.transformer import Transformer
 
-AnyConfig = ModelConfig | TrajectoryConfig
-AnyModel = Transformer | TrajectoryTransformer
+AnyConfig = ModelConfig | TrajectoryConfig | PolicyConfig
+AnyModel = Transformer | TrajectoryTransformer | Policy
 
-TRAJECTORY = "max_timesteps"
-"""The option by which a configuration in our format is known as that of a `TrajectoryTransformer`."""
+MARKS = {"max_timesteps": TrajectoryConfig, "num_actions": PolicyConfig}
+"""The options by which a configuration in our format is known as another than that of a `Transformer`."""
+
+MODELS = {ModelConfig: Transformer, TrajectoryConfig: TrajectoryTransformer, PolicyConfig: Policy}
 
 
 def decode_config(data: Any, where: str = "") -> AnyConfig:
     """The configuration that `data` describes, of whichever kind; `InputError` where it describes none."""
-    kind = TrajectoryConfig if isinstance(data, dict) and TRAJECTORY in data else ModelConfig
-    return kind.from_dict(data, where)
+    marks = MARKS.keys() & data.keys() if isinstance(data, dict) else ()
+    return next((MARKS[mark] for mark in marks), ModelConfig).from_dict(data, where)
 
 
 def read_config(folder: Path) -> AnyConfig:
@@ -32,10 +36,9 @@ def read_config(folder: Path) -> AnyConfig:
 
 def build_model(config: AnyConfig) -> AnyModel:
     """The model that `config` describes, with fresh weights."""
-    return TrajectoryTransformer(config) if isinstance(config, TrajectoryConfig) else Transformer(config)
+    return MODELS[type(config)](config)
 
 
 def load_pretrained(folder: Path) -> AnyModel:
     """The model that `save_pretrained` wrote into `folder`, in evaluation mode."""
-    trajectories = isinstance(read_config(folder), TrajectoryConfig)
-    return (TrajectoryTransformer if trajectories else Transformer).from_pretrained(folder)
+    return MODELS[type(read_config(folder))].from_pretrained(folder)

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from polyformer.checkpoints import fit_tables, start_from
+from polyformer.core.errors import InputError
 from polyformer.core.files import read_tensors
 from polyformer.core.weights import load_weights
-from polyformer.data import Splits, Tokenizer, load
+from polyformer.data import DataConfig, Splits, Tokenizer, load
 from polyformer.data.fingerprint import fingerprint
 from polyformer.model import Transformer, build_model
 from polyformer.model.saving import WEIGHTS, read_generation
@@ -74,10 +75,11 @@ def _fit(
     from_step: int | None,
     changed_data: bool,
 ) -> Fitted:
-    data = fingerprint(recipe.data, recipe.task.needs)
+    own = own_data(recipe)
+    data = {} if own else fingerprint(recipe.data, recipe.task.needs)
     if resume and not changed_data:
         check_data(run, data)
-    splits = load(recipe.data, recipe.task.needs)
+    splits = own or load(recipe.data, recipe.task.needs)
     recipe = dataclasses.replace(recipe, task=recipe.task.resolve(splits.train))
     if resume:
         check_same(run, recipe)
@@ -120,6 +122,14 @@ def _fit(
         parameters = sum(parameter.numel() for parameter in model.parameters())
         run.record(parameters=parameters, **{STEPS: result.step}, metrics=scores)
     return Fitted(run, task, splits, model, result, scores)
+
+
+def own_data(recipe: Recipe) -> Splits | None:
+    """What the task makes itself in place of reading data; `InputError` where data are named all the same."""
+    own = recipe.task.own_data
+    if own is not None and recipe.data != DataConfig():
+        raise InputError(f"data: the task {recipe.task.kind!r} makes its own; leave it out")
+    return own
 
 
 def _tokenizer(

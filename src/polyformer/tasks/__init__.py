@@ -2,6 +2,7 @@
 
 from polyformer.core.registry import import_modules
 from polyformer.tasks.act import Acting, ActingConfig
+from polyformer.tasks.agent import Agent, AgentConfig
 from polyformer.tasks.base import HeldOut, Task, TaskConfig, Workers
 from polyformer.tasks.classify import (
     Classification,
@@ -27,6 +28,8 @@ from polyformer.tasks.translate import Translation, TranslationConfig
 __all__ = [
     "Acting",
     "ActingConfig",
+    "Agent",
+    "AgentConfig",
     "Answering",
     "AnsweringConfig",
     "Classification",

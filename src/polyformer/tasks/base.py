@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from polyformer.core.config import Config
 from polyformer.core.labels import IGNORED
 from polyformer.core.state import State
-from polyformer.data import Batches, Stream, Tokenizer, TokenizerConfig
+from polyformer.data import Batches, Splits, Stream, Tokenizer, TokenizerConfig
 from polyformer.data.batching import Batch
+from polyformer.data.numbered import Numbered
 from polyformer.data.segments import Segments
 from polyformer.data.windows import Windows
 from polyformer.model import Transformer
@@ -45,6 +46,11 @@ class TaskConfig(Config):
 
     def __post_init__(self) -> None:
         at_least(1, batch_tokens=self.batch_tokens)
+
+    @property
+    def own_data(self) -> Splits | None:
+        """What stands in place of data that are read, where the task makes its own."""
+        return None
 
     def resolve(self, rows: Rows) -> Self:
         """This configuration with what only the training rows can tell (the names of labels) filled in."""
@@ -80,7 +86,7 @@ class Workers:
 class HeldOut:
     """Held-out data: batches in a fixed order, and what was counted in their text (see `TextTask.count`)."""
 
-    batches: Batches | Windows | Segments
+    batches: Batches | Windows | Segments | Numbered
     counts: dict[str, float]
 
 
@@ -107,7 +113,7 @@ class Task(abc.ABC):
         """`config`, a model's, with the sizes and the head of this task; `InputError` if it does not fit."""
 
     @abc.abstractmethod
-    def training_batches(self, rows: Any, seed: int) -> Batches | Stream | Windows | Segments:
+    def training_batches(self, rows: Any, seed: int) -> Batches | Stream | Windows | Segments | Numbered:
         """Batches of `rows` to train on, in an order drawn from `seed`."""
 
     @abc.abstractmethod

@@ -75,7 +75,9 @@ class Fitting:
 
 def _rows(batch: Batch, rank: int, world: int) -> Batch:
     """The rows of `batch` that process `rank` of `world` takes; `InputError` where some would get more."""
-    rows = len(batch["input_ids"])
+    if "number" in batch and world > 1:
+        raise InputError(f"task: what makes its own data is trained by one process, not by {world}")
+    rows = len(next(iter(batch.values())))
     if rows % world:
         raise InputError(
             f"task: {rows} rows that go on with their texts cannot be dealt evenly to {world} processes; "

@@ -1,0 +1,83 @@
+"""A policy as modules of tensordicts: its state travels with the observations, and ends with the episode.
+
+    "observation", "is_init", ("memory", ...)  ->  trunk  ->  "hidden", ("next", "memory", ...)
+    "hidden"  ->  "logits"  ->  "action", "action_log_prob"        "hidden"  ->  "state_value"
+
+A collector asks step by step, [B, ...], with the state of each row; training asks for runs of steps,
+[B, T, ...], with the state before their first. `is_init` says in both where an episode begins.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from torch import Tensor
+from torchrl.data import Composite, Unbounded
+from torchrl.envs import TensorDictPrimer, TransformedEnv
+from torchrl.modules import ProbabilisticActor, ValueOperator
+
+from polyformer.core.state import State
+from polyformer.model.policy import Policy
+
+MEMORY = "memory"
+
+
+class Remembering(TensorDictModuleBase):
+    """What the heads read of each step, "hidden", and the state after it."""
+
+    def __init__(self, policy: Policy):
+        super().__init__()
+        self.policy = policy
+        self.blank = policy.new_state(1)
+        self.names = [field.name for field in dataclasses.fields(self.blank)]
+        reads: Any = ["observation", "is_init", *((MEMORY, name) for name in self.names)]
+        writes: Any = ["hidden", *(("next", MEMORY, name) for name in self.names)]
+        self.in_keys, self.out_keys = reads, writes
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """One step of each row [B], or runs of T steps [B, T] after the state of their first."""
+        observations, starts = tensordict["observation"], tensordict["is_init"].squeeze(-1)
+        if tensordict.dim() == 2:
+            hidden, _ = self.policy.hidden(observations, starts, self.state_of(tensordict[:, 0]))
+            return tensordict.set("hidden", hidden)
+        hidden, state = self.policy.hidden(observations[:, None], starts[:, None], self.state_of(tensordict))
+        for name, tensor in tensors_of(state).items():
+            tensordict.set(("next", MEMORY, name), tensor)
+        return tensordict.set("hidden", hidden[:, 0])
+
+    def state_of(self, tensordict: TensorDictBase) -> State:
+        """The state that stands in `tensordict` [B]."""
+        return dataclasses.replace(self.blank, **{name: tensordict[MEMORY, name] for name in self.names})
+
+
+def tensors_of(state: State) -> dict[str, Tensor]:
+    """A policy's state by the names of its fields."""
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+
+
+def modules_of(policy: Policy) -> tuple[Any, Any]:
+    """What chooses actions, and what values what it has read ("hidden"): the trunk runs once for both."""
+    logits = TensorDictModule(policy.actions, in_keys=["hidden"], out_keys=["logits"])
+    reading: list[Any] = [Remembering(policy), logits]
+    actor = ProbabilisticActor(
+        TensorDictSequential(*reading),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    return actor, ValueOperator(policy.values, in_keys=["hidden"])
+
+
+def remembering_environment(env: TransformedEnv, policy: Policy) -> TransformedEnv:
+    """`env` [B], whose resets also give the state before the first step."""
+    rows = env.batch_size
+    specs = {
+        name: Unbounded(torch.Size((*rows, *tensor.shape[1:])), dtype=tensor.dtype, device=env.device)
+        for name, tensor in tensors_of(policy.new_state(1)).items()
+    }
+    if not specs:
+        return env
+    memory = Composite({MEMORY: Composite(specs, shape=rows)}, shape=rows)
+    return env.append_transform(TensorDictPrimer(memory))

@@ -1,0 +1,124 @@
+"""A policy: observations and what is remembered of the episode to a choice among actions, and its value.
+
+    x_t = ReLU(W o_t + b)        h_t = trunk(x_t, memory of the episode's steps before t)
+    policy(a | o_1 ... o_t) = softmax(W_a h_t + b_a)_a        value(o_1 ... o_t) = W_v h_t + b_v
+
+With a trunk of gated decoder layers it is GTrXL (Parisotto et al. 2019, section 3), with those of the block
+`post` the Transformer-XL beside it. The state is passed in and returned: see `polyformer.model.trunks`.
+"""
+
+import contextlib
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.core.initialization import initialize
+from polyformer.core.sizes import check_deviation, check_sizes
+from polyformer.core.state import State
+from polyformer.model.saving import PretrainedMixin
+from polyformer.model.trunks import DecoderTrunkConfig, Trunk, TrunkConfig
+from polyformer.ops.linear import Linear
+from polyformer.ops.softmax import recorded
+from polyformer.plugins import Saved
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyConfig(Saved):
+    """The sizes of observations and the number of actions are an environment's."""
+
+    observation_size: int = 4
+    num_actions: int = 4
+    hidden_size: int = 64
+    trunk: TrunkConfig = DecoderTrunkConfig()
+    initializer_range: float | None = None
+
+    paper: ClassVar[str] = "Parisotto et al. 2019 (GTrXL), section 3"
+    weights: ClassVar[None] = None  # never in int8: `polyformer.model.weights` refuses this kind
+    origin: ClassVar[None] = None  # no family of public checkpoints has it
+
+    def __post_init__(self) -> None:
+        for name in ("observation_size", "num_actions", "hidden_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        check_sizes(self)
+        check_deviation(self.initializer_range)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PolicyOutput:
+    """logits [B, T, A] of the actions and values [B, T] of T steps; hidden [B, T, E], which both are read
+    from; the state after them. attentions: where they were asked for, [B, H, T, M + T] a layer."""
+
+    logits: Tensor
+    values: Tensor
+    hidden: Tensor
+    state: State
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class Policy(PretrainedMixin):
+    """See `forward`."""
+
+    config_type = PolicyConfig
+    config: PolicyConfig
+    remembers = True  # training hands it what the batch before left
+
+    def __init__(self, config: PolicyConfig):
+        super().__init__(config)
+        width = config.hidden_size
+        self.observations = Linear(config.observation_size, width)
+        self.trunk: Trunk = config.trunk.build(width)
+        self.actions = Linear(width, config.num_actions)
+        self.values = Linear(width, 1)
+        initialize(self, config.initializer_range)
+        with torch.no_grad():
+            self.actions.weight.mul_(0.01)  # every action is as likely at first
+
+    def new_state(self, rows: int) -> State:
+        """The state of `rows` rows before the first step."""
+        return self.trunk.new_state(rows)
+
+    def hidden(self, observations: Tensor, starts: Tensor, state: State) -> tuple[Tensor, State]:
+        """What the heads read, [B, T, E], and the next state: as `forward`, without the heads."""
+        size = self.config.observation_size
+        if observations.dim() != 3 or observations.shape[-1] != size or not observations.is_floating_point():
+            raise InputError(
+                f"observations: expected numbers [batch, steps, {size}], got {observations.dtype} "
+                f"{list(observations.shape)}"
+            )
+        if starts.shape != observations.shape[:2] or starts.dtype != torch.bool:
+            raise InputError(
+                f"starts: expected truth values {list(observations.shape[:2])}, got {starts.dtype} "
+                f"{list(starts.shape)}"
+            )
+        return self.trunk(self.observations(observations).relu(), starts, state)
+
+    def forward(
+        self,
+        observations: Tensor,
+        starts: Tensor | None = None,
+        state: State | None = None,
+        output_attentions: bool = False,
+    ) -> PolicyOutput:
+        """Read T steps of each row.
+
+        Args:
+            observations: [B, T, O], of floating point.
+            starts: [B, T] bool, where an episode begins, which sees nothing of what is before; nowhere by
+                default.
+            state: what the steps before left; by default there were none.
+            output_attentions: return the weights too; the first M keys are the memory's.
+
+        Raises `InputError` for shapes that do not fit.
+        """
+        if state is None:
+            state = self.new_state(len(observations))
+        if starts is None:
+            starts = torch.zeros(observations.shape[:2], dtype=torch.bool, device=observations.device)
+        with recorded() if output_attentions else contextlib.nullcontext([]) as records:
+            hidden, after = self.hidden(observations, starts, state)
+        attentions = tuple(records) if output_attentions else None
+        return PolicyOutput(self.actions(hidden), self.values(hidden).squeeze(-1), hidden, after, attentions)

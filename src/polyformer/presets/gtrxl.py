@@ -1,0 +1,34 @@
+"""Policies: GTrXL and what it is compared with, in sizes for a processor. Parisotto et al. 2019.
+
+The paper's have 12 layers, and its tasks take a billion steps. Sizes of observations and the number of
+actions are the environment's once a task is named.
+"""
+
+from polyformer.model import PolicyConfig
+from polyformer.model.trunks import DecoderTrunkConfig, FeedForwardTrunkConfig, LSTMTrunkConfig
+from polyformer.presets.base import register
+
+
+@register("gtrxl")
+def gtrxl() -> PolicyConfig:
+    """Parisotto et al. 2019, section 3, with GRU-type gates: 1 layer of 64, 2 heads, a memory of 32 steps."""
+    return PolicyConfig()
+
+
+@register("policy-transformer-xl")
+def transformer_xl() -> PolicyConfig:
+    """The blocks of 2017 in its place, the norm after the sum: the paper's TrXL, of as many parameters."""
+    trunk = DecoderTrunkConfig().override("block", "post").override("intermediate_size", 196)
+    return PolicyConfig(hidden_size=98, trunk=trunk)
+
+
+@register("policy-lstm")
+def lstm() -> PolicyConfig:
+    """A long short-term memory of as many parameters."""
+    return PolicyConfig(hidden_size=104, trunk=LSTMTrunkConfig())
+
+
+@register("policy-feedforward")
+def feedforward() -> PolicyConfig:
+    """Two layers, which remember nothing, of as many parameters."""
+    return PolicyConfig(hidden_size=206, trunk=FeedForwardTrunkConfig())

@@ -1,0 +1,200 @@
+"""Acting in an environment by trial: a policy is trained on what it does itself, by PPO.
+
+An epoch is an iteration: `rows` environments side by side take `steps` steps each from new episodes on, then
+the policy is updated on all of them `passes` times, `minibatches` to a pass, every one a step of training.
+The objective is clipped (Schulman et al. 2017), the advantages are generalized (Schulman et al. 2016); they,
+the environments' batch and the collector are TorchRL's. What was collected is the state that training carries
+from one update to the next and keeps in its checkpoints, so that a run goes on in the middle of an iteration.
+
+Deviation: an iteration ends the episodes that go on, at what their last state is worth, and the next begins
+new ones, so that it is a function of seed and weights; let `steps` be as long as an episode takes.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.core.evaluation_mode import evaluating
+from polyformer.core.state import State
+from polyformer.data import Splits
+from polyformer.data.batching import Batch
+from polyformer.data.numbered import Numbered
+from polyformer.model import Policy, PolicyConfig
+from polyformer.tasks.base import HeldOut, Rows, Task, TaskConfig
+from polyformer.training.config import at_least
+
+if TYPE_CHECKING:
+    from polyformer.agents.rollouts import Actors
+
+HELD_OUT = 2**31 - 1
+"""In place of an iteration's number, where episodes are evaluated on."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AgentConfig(TaskConfig):
+    """Act in a gymnasium environment. `wrappers`: 'module:Class' each, the innermost first."""
+
+    environment: str = "CartPole-v1"  # its id, 'module:id' where a module registers it
+    wrappers: tuple[str, ...] = ()
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for the environment
+    rows: int = 32  # environments side by side
+    steps: int = 128  # of each in an iteration
+    segment: int | None = None  # steps that are trained on at once, after their memory; None: all
+    passes: int = 4
+    minibatches: int = 4
+    discount: float = 0.99
+    trace: float = 0.95  # lambda of the advantages
+    clip: float = 0.2  # how far a ratio of probabilities counts
+    entropy: float = 0.01  # weight of the entropy of actions
+    value: float = 0.5  # weight of the squared error of values
+    episodes: int = 64  # evaluated on
+    episode_steps: int = 1000  # after which an episode that is evaluated counts as it stands
+
+    kind: ClassVar[str] = "agent"
+    paper: ClassVar[str] = "Schulman et al. 2017 (PPO)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        counts = ("rows", "steps", "passes", "minibatches", "episodes", "episode_steps")
+        at_least(1, **{name: getattr(self, name) for name in counts})
+        if self.batch_tokens != TaskConfig.batch_tokens:
+            raise InputError("batch_tokens: an agent reads no tokens; set rows, steps and minibatches")
+        if self.steps % self.run_length or self.runs % self.minibatches:
+            raise InputError(
+                f"segment: {self.rows} rows of {self.steps} steps do not cut into segments of "
+                f"{self.run_length} and those into {self.minibatches} minibatches; change one of them"
+            )
+        for name in ("discount", "trace"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name}: expected a number from 0 to 1, got {getattr(self, name)}")
+        for name in ("clip", "entropy", "value"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(f"{name}: expected a number of 0 or more, got {getattr(self, name)}")
+
+    @property
+    def run_length(self) -> int:
+        """Steps that are trained on at once."""
+        return self.segment or self.steps
+
+    @property
+    def runs(self) -> int:
+        """Segments in an iteration."""
+        return self.rows * self.steps // self.run_length
+
+    @property
+    def own_data(self) -> Splits:
+        """Nothing is read."""
+        empty: Any = ()
+        return Splits(empty, empty, None)
+
+    def build(self, tokenizer: Any = None) -> "Agent":
+        """The task; it has no tokenizer."""
+        return Agent(self)
+
+
+class Agent(Task):
+    """Metrics over the first `episodes` episodes of their seeds, with actions drawn as in training:
+
+    return       the mean sum of rewards
+    length       the mean number of steps
+    """
+
+    best = "return"
+    direction = "max"
+    sums = 3
+
+    def __init__(self, config: AgentConfig):
+        super().__init__(config)
+        self.config, self.seed = config, 0
+        self._parts: tuple[Policy, Actors, nn.Module] | None = None
+
+    @property
+    def continues(self) -> bool:
+        """What was collected is carried from update to update."""
+        return True
+
+    def adapt(self, config: Any) -> PolicyConfig:
+        """`config`, a policy's, with the environment's sizes."""
+        from polyformer.agents.environments import make_environment
+
+        if not isinstance(config, PolicyConfig):
+            raise InputError("model: this task needs a policy, such as the preset gtrxl")
+        environment = make_environment(self.config.environment, self.config.wrappers, **self.config.options)
+        spaces: Any = environment
+        size, actions = spaces.observation_space.shape[0], int(spaces.action_space.n)
+        environment.close()
+        return dataclasses.replace(config, observation_size=size, num_actions=actions)
+
+    def training_batches(self, rows: Any, seed: int) -> Numbered:
+        """The updates of an iteration by their numbers."""
+        self.seed = seed
+        return Numbered(self.config.passes * self.config.minibatches)
+
+    def held_out(self, rows: Rows) -> HeldOut:
+        """Episodes, `rows` at a time."""
+        return HeldOut(Numbered(-(-self.config.episodes // self.config.rows)), {})
+
+    def weight(self, batch: Batch) -> int:
+        """Steps of a minibatch."""
+        return self.config.rows * self.config.steps // self.config.minibatches
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Of the first update of an iteration."""
+        return self.loss_after(model, batch, None)[0]
+
+    def loss_after(self, model: nn.Module, batch: Batch, state: State | None) -> tuple[Tensor, State | None]:
+        """The loss of an update on what was collected, and that; the first of an iteration collects."""
+        from polyformer.agents.rollouts import Rollout, rollout
+
+        policy, actors, objective = self._with(model)
+        config = self.config
+        epoch, number = batch["number"][0].tolist()
+        if number == 0 or state is None:
+            with evaluating(policy):
+                acted = actors.act(self._seed(epoch, 0))
+                state = rollout(policy, acted, config.discount, config.trace, config.run_length)
+        done, part = divmod(number, config.minibatches)
+        order = np.random.default_rng([self.seed, epoch, done]).permutation(config.runs)
+        chosen = torch.from_numpy(np.array_split(order, config.minibatches)[part]).to(batch["number"].device)
+        assert isinstance(state, Rollout)
+        losses = objective(state.reorder(chosen).tensordict())
+        return losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"], state
+
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Sums of returns and of lengths, and how many episodes: of so many rows of the batch as count."""
+        from polyformer.agents.rollouts import episodes
+
+        _, actors, _ = self._with(model)
+        number = int(batch["number"][0, 1])
+        count = min(self.config.rows, self.config.episodes - number * self.config.rows)
+        with torch.random.fork_rng():
+            torch.manual_seed(self._seed(HELD_OUT, number))
+            returns, lengths = episodes(actors, self._seed(HELD_OUT, number), self.config.episode_steps)
+        sums = [returns[:count].sum(), lengths[:count].sum(), torch.tensor(count)]
+        return torch.stack([value.double() for value in sums]).to(batch["number"].device)
+
+    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """See the class."""
+        returns, lengths, count = totals
+        return {"return": returns / count, "length": lengths / count}
+
+    def _seed(self, epoch: int, number: int) -> int:
+        """Of a batch of environments, whose rows take it and those after it."""
+        return int(np.random.default_rng([self.seed, epoch, number]).integers(2**30))
+
+    def _with(self, model: Any) -> "tuple[Policy, Actors, nn.Module]":
+        """The policy in `model`, its environments and its objective, which are made once."""
+        from polyformer.agents.rollouts import Actors, objective
+
+        policy = getattr(model, "_orig_mod", model)
+        if self._parts is None or self._parts[0] is not policy:
+            config = self.config
+            actors = Actors(
+                policy, config.environment, config.wrappers, config.options, config.rows, config.steps
+            )
+            self._parts = policy, actors, objective(policy, config.clip, config.entropy, config.value)
+        return self._parts
