@@ -18,19 +18,8 @@ ROOT = Path(polyformer.__file__).parent
 ORDER = [
     *("core", "ops", "sequence", "patterns", "dot_product", "position", "attention", "memory", "depth"),
     *("feedforward", "block", "stack", "heads", "plugins", "architecture", "outputs", "generation", "model"),
-    *(
-        "hub",
-        "presets",
-        "checkpoints",
-        "data",
-        "objectives",
-        "agents",
-        "training",
-        "tasks",
-        "recipes",
-        "datastore",
-    ),
-    *("visual", "bench", "documentation", "commands", "cli", "__main__"),
+    *("hub", "presets", "checkpoints", "data", "objectives", "agents", "training", "tasks", "acting"),
+    *("recipes", "datastore", "visual", "bench", "documentation", "commands", "cli", "__main__"),
 ]
 """A part imports from itself and from earlier ones only."""
 
@@ -61,7 +50,10 @@ SHARED = {
 }
 """Folders of alternatives, and what their members share: a member, a file or a package, imports no other."""
 
-HEAVY = ["accelerate", "datasets", "huggingface_hub", "matplotlib", "pandas", "tokenizers", "transformers"]
+HEAVY = [
+    *("accelerate", "datasets", "gymnasium", "huggingface_hub", "matplotlib", "minari", "pandas"),
+    *("tokenizers", "transformers"),
+]
 
 
 def files() -> list[Path]:

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
 from polyformer.model import PredictionConfig, TrajectoryConfig, TrajectoryTransformer
+from polyformer.patterns.user_defined import MaskModPattern
 
 
 def config(**options: Any) -> TrajectoryConfig:
@@ -108,3 +110,105 @@ def test_labels_and_options_are_checked():
         PredictionConfig(state_size=0)
     with pytest.raises(InputError, match="max_timesteps: expected 1 or more, got 0"):
         dataclasses.replace(TrajectoryConfig(), max_timesteps=0)
+
+
+def acted(network: TrajectoryTransformer, batch: dict[str, Tensor], context: int | None = None) -> Tensor:
+    """Actions [B, T, A], asked for step by step."""
+    state, previous, actions = None, None, []
+    for step in range(batch["timesteps"].shape[1]):
+        now = {name: tensor[:, step] for name, tensor in batch.items()}
+        action, state = network.act(
+            now["states"], now["returns_to_go"], now["timesteps"], previous, state, context
+        )
+        actions.append(action)
+        previous = now["actions"]
+    return torch.stack(actions, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"attention": "Window(7)"},
+        {"decoder.position": "alibi"},
+        {"decoder.position": "learned", "bounded": False},
+        {"attention": "performer"},
+        {"num_hidden_groups": 1, "block": "post"},
+    ],
+)
+def test_acting_step_by_step_is_a_single_pass(options: dict[str, Any]):
+    """K5: at float64, with and without gradients; nothing is dropped while the context is not full."""
+    network, batch = model(**options), inputs(steps=9)
+    expected = network(**batch).actions
+    torch.testing.assert_close(acted(network, batch), expected, rtol=0, atol=1e-10)
+    with torch.no_grad():
+        torch.testing.assert_close(acted(network, batch), expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(acted(network, batch, context=9), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("context", [2, 3, 5])
+def test_acting_with_a_context_sees_its_last_steps_alone(context: int):
+    """A single pass in which a call's tokens (the last action, a return, a state) see `context` steps."""
+
+    def recent(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (kv_idx <= q_idx) & (kv_idx // 3 > (q_idx + 1) // 3 - context)
+
+    network, batch = model(), inputs(steps=9)
+    masked = model()
+    for layer in masked.decoder.sequence:
+        mechanism: Any = layer.get_submodule("attention.mechanism")
+        mechanism.config = SoftmaxConfig(pattern=MaskModPattern(recent))
+    with torch.no_grad():
+        expected, actual = masked(**batch).actions, acted(network, batch, context)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+        assert not torch.allclose(actual, network(**batch).actions)
+        alone = [network(**{name: x[:, step : step + 1] for name, x in batch.items()}) for step in range(9)]
+        actions = torch.cat([output.actions for output in alone], 1)
+        torch.testing.assert_close(acted(network, batch, 1), actions, rtol=0, atol=1e-10)
+
+
+def test_a_step_of_acting_runs_three_tokens_and_keeps_no_more_than_its_context():
+    network, batch, sizes = model(), inputs(steps=9), []
+    network.decoder.register_forward_pre_hook(lambda module, arguments: sizes.append(arguments[0].shape[1]))
+    acted(network, batch, context=4)
+    assert sizes == [2] + [3] * 8
+    now = {name: tensor[:, 0] for name, tensor in batch.items()}
+    state, previous = None, None
+    for step in range(9):
+        _, state = network.act(
+            now["states"], now["returns_to_go"], now["timesteps"] + step, previous, state, 4
+        )
+        previous = now["actions"]
+        assert state.length == min(3 * step + 2, 3 * 4 - 1)
+
+
+def test_episodes_that_end_leave_the_state():
+    network, batch = model(), inputs(rows=3, steps=4)
+    expected = network(**batch).actions[[0, 2], 3]
+    state, previous, kept = None, None, torch.tensor([0, 2])
+    with torch.no_grad():
+        for step in range(4):
+            now = {name: tensor[:, step] for name, tensor in batch.items()}
+            if step == 2:
+                assert state is not None
+                assert previous is not None
+                state, previous = state.reorder(kept), previous[kept]
+            rows = kept if step >= 2 else torch.arange(3)
+            action, state = network.act(
+                now["states"][rows], now["returns_to_go"][rows], now["timesteps"][rows], previous, state
+            )
+            previous = now["actions"][rows]
+    torch.testing.assert_close(action, expected, rtol=0, atol=1e-10)
+
+
+def test_acting_names_what_does_not_fit():
+    network = model()
+    now = {name: tensor[:, 0] for name, tensor in inputs().items()}
+    first = now["states"], now["returns_to_go"], now["timesteps"]
+    _, state = network.act(*first)
+    with pytest.raises(InputError, match="previous and state: expected both from the second step on"):
+        network.act(*first, state=state)
+    with pytest.raises(InputError, match=r"actions: expected \[batch, steps, 3\]"):
+        network.act(*first, now["states"], state)
+    with pytest.raises(InputError, match=r"timesteps: expected 0 to 29 \(max_timesteps\), got 30 to 30"):
+        network.act(now["states"], now["returns_to_go"], now["timesteps"] + 30)

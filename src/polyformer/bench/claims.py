@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from polyformer.core.errors import InputError
+from polyformer.data import load
 from polyformer.recipes import Recipe, Run, fit
 from polyformer.recipes.find import absolute, with_data
-from polyformer.recipes.fit import Fitted
+from polyformer.recipes.fit import Fitted, settled
 from polyformer.recipes.run import RECIPE
 
 
@@ -47,8 +48,10 @@ def taken_up(recipe: Recipe, folder: Path) -> Fitted:
     Raises `InputError` where the folder holds a run of another recipe.
     """
     begun = (folder / RECIPE).is_file()
-    if begun and Run.open(folder).recipe != recipe:
-        raise InputError(f"{folder} holds a run of other settings; choose another place with --out")
+    if begun:
+        kept = Run.open(folder).recipe
+        if kept != recipe and kept != settled(recipe, load(recipe.data, recipe.task.needs)):
+            raise InputError(f"{folder} holds a run of other settings; choose another place with --out")
     return fit(recipe, folder, resume=begun)
 
 

@@ -6,6 +6,7 @@ Other modules are shared by commands: `options` (command line to dataclass), `in
 """
 
 COMMANDS = (
+    "record",
     "train",
     "distill",
     "evaluate",

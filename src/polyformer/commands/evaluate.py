@@ -4,6 +4,7 @@ Losses are in nats (natural logarithm) per predicted token or text; accuracy and
 With --datastore the perplexity of a language model alone and mixed with its nearest neighbours, p = lambda
 p_kNN + (1 - lambda) p_LM, p_kNN from exp(-squared distance / temperature); both are read as the store's text
 was. --tune chooses lambda and temperature on another text, and the store remembers them.
+A Decision Transformer is also tried in its environment: returns achieved for those asked, and returns.png.
 """
 
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ EXAMPLES = """examples:
   polyformer evaluate runs/xl --memory-length 1024
   polyformer evaluate runs/spalm --data new.txt --frozen runs/wikitext2 --datastore stores/wikitext2
   polyformer evaluate runs/memorizing --store-size 65536
+  polyformer evaluate runs/dt --returns 100,300,500 --episodes 50
 """
 
 
@@ -61,9 +63,21 @@ class Options:
     store_size: int | None = option(
         "tokens that a model with the memory 'memorizing' looks up (default: as it was trained)", metavar="N"
     )
+    returns: str | None = option(
+        "of a Decision Transformer: ask for these, with commas (default: least, quartiles and largest of the "
+        "training episodes)",
+        metavar="RETURNS",
+    )
+    episodes: int | None = option("of a Decision Transformer: try so many for each return (default: 20)")
+    environment: str | None = option(
+        "of a Decision Transformer: try it in this one of gymnasium's (default: where it was recorded)",
+        metavar="ID",
+    )
+    max_steps: int | None = option("of a Decision Transformer: where an episode is cut")
     device: Device = device()
 
 
+ACTING = "returns", "episodes", "environment", "max_steps"
 DATASTORE = "tune", "lambda_", "temperature", "neighbours", "search", "tokens", "format"
 
 
@@ -92,6 +106,7 @@ def run(options: Options) -> None:
     from polyformer.recipes.run import Run
 
     run = Run.open(options.run)
+    acts = refuse_unless_acting(options, run)
     model, recipe = run.measured(options.device), run.recipe
     needs = recipe.task.needs
     files: dict[str, str] = {}
@@ -116,6 +131,22 @@ def run(options: Options) -> None:
     if not scores:
         raise InputError(f"{options.run}: its recipe names no validation or test data; name some with --data")
     print(table(scores))
+    if acts:
+        from polyformer.commands.evaluate_acting import try_out
+
+        try_out(run, model, options.returns, options.episodes, options.environment, options.max_steps)
+
+
+def refuse_unless_acting(options: Options, run: "Run") -> bool:
+    """Whether the run's task is to act; `InputError` for options of such runs where it is not."""
+    acts = run.recipe.task.kind == "act"
+    for name in ACTING:
+        if not acts and getattr(options, name) is not None:
+            raise InputError(
+                f"--{name.replace('_', '-')}: goes with a run of the task 'act', and {options.run} is one of "
+                f"{run.recipe.task.kind!r}"
+            )
+    return acts
 
 
 @contextmanager

@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   polyformer reproduce electra --data DIR --sst2 DIR  # beside masked language modelling at equal compute
   polyformer reproduce knn-lm --model DIR --data DIR      # neighbours lower the perplexity of a model
   polyformer reproduce spalm --data DIR               # training with neighbours, beside mixing them in
+  polyformer reproduce decision-transformer           # the return achieved follows the return asked for
 """
 
 HOME = "polyformer.bench.reproduce"  # a module for each claim, with `run(config)`

@@ -56,7 +56,7 @@ def conclude(fitted: Any, seed: int) -> None:
     """Print the metrics, beside baselines where there are some, a sample of the model, and the folder."""
     from polyformer.recipes.report import baselines, sample, table
     from polyformer.recipes.sheet import image_baselines
-    from polyformer.tasks import ImageModelling, LanguageModelling
+    from polyformer.tasks import Acting, ImageModelling, LanguageModelling
 
     rows = [(f"this model, {split}", metrics) for split, metrics in fitted.scores.items()]
     others: list[tuple[str, dict[str, float]]] = []
@@ -73,11 +73,25 @@ def conclude(fitted: Any, seed: int) -> None:
         print(f"\nA sample:\n{sample(fitted.task, fitted.model, seed)}")
     if isinstance(fitted.task, ImageModelling):
         print(f"\n{draw_images(fitted, seed)}")
+    if isinstance(fitted.task, Acting) and fitted.task.config.environment is not None:
+        print(f"\n{try_out_if_possible(fitted)}")
     print(f"\nSaved in {fitted.run.folder}")
     if fitted.run.recipe.training.reporting.report:
         from polyformer.visual.report import write_report
 
         print(f"Report: {write_report(fitted.run)}")
+
+
+def try_out_if_possible(fitted: Any) -> str:
+    """A Decision Transformer in its environment: the returns it achieves, in lines of text, or why not."""
+    from polyformer.commands.evaluate_acting import tried
+
+    try:
+        text, results = tried(fitted.run, fitted.model.eval())
+    except InputError as error:  # the environment is not here; the run is complete without it
+        return f"Not tried in its environment: {error}"
+    fitted.run.record(achieved={f"{asked:.6g}": returns for asked, returns in results.items()})
+    return text
 
 
 def draw_images(fitted: Any, seed: int) -> str:

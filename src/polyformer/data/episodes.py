@@ -55,6 +55,11 @@ class Episodes:
         return self.actions.ndim == 1
 
     @property
+    def whole(self) -> np.ndarray:
+        """The return of every episode."""
+        return self.returns[self.starts[:-1]]
+
+    @property
     def longest(self) -> int:
         """Steps of the longest episode."""
         return int(np.diff(self.starts).max())

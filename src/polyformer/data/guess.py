@@ -14,6 +14,7 @@ from polyformer.data.columns import KINDS, content_roles, is_heading, roles
 from polyformer.data.directories import choose_files, suffix
 from polyformer.data.formats import SUFFIXES
 from polyformer.data.gzipped import lines_of, opened
+from polyformer.data.minari_source import PREFIX, is_minari
 from polyformer.data.origins import SPLITS, has_validation, is_parallel, is_saved, open_source, source_files
 from polyformer.data.tables import first_records
 
@@ -40,7 +41,8 @@ def guess(path: str, options: dict[str, Any], kind: str | None = None) -> Guess:
     Raises `InputError` where the columns are for no task, with the options that say what they are.
     """
     guessed = Guess({"path": path})
-    if not path.startswith("hub:") and Path(path).is_dir() and not is_saved(Path(path)):
+    folder = not path.startswith("hub:") and Path(path).is_dir()
+    if folder and not is_saved(Path(path)) and not is_minari(path):
         _look_into(Path(path), guessed)
     path = guessed.data["path"]
     _guess_format(path, guessed, options)
@@ -64,7 +66,7 @@ def _look_into(folder: Path, guessed: Guess) -> None:
 
 def _sample(path: str) -> Path | None:
     """The file to look at: the only one, or the first that a pattern matches; None of parallel files."""
-    if is_parallel(path) or Path(path).is_dir():
+    if is_parallel(path) or is_minari(path) or Path(path).is_dir():
         return None
     return next(iter(source_files(path)), None)
 
@@ -164,7 +166,7 @@ def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str
 def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> None:
     """Files beside one called train, and whether rows are held out."""
     name = Path(path).name
-    if not path.startswith("hub:") and name.startswith("train."):
+    if not path.startswith(("hub:", PREFIX)) and name.startswith("train."):
         for role in ("validation", "test"):
             beside = [other + name.removeprefix("train") for other in SPLITS[role]]
             there = [name for name in beside if _exists(str(Path(path).with_name(name)))]

@@ -6,6 +6,7 @@
     "train.{en,de}.gz"       two parallel files, a line to a line: the source, then the target
     "saved/"                 a directory written by `save_to_disk` of `datasets`
     "pets/"                  a directory with a folder per label: texts or images (`polyformer.data.folders`)
+    "minari:cart/mixed-v0"   recorded episodes that Minari keeps, or downloads; the folder of such a data set
     "hub:owner/name"         a data set of the Hugging Face hub; "hub:owner/name:part" where it has parts
 
 Saved data sets, those of the hub and folders may hold several splits, known by their usual names.
@@ -23,6 +24,7 @@ from polyformer.data.default_text import default_documents
 from polyformer.data.folders import folder_rows, has_images, label_folders
 from polyformer.data.formats import READERS, TABLES, Header, Row, format_of, read_pairs
 from polyformer.data.library_text import LIBRARY, library_documents, library_files
+from polyformer.data.minari_source import is_minari, minari_files, read_minari
 
 _HUB = "hub:"
 _PAIR = re.compile(r"(.*)\{([^{},]*),([^{},]*)\}(.*)")
@@ -43,6 +45,8 @@ def open_source(
         return ({"text": text} for text in library_documents())
     if path.startswith(_HUB):
         return _hub_rows(path, split)
+    if is_minari(path):
+        return read_minari(path)
     if Path(path).is_dir():
         return _directory_rows(Path(path), split)
     if pair := _PAIR.fullmatch(path):
@@ -67,6 +71,8 @@ def source_files(path: str) -> list[Path]:
         return []
     if path == LIBRARY:
         return library_files()
+    if is_minari(path):
+        return minari_files(path)
     if Path(path).is_dir():
         return sorted(file for file in Path(path).rglob("*") if file.is_file())
     names = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))
@@ -80,7 +86,7 @@ def has_validation(path: str | None) -> bool:
     """Whether the source is a data set with a validation split of its own."""
     if path is not None and path.startswith(_HUB):
         return bool(_chosen(_hub_splits(path), "validation"))
-    if path is not None and Path(path).is_dir():
+    if path is not None and Path(path).is_dir() and not is_minari(path):
         return bool(_chosen(_directory_splits(Path(path)), "validation"))
     return False
 

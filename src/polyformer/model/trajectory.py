@@ -5,13 +5,14 @@
     a_t from the token of s_t;  s_t+1 and R_t+1 from the token of a_t
 
 Trained on recorded steps by the mean squared error of their actions; asked with the return that is wanted.
+`act` takes one step at a time and runs only its own tokens and the last action's, with the past in a state.
 Cost: that of a decoder on 3 T tokens. Chen et al. 2021, section 3. Beside the paper's actions, states and
 returns are predicted too, as its code has it, without a loss of their own.
 """
 
 import contextlib
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,9 @@ from polyformer.block import PreNormConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.initialization import initialize
+from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sizes import check_deviation, check_sizes
+from polyformer.core.state import State
 from polyformer.feedforward import DenseConfig
 from polyformer.model.checks import check_mask
 from polyformer.model.saving import PretrainedMixin
@@ -30,7 +33,7 @@ from polyformer.ops.softmax import recorded
 from polyformer.plugins import Saved
 from polyformer.position import NoPositionConfig
 from polyformer.sequence.context import Context
-from polyformer.stack import AttentionConfig, Stack, StackConfig
+from polyformer.stack import AttentionConfig, LayerState, Stack, StackConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,6 +110,26 @@ class TrajectoryOutput:
     attentions: tuple[Tensor, ...] | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class TrajectoryState(State):
+    """What the next step of acting goes on from: the layers' states after `length` tokens."""
+
+    layers: tuple[LayerState, ...]
+    length: int
+
+    def last(self, count: int) -> "TrajectoryState":
+        """With the last `count` tokens alone; as it is where a layer has sums of the past, not its tokens."""
+        if self.length <= count or not all(
+            isinstance(layer.self_attention, KeyValueCache) for layer in self.layers
+        ):
+            return self
+        layers = tuple(
+            dataclasses.replace(layer, self_attention=layer.self_attention.last(count))  # type: ignore[union-attr]
+            for layer in self.layers
+        )
+        return TrajectoryState(layers, count)
+
+
 class Predictions(nn.Module):
     """Hidden states [B, T, E] of steps to what follows them."""
 
@@ -165,7 +188,7 @@ class TrajectoryTransformer(PretrainedMixin):
 
         Raises `InputError` for shapes that do not fit, and timesteps beyond the table.
         """
-        self._check(states, actions, returns_to_go, timesteps)
+        self._check(timesteps, states=states, actions=actions, returns_to_go=returns_to_go)
         rows, steps = timesteps.shape
         x = torch.stack([self.returns(returns_to_go), self.states(states), self.actions(actions)], 2)
         x = self.norm(x + self.timesteps(timesteps).unsqueeze(2)).flatten(1, 2)
@@ -191,18 +214,64 @@ class TrajectoryTransformer(PretrainedMixin):
             tuple(records) if output_attentions else None,
         )
 
-    def _check(self, states: Tensor, actions: Tensor, returns: Tensor, timesteps: Tensor) -> None:
+    def act(
+        self,
+        states: Tensor,
+        returns_to_go: Tensor,
+        timesteps: Tensor,
+        previous: Tensor | None = None,
+        state: TrajectoryState | None = None,
+        context: int | None = None,
+    ) -> tuple[Tensor, TrajectoryState]:
+        """The actions [B, A] of one more step, and the state to go on from; three tokens are run.
+
+        Args:
+            states, returns_to_go, timesteps: of this step, [B, S], [B, 1] and [B].
+            previous: [B, A], the actions that were taken in the step before; None in the first step.
+            state: from the step before; None in the first step.
+            context: how many steps are seen, this one included; None for all. The keys and values of others
+                are dropped; those kept were made when more could be seen.
+
+        Without a limit the actions are those of `forward` over all steps so far. Raises `InputError` as
+        `forward`, and where only one of `previous` and `state` is there.
+        """
+        if (state is None) != (previous is None):
+            raise InputError(
+                "previous and state: expected both from the second step on, and none in the first"
+            )
+        values = {"states": states, "returns_to_go": returns_to_go}
+        if previous is not None:
+            values["actions"] = previous
+        self._check(timesteps[:, None], **{name: value[:, None] for name, value in values.items()})
+        tokens, times = [self.returns(returns_to_go), self.states(states)], [timesteps, timesteps]
+        if context == 1:  # the last action is of the step before
+            previous = state = None
+        if state is not None and previous is not None:
+            tokens, times = [self.actions(previous), *tokens], [timesteps - 1, *times]
+            if context is not None:
+                state = state.last(3 * context - 4)  # and three: all of `context` steps but the last action
+        x = self.norm(torch.stack(tokens, 1) + self.timesteps(torch.stack(times, 1)))
+        before = 0 if state is None else state.length
+        length = before + x.shape[1]
+        layers = self.decoder.new_states(0) if state is None else state.layers
+        where = Context(x.shape[1], length, causal=True)
+        pos = timesteps.new_zeros(x.shape[1])
+        x = self.dropout(self.decoder.position.embed(x, pos, 0))
+        hidden, after = self.decoder(x, pos, where, states=layers)
+        return self.head.action(hidden[:, -1]), TrajectoryState(after, length)
+
+    def _check(self, timesteps: Tensor, **values: Tensor) -> None:
         if timesteps.dim() != 2 or timesteps.is_floating_point():
             raise InputError(
                 f"timesteps: expected integers [batch, steps], got {timesteps.dtype} {tuple(timesteps.shape)}"
             )
-        sizes: dict[str, tuple[Tensor, Any]] = {
-            "states": (states, self.config.head.state_size),
-            "actions": (actions, self.config.head.action_size),
-            "returns_to_go": (returns, 1),
+        sizes = {
+            "states": self.config.head.state_size,
+            "actions": self.config.head.action_size,
+            "returns_to_go": 1,
         }
-        for name, (tensor, size) in sizes.items():
-            if tensor.shape != (*timesteps.shape, size):
+        for name, tensor in values.items():
+            if tensor.shape != (*timesteps.shape, size := sizes[name]):
                 raise InputError(
                     f"{name}: expected [batch, steps, {size}] {(*timesteps.shape, size)}, "
                     f"got {tuple(tensor.shape)}"

@@ -8,6 +8,7 @@ from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_bounded
 from polyformer.core.parsing import YAML_BYTES, parse_yaml
 from polyformer.data.library_text import LIBRARY
+from polyformer.data.minari_source import PREFIX
 from polyformer.recipes.recipe import merged
 
 SUFFIXES = (".yaml", ".yml")
@@ -65,7 +66,7 @@ def with_data(data: dict[str, Any], path: str) -> dict[str, Any]:
 
 def absolute(data: dict[str, Any]) -> dict[str, Any]:
     """The same with every path made independent of the working directory."""
-    paths = {role: name for role, name in named_files(data).items() if not name.startswith("hub:")}
+    paths = {role: name for role, name in named_files(data).items() if not name.startswith(("hub:", PREFIX))}
     return {**data, **{role: str(Path(name).absolute()) for role, name in paths.items()}}
 
 

@@ -80,7 +80,7 @@ def _fit(
     if resume and not changed_data:
         check_data(run, data)
     splits = own or load(recipe.data, recipe.task.needs)
-    recipe = dataclasses.replace(recipe, task=recipe.task.resolve(splits.train))
+    recipe = settled(recipe, splits)
     if resume:
         check_same(run, recipe)
         start = run.facts.get("start")
@@ -130,6 +130,12 @@ def own_data(recipe: Recipe) -> Splits | None:
     if own is not None and recipe.data != DataConfig():
         raise InputError(f"data: the task {recipe.task.kind!r} makes its own; leave it out")
     return own
+
+
+def settled(recipe: Recipe, splits: Splits) -> Recipe:
+    """`recipe` with what only its data can tell."""
+    task = recipe.task.situated(recipe.data.path).resolve(splits.train)
+    return dataclasses.replace(recipe, task=task)
 
 
 def _tokenizer(

@@ -5,6 +5,9 @@ or the cross-entropy of choices. Chen et al. 2021 (Decision Transformer), sectio
 
 Deviation: returns are divided by the largest of the training data, where the paper has a number for each
 environment.
+
+Without returns the same model is behaviour cloning, and learning from the best episodes alone is the paper's
+%BC (section 5.1). Where the episodes are Minari's, the task knows the environment where they were recorded.
 """
 
 import dataclasses
@@ -18,6 +21,7 @@ from torch.nn import functional as F
 from polyformer.core.errors import InputError
 from polyformer.data.batching import Batch
 from polyformer.data.episodes import ROLES, Episodes
+from polyformer.data.minari_source import environment_of, is_minari
 from polyformer.data.windows import Windows
 from polyformer.model import TrajectoryConfig
 from polyformer.model.trajectory import squared_error
@@ -32,12 +36,19 @@ class ActingConfig(TaskConfig):
     """Predict the actions of recorded episodes. Options of None are taken from the training episodes."""
 
     context: int = 20  # steps in a row, of three tokens each
+    conditioned: bool = True  # on returns; False: behaviour cloning, which reads 0 in their place
+    best_episodes: float = 1.0  # the share of the training episodes, of the largest returns, to learn from
     discrete: bool | None = None  # an action is a choice, not a vector
     usual_action: Numbers | None = None  # the mean vector, or the share of each choice
     bounded: bool | None = None  # all actions are between -1 and 1
     state_mean: Numbers | None = None
     state_std: Numbers | None = None
     return_scale: float | None = None  # returns are divided by it
+    # Of whole episodes: least, quartiles, largest, which `polyformer evaluate` asks for; and their mean.
+    asked: Numbers | None = None
+    mean_return: float | None = None
+    environment: str | None = None  # gymnasium's id of where the actions are tried
+    environment_options: dict[str, Any] | None = None  # and what it is made with, besides
 
     needs: ClassVar[tuple[str, ...]] = ROLES
     kind: ClassVar[str] = "act"
@@ -46,6 +57,15 @@ class ActingConfig(TaskConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, context=self.context)
+        if not 0 < self.best_episodes <= 1:
+            raise InputError(f"best_episodes: expected a share above 0, up to 1, got {self.best_episodes}")
+
+    def situated(self, path: str | None) -> Self:
+        """With the environment of a data set of Minari's, where none is named."""
+        known = environment_of(path) if path is not None and is_minari(path) else None
+        if known is None or self.environment is not None:
+            return self
+        return dataclasses.replace(self, environment=known[0], environment_options=known[1])
 
     def resolve(self, rows: Rows) -> Self:
         """With the statistics of the training episodes for all options that are None."""
@@ -58,7 +78,7 @@ class ActingConfig(TaskConfig):
             usual = np.bincount(episodes.actions) / len(episodes.actions)
         else:
             usual = episodes.actions.mean(0, dtype=np.float64)
-        observations = episodes.observations.astype(np.float64)
+        observations, whole = episodes.observations.astype(np.float64), episodes.whole
         statistics = {
             "discrete": episodes.discrete,
             "usual_action": tuple(usual.tolist()),
@@ -66,6 +86,8 @@ class ActingConfig(TaskConfig):
             "state_mean": tuple(observations.mean(0).tolist()),
             "state_std": tuple((observations.std(0) + 1e-6).tolist()),  # as the paper's code
             "return_scale": float(np.abs(episodes.returns).max()) or 1.0,
+            "asked": tuple(np.percentile(whole, [0, 25, 50, 75, 100]).tolist()),
+            "mean_return": float(whole.mean()),
         }
         missing = {name: value for name, value in statistics.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
@@ -110,7 +132,7 @@ class Acting(Task):
 
     def training_batches(self, rows: Any, seed: int) -> Windows:
         """Windows of all episodes in random order."""
-        return self._windows(rows, seed, shuffle=True)
+        return self._windows(best(rows, self.config.best_episodes), seed, shuffle=True)
 
     def held_out(self, rows: Rows) -> HeldOut:
         """Windows of all episodes in order."""
@@ -140,6 +162,15 @@ class Acting(Task):
         names = ("loss", "baseline_loss", "accuracy", "baseline_accuracy")[: 4 if self.config.discrete else 2]
         return {name: total / max(steps, 1) for name, total in zip(names, sums)}
 
+    def scaled_states(self, observations: np.ndarray) -> np.ndarray:
+        """Observations [N, S] as the model reads them."""
+        return (observations - self.mean) / self.deviation
+
+    def scaled_returns(self, returns: np.ndarray) -> np.ndarray:
+        """Returns [N] as the model reads them."""
+        scale = np.array(self.config.return_scale if self.config.conditioned else np.inf, np.float32)
+        return returns / scale
+
     def _actions(self, model: nn.Module, batch: Batch) -> Tensor:
         return model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).actions
 
@@ -159,8 +190,8 @@ class Acting(Task):
         self._check(episodes)
         scaled = dataclasses.replace(
             episodes,
-            observations=(episodes.observations - self.mean) / self.deviation,
-            returns=episodes.returns / np.array(config.return_scale, np.float32),
+            observations=self.scaled_states(episodes.observations),
+            returns=self.scaled_returns(episodes.returns),
         )
         size, choices = max(1, self.batch_tokens // (3 * config.context)), len(self.usual)
         return Windows(scaled, config.context, size, seed, shuffle, choices if config.discrete else 0)
@@ -186,3 +217,13 @@ class Acting(Task):
                 f"max_timesteps: an episode has {episodes.longest} steps, and the model's table "
                 f"{self.max_timesteps}; set --model.max_timesteps {episodes.longest}, or cut the episode"
             )
+
+
+def best(rows: Rows, share: float) -> Rows:
+    """The episodes of the largest returns: a share of all, one at least."""
+    if share == 1:
+        return rows
+    episodes = list(rows)
+    order = sorted(range(len(episodes)), key=lambda number: -sum(episodes[number]["rewards"]))
+    kept = set(order[: max(1, round(share * len(episodes)))])
+    return [episode for number, episode in enumerate(episodes) if number in kept]

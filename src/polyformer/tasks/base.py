@@ -52,6 +52,10 @@ class TaskConfig(Config):
         """What stands in place of data that are read, where the task makes its own."""
         return None
 
+    def situated(self, path: str | None) -> Self:
+        """This configuration with what the source `path` of the training rows tells besides them."""
+        return self
+
     def resolve(self, rows: Rows) -> Self:
         """This configuration with what only the training rows can tell (the names of labels) filled in."""
         return self

@@ -1,0 +1,75 @@
+"""`evaluate` of a Decision Transformer: the returns that it achieves in its environment for those asked."""
+
+from typing import TYPE_CHECKING, Any
+
+from polyformer.core.errors import InputError, quote
+
+if TYPE_CHECKING:
+    from polyformer.acting.returns import Achieved
+    from polyformer.recipes import Run
+
+EPISODES = 20
+
+
+def try_out(
+    run: "Run",
+    model: Any,
+    returns: str | None,
+    episodes: int | None,
+    environment: str | None,
+    max_steps: int | None,
+) -> None:
+    """Print what `tried` says; a run of no known environment is tried only where options ask for it."""
+    config: Any = run.recipe.task
+    if environment is None and config.environment is None:
+        if returns or episodes or max_steps:
+            raise InputError(
+                f"--environment: {run.folder} does not say where its episodes were recorded; name it, as in "
+                "--environment CartPole-v1"
+            )
+        return
+    text, _ = tried(run, model, numbers(returns), episodes, environment, max_steps)
+    print(f"\n{text}")
+
+
+def tried(
+    run: "Run",
+    model: Any,
+    returns: tuple[float, ...] | None = None,
+    episodes: int | None = None,
+    environment: str | None = None,
+    max_steps: int | None = None,
+) -> "tuple[str, Achieved]":
+    """A table of returns asked for and achieved, in lines of text, and they; draws RUN/returns.png."""
+    from polyformer.acting.returns import Panel, draw_returns, returns_table
+    from polyformer.acting.rollouts import Trial, achieved
+
+    task: Any = run.task
+    config = task.config
+    options = {} if environment is not None else config.environment_options or {}
+    trial = Trial(
+        environment=environment or config.environment,
+        options=options,
+        returns=returns or (config.asked if config.conditioned else config.asked[-1:]),
+        episodes=EPISODES if episodes is None else episodes,
+        max_steps=max_steps,
+        seed=run.recipe.seed,
+    )
+    results = achieved(model, task, trial)
+    title = f"{trial.environment}: {trial.episodes} episodes for each return asked for"
+    lines = [title, *returns_table(results, config.mean_return)]
+    path = run.folder / "returns.png"
+    try:
+        draw_returns(path, [Panel(trial.environment, results, {"data's mean": config.mean_return})])
+        lines.append(f"Drawn: {path}")
+    except InputError as error:  # matplotlib is missing
+        lines.append(f"Not drawn: {error}")
+    return "\n".join(lines), results
+
+
+def numbers(text: str | None) -> tuple[float, ...] | None:
+    """ "100,200" as numbers; `InputError` for what are none."""
+    try:
+        return None if text is None else tuple(float(word) for word in text.split(","))
+    except ValueError as error:
+        raise InputError(f"--returns: expected numbers with commas between, got {quote(text)}") from error
