@@ -7,7 +7,7 @@ from polyformer.core.errors import InputError
 from polyformer.data import load
 from polyformer.recipes import Recipe, Run, fit
 from polyformer.recipes.find import absolute, with_data
-from polyformer.recipes.fit import Fitted, settled
+from polyformer.recipes.fit import Fitted, own_data, settled
 from polyformer.recipes.run import RECIPE
 
 
@@ -50,7 +50,7 @@ def taken_up(recipe: Recipe, folder: Path) -> Fitted:
     begun = (folder / RECIPE).is_file()
     if begun:
         kept = Run.open(folder).recipe
-        if kept != recipe and kept != settled(recipe, load(recipe.data, recipe.task.needs)):
+        if kept != recipe and kept != settled(recipe, own_data(recipe) or load(recipe.data, recipe.task.needs)):
             raise InputError(f"{folder} holds a run of other settings; choose another place with --out")
     return fit(recipe, folder, resume=begun)
 
