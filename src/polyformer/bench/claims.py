@@ -50,7 +50,8 @@ def taken_up(recipe: Recipe, folder: Path) -> Fitted:
     begun = (folder / RECIPE).is_file()
     if begun:
         kept = Run.open(folder).recipe
-        if kept != recipe and kept != settled(recipe, own_data(recipe) or load(recipe.data, recipe.task.needs)):
+        data = own_data(recipe) or load(recipe.data, recipe.task.needs) if kept != recipe else None
+        if data is not None and kept != settled(recipe, data):
             raise InputError(f"{folder} holds a run of other settings; choose another place with --out")
     return fit(recipe, folder, resume=begun)
 
