@@ -7,6 +7,7 @@ from polyformer.feedforward.chunked import Chunked, ChunkedConfig
 from polyformer.feedforward.dense import Dense, DenseConfig
 from polyformer.feedforward.experts import Experts, ExpertsConfig
 from polyformer.feedforward.gated import Gated, GatedConfig
+from polyformer.feedforward.separable import SeparableConvolutionConfig
 
 __all__ = [
     "AlternateFeedForwardConfig",
@@ -20,6 +21,7 @@ __all__ = [
     "FeedForwardConfig",
     "Gated",
     "GatedConfig",
+    "SeparableConvolutionConfig",
 ]
 
 import_modules(__name__)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.state import State
 from polyformer.ops.activations import activation
 from polyformer.sequence.context import Context
 
@@ -15,10 +16,12 @@ from polyformer.sequence.context import Context
 class FeedForwardConfig(Config):
     """Family of feed-forwards: `build(hidden_size)` makes the module.
 
-    `tokenwise` says that what it makes of a token depends on that token alone.
+    `tokenwise` says that what it makes of a token depends on that token alone; `stateful` that in decoding
+    it reads what it kept of earlier tokens.
     """
 
     tokenwise: ClassVar[bool] = True
+    stateful: ClassVar[bool] = False
 
     def build(self, hidden_size: int) -> "FeedForward":
         """The module, in a model of `hidden_size`."""
@@ -49,6 +52,13 @@ class SizedConfig(FeedForwardConfig):
 class FeedForward(nn.Module):
     """x [..., E] -> [..., E]."""
 
-    def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
-        """`context`: where the tokens x [B, T, E] stand, its queries, for what tells real ones apart."""
+    def new_state(self) -> State | None:
+        """What it has kept before the first token; None for a member that keeps nothing."""
+        return None
+
+    def forward(
+        self, x: Tensor, context: Context | None = None, state: State | None = None
+    ) -> Tensor | tuple[Tensor, State]:
+        """`context`: where the tokens x [B, T, E] stand, its queries, for what tells real ones apart. With a
+        `state`, which a member is given that has one, the next state too."""
         raise NotImplementedError

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.feedforward.base import FeedForward, FeedForwardConfig
 from polyformer.ops.linear import ExactLinear, linear
 from polyformer.sequence.context import Context
@@ -51,6 +51,11 @@ class ExpertsConfig(FeedForwardConfig):
     tokenwise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        if not self.expert.tokenwise:
+            raise InputError(
+                f"expert: {quote(self.expert.kind)} looks at more than one token, and an expert is given "
+                "those that are sent to it; use 'dense' or 'gated'"
+            )
         if self.experts < 1:
             raise InputError(f"experts: expected 1 or more, got {self.experts}")
         if not 1 <= self.top_k <= self.experts:

@@ -108,9 +108,12 @@ def adopted(past: Any, model: Transformer) -> PolyformerCache:
             f"past_key_values: expected what an earlier output returned, or keys and values of "
             f"{len(expected)} layers, got {type(past).__name__} with {len(layers)}"
         )
-    if not all(isinstance(layer.self_attention, KeyValueCache) for layer in expected):
+    bare = [
+        layer.feedforward is None and isinstance(layer.self_attention, KeyValueCache) for layer in expected
+    ]
+    if not all(bare):
         raise InputError(
-            "past_key_values: this model's attention keeps more of the past than keys and values; give what "
+            "past_key_values: this model keeps more of the past than keys and values; give what "
             "an earlier output returned"
         )
     length = own.get_seq_length()

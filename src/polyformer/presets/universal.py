@@ -4,7 +4,8 @@
 
 with P^t of position and step (`step_sinusoid`), in the decoder attention to the source between the two. So it
 is the Transformer of 2017 with `num_hidden_groups=1` and these positions; other numbers of steps are other
-values of `num_hidden_layers`, for the same weights.
+values of `num_hidden_layers`, for the same weights. The transition is the dense feed-forward, or with
+`feedforward="separable_convolution"` the paper's other one; `depth="act"` lets every token choose its steps.
 """
 
 from polyformer.architecture import ModelConfig

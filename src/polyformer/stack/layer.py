@@ -24,20 +24,20 @@ class LayerState(State):
 
     memory: in training what it remembers of earlier segments, in place of its own tokens' keys and values.
     store: what it may look up of the text before, where the memory has one in this layer.
+    feedforward: what the feed-forward keeps of its last tokens, where it sees more than one.
     """
 
     self_attention: State | None = None
     cross_attention: State | None = None
     memory: State | None = None
     store: State | None = None
+    feedforward: State | None = None
 
     def reorder_beams(self, index: Tensor) -> "LayerState":
         """As `reorder_`, for an index among rows that share a source, whose projection stays where it is."""
-        own, memory, store = (
-            None if past is None else past.reorder_(index)
-            for past in (self.self_attention, self.memory, self.store)
-        )
-        return dataclasses.replace(self, self_attention=own, memory=memory, store=store)
+        names = "self_attention", "memory", "store", "feedforward"
+        own = {name: past.reorder_(index) for name in names if (past := getattr(self, name)) is not None}
+        return dataclasses.replace(self, **own)
 
     def truncated_(self, count: int) -> "LayerState | None":
         """As for every state."""
@@ -77,7 +77,7 @@ class Layer(nn.Module):
 
     def new_state(self, reserve: int) -> "LayerState":
         """The state before the first token, with room for `reserve` tokens."""
-        return LayerState(self.attention.new_state(reserve))
+        return LayerState(self.attention.new_state(reserve), feedforward=self.feedforward.new_state())
 
     def forward(
         self,
@@ -106,7 +106,8 @@ class Layer(nn.Module):
         if state is None:
             return y, None
         own = self.remembered(self.block.kept(x), state, context, memory)
-        return y, dataclasses.replace(own, self_attention=new["self"], cross_attention=new.get("cross"))
+        new_attention = {"self_attention": new["self"], "cross_attention": new.get("cross")}
+        return y, dataclasses.replace(own, **new_attention, feedforward=new.get("feedforward"))
 
     def _passed(
         self,
@@ -192,8 +193,17 @@ class Layer(nn.Module):
             return y
 
         both = [attend_self] if self.cross_attention is None else [attend_self, attend_source]
-        tokens = context if active is None else None
-        return [*both, lambda x: self.feedforward(x, tokens)]
+
+        def transform(x: Tensor) -> Tensor:
+            tokens = context if active is None else None
+            past = self.feedforward.new_state() if state else None
+            if past is None:
+                return self.feedforward(x, tokens)
+            assert state is not None
+            y, new["feedforward"] = self.feedforward(x, tokens, state.feedforward or past)
+            return y
+
+        return [*both, transform]
 
     def again(self, x: Tensor, read: Tensor, context: Context, position: Position) -> Tensor:
         """The output of an encoder's layer for x when attention finds the layer input `read` instead of x."""

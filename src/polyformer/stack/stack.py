@@ -69,8 +69,18 @@ class StackConfig(Config):
             raise InputError(
                 "convolution: expected the block 'post' and no layerdrop beside it, as in DeBERTa"
             )
-
+        self._check_feedforward()
         self._check_depth()
+
+    def _check_feedforward(self) -> None:
+        """Raises `InputError` for one with a state where a stack that keeps no activations has a memory."""
+        parts = [self.feedforward.at(layer) for layer in range(self.num_hidden_layers)]
+        remembers = not isinstance(self.memory, NoMemoryConfig)
+        if self.block.reversible and remembers and any(part.stateful for part in parts):
+            raise InputError(
+                f"feedforward: {quote(self.feedforward.kind)} keeps what it read of a segment, of which a "
+                "reversible stack with a memory keeps nothing; use 'dense', or another block"
+            )
 
     def _check_depth(self) -> None:
         """Raises `InputError` for parts that need all tokens in every layer beside an adaptive depth."""
@@ -291,7 +301,10 @@ class Stack(nn.Module):
         if memory is None:
             return tuple(layer.new_state(reserve) for layer in self.sequence)
         if self.training or not memory.keeps_keys:
-            states = [LayerState(memory=memory.new_state(layer)) for layer in range(len(self.groups))]
+            states = [
+                LayerState(memory=memory.new_state(index), feedforward=layer.feedforward.new_state())
+                for index, layer in enumerate(self.sequence)
+            ]
         else:
             reserve = min(reserve, 2 * (memory.length + 1))
             states = [layer.new_state(reserve) for layer in self.sequence]

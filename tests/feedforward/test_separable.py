@@ -1,0 +1,168 @@
+"""The separable convolutions beside their equations, a token at a time."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyformer import create_model
+from polyformer.architecture import ModelConfig
+from polyformer.block import ReversibleConfig
+from polyformer.core.errors import InputError
+from polyformer.feedforward import ChunkedConfig, DenseConfig, ExpertsConfig
+from polyformer.feedforward.separable import SeparableConvolution, SeparableConvolutionConfig
+from polyformer.memory import RecurrentConfig
+from polyformer.model import Transformer
+from polyformer.position.alibi import AlibiConfig
+from polyformer.sequence.context import Context
+from polyformer.stack import StackConfig
+
+WIDTHS = [(3, 5), (1, 1), (2, 4)]
+
+
+def module(widths: tuple[int, int], bias: bool = True) -> SeparableConvolution:
+    torch.manual_seed(0)
+    config = SeparableConvolutionConfig(intermediate_size=7, widths=widths, bias=bias, activation="gelu")
+    return config.build(3).double()
+
+
+def by_equation(of: SeparableConvolution, x: Tensor, context: Context) -> Tensor:
+    """y [B, T, E]: every token looks at every offset."""
+
+    def counts(b: int, t: int, s: int) -> bool:
+        inside = 0 <= s < x.shape[1]
+        real = inside and (context.kv_valid is None or bool(context.kv_valid[b, s]))
+        return real and (context.q_doc is None or bool(context.q_doc[b, s] == context.q_doc[b, t]))
+
+    def convolved(x: Tensor, taps: Tensor) -> Tensor:
+        first = 1 - len(taps) if context.causal else -((len(taps) - 1) // 2)
+        y = torch.zeros_like(x)
+        for b in range(len(x)):
+            for t in range(x.shape[1]):
+                near = [o for o in range(len(taps)) if counts(b, t, t + first + o)]
+                y[b, t] = sum((taps[o] * x[b, t + first + o] for o in near), torch.zeros(()))
+        return y
+
+    h = torch.nn.functional.gelu(of.up(convolved(x, of.around)))
+    return of.down(convolved(h, of.around_inner))
+
+
+def contexts(length: int, causal: bool) -> list[Context]:
+    valid = torch.ones(2, length, dtype=torch.bool)
+    valid[0, :2], valid[1, -3:] = False, False
+    doc = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 4, 4], [0, 1, 1, 1, 1, 1, 1, 1, 2]])[:, :length]
+    return [
+        Context(length, length, causal=causal, **options)
+        for options in ({}, {"kv_valid": valid}, {"q_doc": doc, "kv_doc": doc})
+    ]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+def test_it_is_the_equation_gradients_too(widths: tuple[int, int], causal: bool):
+    of, x = module(widths), torch.randn(2, 9, 3, dtype=torch.float64, requires_grad=True)
+    for context in contexts(9, causal):
+        y, exact = of(x, context), by_equation(of, x, context)
+        torch.testing.assert_close(y, exact, rtol=1e-12, atol=1e-12)
+        weights = torch.randn_like(y)
+        grads, expected = (
+            torch.autograd.grad((out * weights).sum(), [x, *of.parameters()]) for out in (y, exact)
+        )
+        torch.testing.assert_close(grads, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+def test_any_split_is_one_pass(widths: tuple[int, int]):
+    """Documents and padding too; a text longer than the state, and one shorter."""
+    of, x = module(widths), torch.randn(2, 9, 3, dtype=torch.float64)
+    for whole in contexts(9, causal=True):
+        expected = of(x, whole)
+        for split in ([1] * 9, [4, 1, 4], [8, 1], [1, 8]):
+            state, outputs, start = of.new_state(), [], 0
+            for size in split:
+                end = start + size
+                doc, valid = whole.kv_doc, whole.kv_valid
+                context = Context(
+                    size,
+                    end,
+                    causal=True,
+                    q_doc=None if doc is None else doc[:, start:end],
+                    kv_doc=None if doc is None else doc[:, :end],
+                    kv_valid=None if valid is None else valid[:, :end],
+                )
+                y, state = of(x[:, start:end], context, state)
+                outputs.append(y)
+                start = end
+            torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_document_after_a_text_without_numbers():
+    of, x = module((3, 5)), torch.randn(1, 6, 3, dtype=torch.float64)
+    _, state = of(x[:, :3], Context(3, 3, causal=True), of.new_state())
+    doc = torch.tensor([[0, 0, 0, 0, 1, 1]])
+    y, _ = of(x[:, 3:], Context(3, 6, causal=True, q_doc=doc[:, 3:], kv_doc=doc), state)
+    whole = of(x, Context(6, 6, causal=True, q_doc=doc, kv_doc=doc))
+    torch.testing.assert_close(y, whole[:, 3:], rtol=1e-12, atol=1e-12)
+
+
+def test_without_a_context_it_reads_as_an_encoder():
+    of, x = module((3, 5)), torch.randn(2, 5, 3, dtype=torch.float64)
+    torch.testing.assert_close(of(x), of(x, Context(5, 5)))
+
+
+def test_the_sizes_are_the_authors():
+    """A number for each channel and tap, and a matrix with a bias, twice."""
+    assert SeparableConvolutionConfig().widths == (3, 5)
+    sizes = {name: tuple(parameter.shape) for name, parameter in module((3, 5)).named_parameters()}
+    assert sizes == {
+        "around": (3, 3),
+        "up.weight": (7, 3),
+        "up.bias": (7,),
+        "around_inner": (5, 7),
+        "down.weight": (3, 7),
+        "down.bias": (3,),
+    }
+
+
+@torch.no_grad()
+def test_a_universal_transformer_takes_it_and_its_beams_score_what_one_pass_gives():
+    torch.manual_seed(0)
+    model = create_model("universal-transformer-tiny", feedforward="separable_convolution").double().eval()
+    ids = torch.randint(3, 300, (2, 7))
+    beams = model.generate(ids, max_new_tokens=6, num_beams=3, length_penalty=0.0, eos_token_id=None)
+    target = beams.sequences
+    log = model(ids, labels=target).logits.log_softmax(-1)
+    scores = log.gather(-1, target.unsqueeze(-1)).sum((1, 2))
+    torch.testing.assert_close(beams.scores, scores)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_memory_goes_on_with_it_in_training_as_in_evaluation(training: bool):
+    stack = StackConfig(
+        num_hidden_layers=2,
+        feedforward=SeparableConvolutionConfig(intermediate_size=8),
+        memory=RecurrentConfig(length=12),
+        position=AlibiConfig(),
+        dropout=0.0,
+    )
+    torch.manual_seed(0)
+    of = Transformer(ModelConfig(vocab_size=11, hidden_size=24, decoder=stack)).double().train(training)
+    ids = torch.arange(9).expand(1, -1)
+    state, outputs = of.new_state(), []
+    for part in ids.split(2, 1):
+        output = of(part, state=state)
+        state = output.state
+        outputs.append(output.last_hidden_state)
+    torch.testing.assert_close(torch.cat(outputs, 1), of(ids).last_hidden_state)
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(InputError, match="widths: count tokens"):
+        SeparableConvolutionConfig(widths=(3, 0))
+    with pytest.raises(InputError, match="inner: 'separable_convolution' looks at more than one token"):
+        ChunkedConfig(inner=SeparableConvolutionConfig())
+    with pytest.raises(InputError, match="expert: 'separable_convolution' looks at more than one token"):
+        ExpertsConfig(expert=SeparableConvolutionConfig())
+    options = {"block": ReversibleConfig(), "memory": RecurrentConfig()}
+    StackConfig(feedforward=DenseConfig(), **options)
+    with pytest.raises(InputError, match="feedforward: 'separable_convolution' keeps"):
+        StackConfig(feedforward=SeparableConvolutionConfig(), **options)
