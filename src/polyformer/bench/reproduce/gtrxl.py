@@ -1,0 +1,207 @@
+"""The claim that GTrXL trains where a plain Transformer's policy fails, and solves what needs a memory
+(Parisotto et al. 2019, section 4), CPU-sized.
+
+Policies of as many parameters act in one environment and are trained by the same recipe without a warm-up:
+GTrXL, the Transformer-XL of the same depth with the norm after the sum, an LSTM and feed-forward layers. A
+policy solves the task where the median over the seeds of the last return is `solved` or more. The first
+claim holds where GTrXL solves it and the plain Transformer-XL does not, the second where GTrXL does and
+feed-forward layers do not.
+
+Deviations: popgym's RepeatPrevious or another environment that a recipe names in place of DMLab-30, PPO in
+place of V-MPO, a policy ten thousand times smaller, of which the depth alone, 12 layers, is the paper's.
+"""
+
+import dataclasses
+import functools
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyformer.agents.environments import make_environment
+from polyformer.agents.episode import draw_episode, episode_weights
+from polyformer.bench.claims import taken_up
+from polyformer.bench.plot import line_plot
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError, unknown
+from polyformer.core.files import atomic_write
+from polyformer.model import Policy, PolicyConfig, build_model
+from polyformer.presets import model_config
+from polyformer.recipes import Recipe, find_recipe
+from polyformer.recipes.fit import Fitted
+from polyformer.recipes.recipe import merged
+from polyformer.tasks import AgentConfig
+from polyformer.training.config import at_least
+from polyformer.training.metrics import read_metrics
+
+GTRXL, POST, LSTM, FEEDFORWARD = POLICIES = "gtrxl", "transformer-xl", "lstm", "feedforward"
+ATTENDING = GTRXL, POST
+
+Curve = list[tuple[int, float]]
+"""Steps in the environment, and the return there."""
+
+Curves = Mapping[str, list[Curve]]
+"""A curve for each seed, by policy."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GTrXLClaim(Config):
+    """Sizes of the runs. A second call goes on with what OUT holds."""
+
+    recipe: str = "gtrxl"  # of an agent: environment and training
+    policies: tuple[str, ...] = POLICIES
+    layers: int = 12  # of the Transformers
+    width: int = 32  # of GTrXL; the others' follow from its parameters
+    memory: int = 16  # steps
+    steps: int = 1600  # updates
+    evaluations: int = 10
+    solved: float = 0.5  # the return from which the task counts as solved
+    seeds: tuple[int, ...] = (0, 1, 2)
+    out: str = "runs/gtrxl"
+
+    def __post_init__(self) -> None:
+        at_least(1, layers=self.layers, memory=self.memory, steps=self.steps, evaluations=self.evaluations)
+        at_least(2, width=self.width)
+        for name in self.policies:
+            if name not in POLICIES:
+                raise unknown("policies", name, POLICIES)
+        if not self.seeds:
+            raise InputError("seeds: expected 1 or more, got none")
+
+
+def run(config: GTrXLClaim) -> Curves:
+    """Train all, seed by seed; write OUT/gtrxl.csv, gtrxl.png and episode.png; print a table and verdicts."""
+    folder, sizes = Path(config.out), dict[str, int]()
+    curves: dict[str, list[Curve]] = {name: [] for name in config.policies}
+    for seed in config.seeds:
+        for name in config.policies:
+            fitted = taken_up(recipe(config, name, seed), folder / f"{name}-{seed}")
+            sizes[name] = fitted.run.facts["parameters"]
+            curves[name].append(curve(fitted))
+            print(f"{name}, seed {seed}: return {curves[name][-1][-1][1]:.3f}", flush=True)
+            if name == GTRXL and seed == config.seeds[0]:
+                _draw(fitted, folder / "episode.png")
+    lines = [
+        f"{name},{seed},{steps},{value}"
+        for name, all_seeds in curves.items()
+        for seed, points in zip(config.seeds, all_seeds)
+        for steps, value in points
+    ]
+    atomic_write(folder / "gtrxl.csv", ("\n".join(["policy,seed,steps,return", *lines]) + "\n").encode())
+    print("\n".join(table(curves, sizes)))
+    print(verdict(curves, config.solved))
+    medians = {f"{name}, median": median(all_seeds) for name, all_seeds in curves.items()}
+    line_plot(folder / "gtrxl.png", medians, "steps in the environment", "return")
+    print(f"curves: {folder / 'gtrxl.png'}")
+    return curves
+
+
+def recipe(config: GTrXLClaim, name: str, seed: int) -> Recipe:
+    """The run of one policy."""
+    every = -(-config.steps // config.evaluations)
+    changes = {
+        "training": {
+            "steps": config.steps,
+            "reporting": {"evaluate_every": every},
+            "saving": {"checkpoint_every": every, "final": "last"},
+        },
+        "seed": seed,
+    }
+    model = policy_options(config, name)
+    return Recipe.from_dict({**merged(find_recipe(config.recipe), changes), "model": model})
+
+
+def policy_options(config: GTrXLClaim, name: str) -> dict[str, Any]:
+    """A recipe's model, of the width that comes nearest to GTrXL's number of parameters."""
+    if name == GTRXL:
+        return _options(config, name, config.width)
+    goal = parameters(config, GTRXL, config.width)
+    low, high = 2, 4
+    while parameters(config, name, high) < goal:
+        low, high = high, 2 * high
+    widths = range(low, high + 1, 2)
+    return _options(config, name, min(widths, key=lambda width: abs(parameters(config, name, width) - goal)))
+
+
+def parameters(config: GTrXLClaim, name: str, width: int) -> int:
+    """How many the policy has in the claim's environment."""
+    options = _options(config, name, width)
+    sizes: Any = model_config(options.pop("preset"), {**options, **_sizes(config.recipe)})
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build_model(sizes).parameters())
+
+
+@functools.cache
+def _sizes(recipe: str) -> dict[str, int]:
+    """The environment's, by the names of a policy's options."""
+    sizes = Recipe.from_dict(find_recipe(recipe)).task.build(None).adapt(PolicyConfig())
+    return {name: getattr(sizes, name) for name in ("observation_size", "num_actions")}
+
+
+def _options(config: GTrXLClaim, name: str, width: int) -> dict[str, Any]:
+    preset = {"preset": GTRXL if name == GTRXL else f"policy-{name}", "hidden_size": width}
+    if name not in ATTENDING:
+        return preset
+    sizes = {"num_hidden_layers": config.layers, "intermediate_size": 2 * width}
+    return {**preset, **sizes, "memory_length": config.memory}
+
+
+def curve(fitted: Fitted) -> Curve:
+    """The returns that were measured while training."""
+    task = fitted.run.recipe.task
+    assert isinstance(task, AgentConfig)
+    updates = task.passes * task.minibatches
+    rows = [(row["step"], row.get("valid_return")) for row in read_metrics(fitted.run.folder)]
+    return [
+        (int(step or 0) * task.rows * task.steps // updates, value)
+        for step, value in rows
+        if value is not None
+    ]
+
+
+def median(curves: list[Curve]) -> Curve:
+    """Point by point over the seeds."""
+    return [(points[0][0], statistics.median(value for _, value in points)) for points in zip(*curves)]
+
+
+def table(curves: Curves, sizes: Mapping[str, int]) -> list[str]:
+    """Lines of text: a row for each policy."""
+    lines = [f"{'policy':<16}{'parameters':>12}{'half way':>10}{'last':>8}   last of each seed"]
+    for name, all_seeds in curves.items():
+        middle = median(all_seeds)
+        last = ", ".join(f"{points[-1][1]:.3f}" for points in all_seeds)
+        half = middle[(len(middle) - 1) // 2][1]
+        lines.append(f"{name:<16}{sizes[name]:>12,}{half:>10.3f}{middle[-1][1]:>8.3f}   {last}")
+    return lines
+
+
+def verdict(curves: Curves, solved: float) -> str:
+    """What the figures say of the claims."""
+    last = {name: median(all_seeds)[-1][1] for name, all_seeds in curves.items()}
+    claims = {
+        POST: "GTrXL trains where a plain Transformer-XL fails",
+        FEEDFORWARD: "it solves what a feed-forward policy cannot",
+    }
+    lines = []
+    for other, claim in claims.items():
+        if GTRXL not in last or other not in last:
+            lines.append(f"{claim}: no verdict, which needs both")
+            continue
+        differs = [] if last[GTRXL] >= solved else [f"GTrXL does not reach {solved:g}"]
+        differs += [f"{other} reaches it too"] if last[other] >= solved else []
+        outcome = f"differs from the paper: {', '.join(differs)}" if differs else "reproduced"
+        lines.append(f"{claim}: {outcome} ({last[GTRXL]:.3f}, {other} {last[other]:.3f})")
+    return "\n".join(lines)
+
+
+def _draw(fitted: Fitted, path: Path) -> None:
+    """An episode of the policy, as a sheet of its attention."""
+    task, policy = fitted.run.recipe.task, fitted.model
+    assert isinstance(task, AgentConfig)
+    assert isinstance(policy, Policy)
+    environment = make_environment(task.environment, task.wrappers, **task.options)
+    draw_episode(path, *episode_weights(policy, environment, 0, task.episode_steps))
+    environment.close()
+    print(f"attention in an episode: {path}")
