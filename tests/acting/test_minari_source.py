@@ -71,8 +71,7 @@ def test_an_id_and_both_folders_are_the_same_rows(minari_here: Path):
     assert is_minari(str(folder))
     assert not is_minari(str(minari_here))
     assert not has_validation(str(folder))
-    guessed = guess(CART, {})
-    assert guessed.kind == "act"
+    assert guess(CART, {}).kind == guess(str(folder), {}).kind == "act"
     assert absolute(with_data({"path": None}, CART)) == {"path": CART}
     prints = [fingerprint(DataConfig(path=path), ROLES)["path"] for path in (CART, str(folder))]
     assert prints[0] == prints[1]

@@ -1,6 +1,7 @@
 """Trying a model in environments side by side, its returns as lines and pictures, and the command line."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,14 @@ def test_it_goes_on_bit_by_bit_and_the_run_stands_without_its_data(
     words = ("evaluate", str(part), "--data", str(tmp_path / "lines.jsonl"), "--device", "cpu")
     assert main([*words, "--episodes", "1"]) == 0
     assert "CartPole-v1: 1 episodes" in capsys.readouterr().out
+
+
+def test_a_run_makes_no_module_be_imported(tmp_path: Path, minari_here: Path, complaint: Callable[..., str]):
+    task = {"kind": "act", "context": 5, "batch_tokens": 240, "environment": "antigravity:CartPole-v1"}
+    fit(recipe(task=task), tmp_path / "run")
+    said = complaint("evaluate", str(tmp_path / "run"), "--device", "cpu")
+    assert "names antigravity:CartPole-v1, for which a module is imported; name it yourself, --envir" in said
+    assert "antigravity" not in sys.modules
 
 
 def test_a_run_of_no_known_environment_is_tried_where_that_is_named(

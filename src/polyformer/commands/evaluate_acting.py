@@ -46,6 +46,11 @@ def tried(
 
     task: Any = run.task
     config = task.config
+    if environment is None and ":" in config.environment:  # a run makes no module be imported
+        raise InputError(
+            f"--environment: {run.folder} names {config.environment}, for which a module is imported; name "
+            f"it yourself, --environment {config.environment}"
+        )
     options = {} if environment is not None else config.environment_options or {}
     trial = Trial(
         environment=environment or config.environment,

@@ -61,7 +61,7 @@ def environment_of(path: str) -> tuple[str, dict[str, Any]] | None:
     spec = _opened(path).env_spec
     if spec is None or ":" in spec.id:
         return None
-    options = dict(spec.kwargs)
+    options = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}  # a window
     if spec.max_episode_steps is not None:
         options["max_episode_steps"] = spec.max_episode_steps
     return spec.id, options
