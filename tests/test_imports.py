@@ -19,7 +19,17 @@ ORDER = [
     *("core", "ops", "sequence", "patterns", "dot_product", "position", "attention", "memory", "depth"),
     *("feedforward", "block", "stack", "heads", "plugins", "architecture", "outputs", "generation", "model"),
     *("hub", "presets", "checkpoints", "data", "objectives", "agents", "training", "tasks", "acting"),
-    *("recipes", "datastore", "visual", "bench", "documentation", "commands", "cli", "__main__"),
+    *(
+        "recipes",
+        "datastore",
+        "calibration",
+        "visual",
+        "bench",
+        "documentation",
+        "commands",
+        "cli",
+        "__main__",
+    ),
 ]
 """A part imports from itself and from earlier ones only."""
 

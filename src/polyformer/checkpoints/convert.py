@@ -19,6 +19,7 @@ from polyformer.attention import AlternateConfig, SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.checkpoints.transfer import Report, transfer
 from polyformer.core.errors import InputError, quote
+from polyformer.depth import DepthConfig
 from polyformer.memory import MemoryConfig
 from polyformer.model import Transformer
 from polyformer.patterns import Pattern
@@ -33,6 +34,7 @@ def convert(
     max_positions: int | None = None,
     global_projections: bool = False,
     memory: MemoryConfig | str | dict[str, Any] | None = None,
+    depth: DepthConfig | str | dict[str, Any] | None = None,
 ) -> tuple[Transformer, Report]:
     """A new model, in evaluation mode, and what became of the weights of `model`, which is not changed.
 
@@ -42,9 +44,10 @@ def convert(
         max_positions: how long a text the new one takes; learned positions are repeated.
         global_projections: give global tokens projections of their own, copied from the ordinary ones.
         memory: of earlier segments, for a decoder alone, as `memorizing(store=8192)`.
+        depth: of the decoder where there is one, else of the encoder, as `exits(layers=[4, 8])`.
 
     Raises:
-        InputError: a mechanism or a memory that the model cannot have, fewer positions than before.
+        InputError: a mechanism, memory or depth that the model cannot have, fewer positions than before.
     """
     if not isinstance(model, Transformer):
         raise InputError(f"convert: expected a model of texts, got a {type(model).__name__}")
@@ -56,14 +59,19 @@ def convert(
     config = convert_config(model.config, read_attention(attention), max_positions, global_projections)
     if memory is not None:
         config = with_memory(config, MemoryConfig.from_dict(memory, "memory"))
+    if depth is not None:
+        config = with_depth(config, DepthConfig.from_dict(depth, "depth"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # new weights are the same every time
         converted = Transformer(config)
     converted.to(next(model.parameters()).dtype)
     report = keep_scores(model, converted, transfer(model, converted))
-    new_memory = any(name.startswith("decoder.memory.") for name in report.newly_initialized)
-    if new_memory and converted.decoder is not None and converted.decoder.memory is not None:
-        converted.decoder.memory.added()
+    for stack, name in ((converted.decoder, "decoder"), (converted.encoder, "encoder")):
+        new = [part.removeprefix(f"{name}.").split(".")[0] for part in report.newly_initialized]
+        if stack is not None and stack.memory is not None and "memory" in new:
+            stack.memory.added()
+        if stack is not None and stack.depth is not None and "depth" in new:
+            stack.depth.added(stack.final_norm)
     if config.origin is not None:  # it is still of the family whose files hold them
         converted.unused_tensors = dict(model.unused_tensors)
         report = dataclasses.replace(
@@ -123,6 +131,15 @@ def with_memory(config: ModelConfig, memory: MemoryConfig) -> ModelConfig:
     stack = dataclasses.replace(config.decoder, memory=memory)
     origin = config.origin if stack == config.decoder else None
     return dataclasses.replace(config, decoder=stack, origin=origin)
+
+
+def with_depth(config: ModelConfig, depth: DepthConfig) -> ModelConfig:
+    """The configuration with another depth of its decoder, or of an encoder alone. It is no longer of the
+    family that it came from."""
+    side = "encoder" if config.decoder is None else "decoder"
+    stack = dataclasses.replace(getattr(config, side), depth=depth)
+    origin = config.origin if stack == getattr(config, side) else None
+    return dataclasses.replace(config, **{side: stack, "origin": origin})
 
 
 def fit_tables(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:

@@ -2,7 +2,8 @@
 `run(options)`.
 
 Other modules are shared by commands: `options` (command line to dataclass), `input_lines` (texts to read),
-`recipe_options` and `training_run` (of train and distill), `model_and_texts` (of spectrum), `show_pictures`.
+`recipe_options` and `training_run` (of train and distill), `model_and_texts` (of spectrum and calibrate),
+`show_pictures`.
 """
 
 COMMANDS = (
@@ -18,6 +19,7 @@ COMMANDS = (
     "answer",
     "list",
     "convert",
+    "calibrate",
     "show",
     "spectrum",
     "tune",

@@ -1,4 +1,4 @@
-"""Convert a checkpoint: to the other format, or to a model with another attention, a memory or longer texts.
+"""Convert a checkpoint: to the other format, or to a model with another attention, memory, depth or length.
 
 Prints which weights were copied, extended by copying, or newly initialized; train the result further by
 `polyformer train --pretrained OUT`.
@@ -18,6 +18,7 @@ EXAMPLES = """examples:
   polyformer convert roberta-dir out --attention "Window(256) | Marked()" --global-projections --format hub
   polyformer convert bert-dir low-rank --attention "linformer(k=128, max_length=512)"
   polyformer convert runs/mine memorizing --memory "memorizing(length=256, store=8192)"
+  polyformer convert runs/mine with-exits --depth "exits(layers=[2, 4], alone=true)"
 """
 
 
@@ -41,6 +42,10 @@ class Options:
     memory: str | None = option(
         "memory of earlier segments for a decoder: recurrent, compressive or memorizing; train it further "
         "with --task.feed in_order"
+    )
+    depth: str | None = option(
+        "depth of the decoder: exits after some layers, as 'exits(layers=[4, 8], alone=true)', which a short "
+        "training makes of use and `polyformer calibrate` safe; or act"
     )
     weights: Literal["float32", "bfloat16", "int8"] | None = option(
         "what the weights are kept in; int8 is a fourth of float32 and generates faster, and does not train "
@@ -67,7 +72,8 @@ def run(options: Options) -> None:
 
     if Path(options.out).exists() and any(Path(options.out).iterdir()):
         raise InputError(f"{options.out}: not empty; choose another directory")
-    changed = options.attention or options.max_positions or options.global_projections or options.memory
+    changes = options.attention, options.max_positions, options.global_projections
+    changed = any(changes) or options.memory or options.depth
     # int8 comes last: what is new must be made of weights that are not rounded yet
     weights = None if changed and options.weights == "int8" else options.weights
     model = from_pretrained(options.folder, options.head, weights=weights, allow_pickle=options.allow_pickle)
@@ -78,6 +84,7 @@ def run(options: Options) -> None:
             max_positions=options.max_positions,
             global_projections=options.global_projections,
             memory=options.memory,
+            depth=options.depth,
         )
         print(report)
     if options.weights is not None:

@@ -113,7 +113,9 @@ class Halting:
 
     def after(self, layer: int, x: Tensor) -> None:
         """Decide, after layer `layer` has run for the active tokens, whose states in x [B, T, E] are new."""
-        active = self.active or Active.of(torch.ones_like(self.depths, dtype=torch.bool))
+        active = self.active
+        if active is None:
+            active = Active.of(torch.ones_like(self.depths, dtype=torch.bool))
         self.depths = self.depths + active.mask
         halted = self.halted(layer, x, active)
         if halted is not None:

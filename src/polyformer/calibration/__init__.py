@@ -1,0 +1,14 @@
+"""Thresholds of early exits with a stated risk: Learn then Test over measured losses of quality."""
+
+from polyformer.calibration.calibrate import Calibrated, calibrate
+from polyformer.calibration.config import CalibrateConfig
+from polyformer.calibration.learn_then_test import bentkus, hoeffding_bentkus, lowest_valid
+
+__all__ = [
+    "CalibrateConfig",
+    "Calibrated",
+    "bentkus",
+    "calibrate",
+    "hoeffding_bentkus",
+    "lowest_valid",
+]

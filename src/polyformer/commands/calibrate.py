@@ -1,0 +1,117 @@
+"""Find how early a model may exit at a stated risk, and keep that in its checkpoint.
+
+Texts are written without exits and with exits at thresholds that fall; the lowest threshold that Learn then
+Test passes is kept (Schuster et al. 2022, CALM): with probability --confidence, what is written with it loses
+no more than --risk of its quality on average. `generate` and `translate` use it from then on. Texts must be
+none that the model was trained with.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from polyformer.commands.options import Device, argument, device, option
+from polyformer.core.errors import InputError
+
+if TYPE_CHECKING:
+    from polyformer.calibration.calibrate import Tested
+    from polyformer.calibration.texts import Write
+    from polyformer.commands.model_and_texts import ModelAndTexts
+
+EXAMPLES = """examples:
+  polyformer calibrate runs/mine --data valid.txt
+  polyformer calibrate smollm2-exits --data valid.txt --risk 0.1 --confidence 0.9 --texts 100
+  polyformer calibrate runs/multi30k --data valid.tsv --measure references
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `polyformer calibrate` takes."""
+
+    model: str = argument("folder of a trained run, or of a checkpoint, with early exits", metavar="MODEL")
+    data: str | None = option(
+        "texts to calibrate with, for a translator pairs (default: the validation data of the run)",
+        metavar="PATH",
+    )
+    risk: float = option("the expected loss of quality, from 0 to 1 (default: 0.05)", 0.05)
+    confidence: float = option("the probability with which the risk holds (default: 0.95)", 0.95)
+    measure: Literal["consistency", "references"] = option(
+        "what is lost: agreement with what is written without exits, or ROUGE-L beside the references "
+        "(default: consistency)",
+        "consistency",
+    )
+    texts: int = option("number of texts, at most (default: 200)", 200)
+    prompt: int = option("tokens of each text that a decoder alone continues (default: 32)", 32)
+    new_tokens: int = option("tokens that it writes (default: 32)", 32)
+    device: Device = device()
+
+
+def run(options: Options) -> None:
+    """Print what was tested, and write the threshold."""
+    from polyformer.calibration import CalibrateConfig, calibrate
+    from polyformer.calibration.calibrate import check_texts, exits_of
+    from polyformer.commands.model_and_texts import load
+    from polyformer.core.files import atomic_write
+    from polyformer.model.saving import CONFIG
+    from polyformer.ops.workers import suited
+
+    for name in ("texts", "prompt", "new_tokens"):
+        if getattr(options, name) < 1:
+            raise InputError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(options, name)}")
+    asked = CalibrateConfig(risk=options.risk, confidence=options.confidence, measure=options.measure)
+    check_texts(options.texts, asked)
+    if not Path(options.model).is_dir():
+        raise InputError(f"{options.model}: no such directory; expected a run or a checkpoint with exits")
+    source = load(options.model, held_out(options), options.device)
+    exits_of(source.model)
+    write, references = writing(options, source)
+    check_texts(len(references), asked)
+    layers = source.model.config.decoder.num_hidden_layers  # type: ignore[union-attr]
+    print(f"{len(references)} texts; without exits a token takes {layers} layers\n")
+    print("threshold    risk   p-value   layers a token   times as fast")
+    with suited(source.model):
+        result = calibrate(source.model, write, references, asked, _show)
+    if result.threshold is None:
+        print(f"\nno threshold is shown to lose at most {asked.risk}; {options.model} stays as it is")
+        return
+    atomic_write(Path(options.model) / CONFIG, source.model.config.to_json().encode())
+    print(f"\nthreshold {result.threshold}: kept in {Path(options.model) / CONFIG}")
+
+
+def _show(test: "Tested") -> None:
+    measured = f"{test.threshold:9.2f}  {test.risk:6.4f}  {test.p_value:8.4f}"
+    print(f"{measured}  {test.layers:15.2f}  {test.speed:14.2f}", flush=True)
+
+
+def held_out(options: Options) -> str:
+    """The texts that were named, or those that the run was validated with."""
+    from polyformer.recipes.run import RECIPE, Run
+
+    if options.data is not None:
+        return options.data
+    named = None
+    if (Path(options.model) / RECIPE).is_file():
+        named = Run.open(options.model).recipe.data.validation
+    if named is None:
+        raise InputError("--data: name texts that the model was not trained with")
+    return named
+
+
+def writing(options: Options, source: "ModelAndTexts") -> "tuple[Write, list[str]]":
+    """What writes the texts, and their references."""
+    from itertools import islice
+
+    from polyformer.calibration.texts import continuing, translating
+    from polyformer.commands.model_and_texts import texts, token_rows
+    from polyformer.recipes.run import writer
+    from polyformer.tasks import Translation
+
+    if source.model.encoder is None:
+        length = options.prompt + options.new_tokens
+        rows = token_rows(source, source.columns[0], length, options.texts)
+        return continuing(rows, options.prompt, source.tokenizer.decode)
+    if len(source.columns) < 2:
+        raise InputError(f"{options.model}: only a run has pairs to calibrate a translator with")
+    pairs = [list(islice(texts(source, column), options.texts)) for column in source.columns]
+    return translating(writer(options.model, Translation, options.device)[0], pairs[0]), pairs[1]
