@@ -1,6 +1,7 @@
 """Policies in environments: the state travels with the collector, training sees what acting saw."""
 
 import dataclasses
+import importlib.util
 import warnings
 from pathlib import Path
 from typing import Any
@@ -196,9 +197,12 @@ def test_a_run_goes_on_in_the_middle_of_an_iteration(tmp_path: Path):
     ("changes", "message"),
     [
         ({"environment": "NoSuchThing-v0"}, "gymnasium cannot make 'NoSuchThing-v0'"),
-        ({"environment": "nosuchmodule:Thing-v0"}, "'module:name'"),
+        ({"environment": "popgym:Thing-v0"}, "'module:name'"),
+        ({"environment": "nosuchmodule:Thing-v0"}, "does not import; pass --import nosuchmodule"),
+        ({"wrappers": ("nosuchmodule:Thing",)}, "does not import; pass --import nosuchmodule"),
+        ({"wrappers": ("os:system",)}, "wrappers: expected gymnasium's"),
         ({"environment": "Pendulum-v1"}, "Box.*numbered ones; name a wrapper"),
-        ({"wrappers": ("gymnasium.wrappers:NoSuchWrapper",)}, "wrappers: expected 'module:Class'"),
+        ({"wrappers": ("gymnasium.wrappers:NoSuchWrapper",)}, "wrappers: expected gymnasium's"),
         ({"options": {"nosuch": 1}}, "gymnasium cannot make"),
     ],
 )
@@ -232,6 +236,14 @@ def test_observations_without_a_form_are_refused():
 def test_settings_that_cannot_be_meant_are_refused(changes: dict[str, Any], message: str):
     with pytest.raises(InputError, match=message):
         recipe(**changes)
+
+
+@pytest.mark.parametrize("name", ["gymnasium", "torchrl"])
+def test_what_is_not_installed_is_named(name: str, monkeypatch: pytest.MonkeyPatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if module == name else find(module))
+    with pytest.raises(InputError, match=rf"needs {name}: pip install 'polyformer\[agents\]'"):
+        AgentConfig(**WAY).build().adapt(PolicyConfig())
 
 
 def test_another_model_and_data_are_refused(tmp_path: Path):

@@ -1,19 +1,31 @@
 """Rows of one gymnasium environment as a batch of TorchRL's: vectors in, choices out."""
 
 import importlib
+import importlib.util
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import QUOTED, InputError, quote, shortened
+from polyformer.plugins import is_imported
 
 if TYPE_CHECKING:
     import gymnasium
     from torchrl.envs import TransformedEnv
 
+KNOWN = "gymnasium", "minigrid", "popgym"
+"""Packages of environments and wrappers that a recipe may name; others are the user's to import."""
+
 INSTALL = "pip install 'polyformer[agents]'"
+
+
+def check_installed(*names: str) -> None:
+    """Raises `InputError` unless these modules are there."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise InputError(f"environment: needs {name}: {INSTALL}")
 
 
 def make_environment(name: str, wrappers: Sequence[str] = (), **options: Any) -> "gymnasium.Env":
@@ -23,12 +35,13 @@ def make_environment(name: str, wrappers: Sequence[str] = (), **options: Any) ->
     Observations that are choices become vectors with a single 1; images, tuples and dicts are laid out flat.
     Raises `InputError` for a name or wrapper that is not there and for spaces that have no such form.
     """
-    try:
-        import gymnasium
-        from gymnasium.spaces.utils import flatten_space
-        from gymnasium.wrappers import FlattenObservation
-    except ImportError as error:
-        raise InputError(f"environment: needs gymnasium: {INSTALL}") from error
+    check_installed("gymnasium")
+    import gymnasium
+    from gymnasium.spaces.utils import flatten_space
+    from gymnasium.wrappers import FlattenObservation
+
+    if ":" in name:
+        _check_known(name.partition(":")[0])
     try:
         environment = gymnasium.make(name, disable_env_checker=True, **options)
     except (gymnasium.error.Error, ImportError, TypeError) as error:
@@ -62,14 +75,11 @@ def rows_of(
     name: str, wrappers: Sequence[str], options: dict[str, Any], rows: int, device: torch.device
 ) -> "TransformedEnv":
     """`rows` environments side by side in this process, each reset by itself when its episode ends."""
-    environment = make_environment(name, wrappers, **options)
-    try:
-        from gymnasium.vector import AutoresetMode, SyncVectorEnv
-        from torchrl.envs import DTypeCastTransform, GymWrapper, InitTracker, TransformedEnv
-    except ImportError as error:
-        raise InputError(f"environment: needs torchrl: {INSTALL}") from error
+    check_installed("torchrl")
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+    from torchrl.envs import DTypeCastTransform, GymWrapper, InitTracker, TransformedEnv
+
     make = partial(make_environment, name, wrappers, **options)
-    environment.close()
     vector = SyncVectorEnv([make] * rows, autoreset_mode=AutoresetMode.DISABLED)
     env = TransformedEnv(GymWrapper(vector, categorical_action_encoding=True, device=device), InitTracker())
     dtype = env.observation_spec["observation"].dtype
@@ -77,14 +87,29 @@ def rows_of(
 
 
 def _wrapper(text: str) -> Any:
+    import gymnasium
+
     module, _, name = text.partition(":")
+    _check_known(module)
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        wrapper = getattr(importlib.import_module(module), name, None)
+    except (ImportError, ValueError):
+        wrapper = None
+    if not isinstance(wrapper, type) or not issubclass(wrapper, gymnasium.Wrapper):
         raise InputError(
-            f"wrappers: expected 'module:Class', such as 'minigrid.wrappers:ImgObsWrapper', got {quote(text)}"
-            f": {error}"
-        ) from error
+            "wrappers: expected gymnasium's, 'module:Class', such as 'minigrid.wrappers:ImgObsWrapper', got "
+            f"{quote(text)}"
+        )
+    return wrapper
+
+
+def _check_known(module: str) -> None:
+    """Raises `InputError` for a module that the user has not named: a run's folder makes none be imported."""
+    if module.partition(".")[0] not in KNOWN and not is_imported(module):
+        raise InputError(
+            f"environment: {quote(module)} is a module of your own, which a recipe alone does not import; "
+            f"pass --import {shortened(module, QUOTED)}"
+        )
 
 
 def _shown(space: Any) -> str:

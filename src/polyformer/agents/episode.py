@@ -41,7 +41,7 @@ def draw_episode(path: str | Path, weights: Tensor, rewards: list[float]) -> Non
     layers = len(weights)
     columns = min(COLUMNS, layers)
     rows = -(-layers // columns)
-    figure = new_figure(4 * columns, 2.6 * rows + 0.4)
+    figure = new_figure(4 * columns + 1, 2.6 * rows + 0.4)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for layer, axis in enumerate(axes.flat):
         if layer >= layers:
@@ -50,9 +50,10 @@ def draw_episode(path: str | Path, weights: Tensor, rewards: list[float]) -> Non
         image = weights[layer].T.cpu().numpy()
         axis.imshow(image, origin="lower", aspect="auto", cmap="viridis", vmin=0, vmax=1)
         axis.set_title(f"layer {layer + 1}", fontsize=9)
+        axis.yaxis.get_major_locator().set_params(integer=True)
     for axis in axes[-1]:
         axis.set_xlabel("step of the episode")
     for axis in axes[:, 0]:
         axis.set_ylabel("steps ago")
-    figure.suptitle(f"attention over the memory, mean over heads; return {sum(rewards):.2f}", fontsize=10)
+    figure.suptitle(f"attention to the steps before, mean over heads; return {sum(rewards):.2f}", fontsize=9)
     save_figure(figure, Path(path))

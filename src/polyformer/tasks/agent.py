@@ -119,10 +119,11 @@ class Agent(Task):
 
     def adapt(self, config: Any) -> PolicyConfig:
         """`config`, a policy's, with the environment's sizes."""
-        from polyformer.agents.environments import make_environment
+        from polyformer.agents.environments import check_installed, make_environment
 
         if not isinstance(config, PolicyConfig):
             raise InputError("model: this task needs a policy, such as the preset gtrxl")
+        check_installed("gymnasium", "torchrl")
         environment = make_environment(self.config.environment, self.config.wrappers, **self.config.options)
         spaces: Any = environment
         size, actions = spaces.observation_space.shape[0], int(spaces.action_space.n)
