@@ -19,7 +19,7 @@ from polyformer.memory import MemorizingConfig
 from polyformer.memory.memorizing import Memorizing, set_store
 from polyformer.model import Transformer
 from polyformer.patterns import Window
-from polyformer.position import NoPositionConfig, RopeConfig
+from polyformer.position import NoPositionConfig, RopeConfig, Shape
 from polyformer.stack import AttentionConfig
 
 SPLITS = [[5, 5, 1, 6], [1] * 17, [13, 4]]
@@ -120,6 +120,25 @@ def test_a_document_looks_up_itself_alone(training: bool):
 def _cut(ids: Tensor, head: int) -> list[Tensor]:
     """The first `head` tokens, then three at a time."""
     return [part for part in (ids[:, :head], *ids[:, head:].split(3, 1)) if part.shape[1]]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_first_tokens_of_a_segment_may_be_left_out(training: bool):
+    """As if the segments' other keys alone had been stored; a segment of no more than that stores nothing."""
+    model, ids = model_of(0, store=50).train(training), text(length=17)
+    numbers = torch.tensor([[0] * 17, [0] * 7 + [1] * 10])
+    split = [5, 5, 1, 6]
+    segments, documents = list(ids.split(split, 1)), list(numbers.split(split, 1))
+    with torch.no_grad():
+        memory_of(model).sinks = 2
+        ours, state = by_segments(model, segments, document_ids=documents)
+        memory_of(model).sinks = 0
+        first, everything = by_segments(model, segments[:1], document_ids=documents[:1])
+    same(ours[0], first[0])
+    store, whole = (x.layers[1].store.compact() for x in (state, everything))
+    assert (store.end - store.first).tolist() == [3 + 3 + 4, 3 + 4]
+    same(store.keys[0, :, :3], whole.keys[0, :, 2:5])
+    same(store.values[0, :, :3], whole.values[0, :, 2:5])
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -275,8 +294,42 @@ def test_the_layer_is_at_three_fourths_of_the_depth():
         assert memory_of(model).layer == expected
 
 
+def test_gates_and_temperatures_begin_as_configured():
+    """By default as of a new model, or as of one that was trained without a store."""
+    shape = Shape(hidden_size=8, max_positions=9, num_layers=2, num_heads=2, head_size=4, embedding_size=None)
+    for options, new, added in (({}, (0, 16), (-4, 32)), ({"gate": 1, "temperature": 9}, (1, 9), (1, 9))):
+        memory = MemorizingConfig(**options).build(shape)
+        for expected in (new, added):
+            gate, temperature = 10 * memory.gate, (10 * memory.temperature).exp()
+            same(torch.stack([gate, temperature]), torch.tensor(expected)[:, None].expand(2, 2).float(), 1e-5)
+            memory.added()
+
+
+@pytest.mark.parametrize(
+    ("trains", "layers"),
+    [("memory", []), ("layer", ["1"]), ("above", ["1", "2"]), ("model", ["0", "1", "2"])],
+)
+def test_what_is_frozen_has_no_gradient_and_below_the_store_no_graph(trains: str, layers: list[str]):
+    model = model_of(settings=config(2, layers=3), trains=trains).train()
+    graphs = {}
+    for number, layer in enumerate(model.decoder.layers):
+        layer.register_forward_hook(
+            lambda _, x, y, number=number: graphs.update({number: y[0].requires_grad})
+        )
+    ours, _ = by_segments(model, list(text().split([5, 6, 6], 1)))
+    sum(x.square().sum() for x in ours).backward()
+    names = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+    assert sorted({name.split(".")[2] for name in names if ".layers." in name}) == layers
+    assert {"decoder.memory.gate", "decoder.memory.temperature"} <= {*names}
+    assert ("tokens.weight" in names) == graphs[0] == (trains == "model")
+    assert graphs[2]
+
+
 def test_what_makes_no_sense_is_refused():
     for options, words in (
+        ({"sinks": 1}, "sinks: expected 0, or more with length=0, got 1"),
+        ({"temperature": 0.0}, "temperature: expected a number above 0, got 0.0"),
+        ({"trains": "layers"}, "layer"),
         ({"store": -1}, "store: counts entries, expected 0 or more, got -1"),
         ({"neighbours": 0}, "neighbours: expected 1 entry or more, got 0"),
         ({"search": "fais"}, "faiss"),

@@ -156,7 +156,7 @@ def test_a_store_is_saved_with_the_run_and_evaluated_at_any_size(
 
 
 def test_of_a_model_that_was_trained_the_gates_alone_may_learn(text: Path, tmp_path: Path):
-    model = {**MEMORY, "memory": "memorizing(length=4, store=64, neighbours=4, alone=true)"}
+    model = {**MEMORY, "memory": "memorizing(length=4, store=64, neighbours=4, trains=memory)"}
     begun = fit(recipe(text, model=model, training={"steps": 2}), tmp_path / "begun").model.state_dict()
     settings = recipe(text, training={"steps": 6}).to_dict()
     settings = Recipe.from_dict({**settings, "model": {"pretrained": str(tmp_path / "begun")}})

@@ -6,6 +6,7 @@ which no gradient flows; in evaluation, where weights stay, a memory may keep th
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
@@ -56,12 +57,11 @@ class Memory(nn.Module):
     `length`: how many slots before a segment its tokens find at most; it may be changed at any time, and
     holds from the end of the next call on. `keeps_keys`: whether in evaluation the last `length` keys and
     values of a cache are the same function. `looks_up`: whether a layer has a store of entries that attention
-    does not reach, beside either form of its state. `alone`: whether of a model only its memory is trained.
+    does not reach, beside either form of its state.
     """
 
     keeps_keys = True
     looks_up = False
-    alone = False
 
     def __init__(self, length: int):
         super().__init__()
@@ -91,6 +91,10 @@ class Memory(nn.Module):
 
     def added(self) -> None:
         """Begin as what changes next to nothing: the memory of a model that was trained without."""
+
+    def trained(self, layers: Sequence[nn.Module]) -> list[nn.Module] | None:
+        """What of a model is trained whose decoder has these layers; None for all of it."""
+        return None
 
     def new_store(self, layer: int) -> State | None:
         """The store of layer `layer` before the first token, in training and in evaluation; None for none."""

@@ -20,7 +20,8 @@ Costs `store` keys and values a row for one layer, and for every query as many p
 
 import dataclasses
 import math
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -38,8 +39,14 @@ from polyformer.sequence.context import Context
 TEMPERATURE = 16.0
 """Of a new model: products of unit vectors lie between -1 and 1 (as Henry et al. 2020 begin for 500 keys)."""
 
+TRAINED = 32.0
+"""Of a model that was trained without a store: about |q| |k| / sqrt(D) of its heads (26 to 54 in the layers
+11 to 22 of SmolLM2-135M)."""
+
 CLOSED = -4.0
 """The gate with which a store is added to a model that had none: 0.018 of what heads put out."""
+
+Trains = Literal["model", "memory", "layer", "above"]
 
 QUICK = 10.0
 """Gates and temperatures are kept divided by it: Adam moves a parameter by its rate at most, and these have
@@ -51,17 +58,23 @@ class MemorizingConfig(MemoryConfig):
     """The last `length` tokens in every layer, and in one a store of `store` more, looked up by content.
 
     neighbours: entries a query attends to. layer: from 0; by default that at three fourths of the depth.
-    gate: of a new model, before the sigmoid. search: tiled, plain (the definition) or faiss, all exact.
-    alone: train gates and temperatures, and no other weight of the model.
+    gate: before the sigmoid, and temperature: as both begin; by default 0 and 16, in a model that was trained
+    without a store -4 and 32. search: tiled, plain (the definition) or faiss, all exact. trains: all of the
+    model, or gates and temperatures (`memory`), also their `layer`, also all layers `above`. What is frozen
+    below them costs no backward pass. sinks: so many tokens at the start of every segment are not stored
+    (with `length=0` only): a checkpoint that was trained without a memory rests its attention on the first
+    token (Xiao et al. 2024), whose short key, at unit length, is nearer to most queries than all others.
     """
 
     length: int = 128
     store: int = 8192
     neighbours: int = 32
     layer: int | None = None
-    gate: float = 0.0
+    gate: float | None = None
+    temperature: float | None = None
     search: Search = "tiled"
-    alone: bool = False
+    trains: Trains = "model"
+    sinks: int = 0
 
     kind: ClassVar[str] = "memorizing"
     paper: ClassVar[str] = "Wu et al. 2022 (Memorizing Transformers), section 3"
@@ -69,10 +82,16 @@ class MemorizingConfig(MemoryConfig):
     def __post_init__(self) -> None:
         check_length(self.length)
         check_store(self.store)
+        if self.sinks < 0 or (self.sinks and self.length):
+            raise InputError(f"memory.sinks: expected 0, or more with length=0, got {self.sinks}")
         if self.neighbours < 1:
             raise InputError(f"memory.neighbours: expected 1 entry or more, got {self.neighbours}")
         if self.search not in SEARCHES:
             raise unknown("memory.search", self.search, SEARCHES)
+        if self.trains not in get_args(Trains):
+            raise unknown("memory.trains", self.trains, get_args(Trains))
+        if self.temperature is not None and not self.temperature > 0:
+            raise InputError(f"memory.temperature: expected a number above 0, got {self.temperature}")
 
     @classmethod
     def examples(cls) -> tuple["MemorizingConfig", ...]:
@@ -96,9 +115,11 @@ class Memorizing(Recurrent):
         if not 0 <= self.layer < layers:
             raise InputError(f"memory.layer: expected 0 to {layers - 1}, got {config.layer}")
         self.size, self.neighbours, self.search = config.store, config.neighbours, config.search
-        self.alone = config.alone
-        self.gate = nn.Parameter(torch.full((shape.num_heads,), config.gate / QUICK))
-        self.temperature = nn.Parameter(torch.full((shape.num_heads,), math.log(TEMPERATURE) / QUICK))
+        self.trains, self.sinks = config.trains, config.sinks
+        self.begin = config.gate, config.temperature
+        self.gate = nn.Parameter(torch.empty(shape.num_heads))
+        self.temperature = nn.Parameter(torch.empty(shape.num_heads))
+        self._begin(0.0, TEMPERATURE)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -107,7 +128,22 @@ class Memorizing(Recurrent):
 
     def added(self) -> None:
         """As for every memory: the gates nearly closed."""
-        nn.init.constant_(self.gate, CLOSED / QUICK)
+        self._begin(CLOSED, TRAINED)
+
+    def _begin(self, gate: float, temperature: float) -> None:
+        """Every head with these, or with what the configuration says."""
+        gate, temperature = (
+            default if chosen is None else chosen for chosen, default in zip(self.begin, (gate, temperature))
+        )
+        nn.init.constant_(self.gate, gate / QUICK)
+        nn.init.constant_(self.temperature, math.log(temperature) / QUICK)
+
+    def trained(self, layers: Sequence[nn.Module]) -> list[nn.Module] | None:
+        """As for every memory, by `trains`."""
+        if self.trains == "model":
+            return None
+        stop = {"memory": self.layer, "layer": self.layer + 1, "above": len(layers)}[self.trains]
+        return [self, *layers[self.layer : stop]]
 
     def new_store(self, layer: int) -> Store | None:
         """Empty, in its one layer."""
@@ -116,6 +152,14 @@ class Memorizing(Recurrent):
     def stored(self, store: State, x: Tensor, layer: Reader, context: Context) -> Store:
         """With the keys and values of the segment; as many as a memory may reach are kept beyond `size`."""
         assert isinstance(store, Store)
+        if self.sinks:
+            x, keys = x[:, self.sinks :], context.kv_len
+            if not x.shape[1]:
+                return store
+            documents = None if context.q_doc is None else context.q_doc[:, self.sinks :]
+            context = Context(
+                x.shape[1], keys, q_doc=documents, kv_doc=context.kv_doc, kv_valid=context.kv_valid
+            )
         keys, values = layer.keys_and_values(x)
         return store.append(F.normalize(keys, dim=-1), values, context, self.size + self.length)
 
@@ -138,7 +182,7 @@ class Memorizing(Recurrent):
             mixed = gate * looked_up + (1 - gate) * local[:, :count]
             rows.append(torch.cat([mixed, local[:, count:]], 1))
         y = torch.stack(rows) if rows else y
-        if self.alone:  # where no query finds anything, the loss still has a graph
+        if self.trains == "memory":  # where no query finds anything, the loss still has a graph
             y = y + 0 * (self.gate.sum() + self.temperature.sum()).to(y.dtype)
         return y
 

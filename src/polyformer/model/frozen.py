@@ -6,10 +6,13 @@ from polyformer.stack import Stack
 
 
 def freeze_around_alone(model: nn.Module, decoder: Stack | None) -> None:
-    """No gradients but for the memory or the depth of `decoder`, where one is to be trained alone."""
-    parts = () if decoder is None else (decoder.memory, decoder.depth)
-    alone = [part for part in parts if part is not None and part.alone]
-    if alone:
+    """No gradients but for what the memory or the depth of `decoder` trains, where one trains a part alone."""
+    if decoder is None:
+        return
+    trained = [] if decoder.memory is None else decoder.memory.trained(decoder.sequence) or []
+    if decoder.depth is not None and decoder.depth.alone:
+        trained.append(decoder.depth)
+    if trained:
         model.requires_grad_(False)
-    for part in alone:
+    for part in trained:
         part.requires_grad_()
