@@ -105,6 +105,8 @@ def test_a_run_trains_what_it_says_and_goes_on(
     assert (out / "memorizing.png").read_bytes().startswith(b"\x89PNG")
     assert run(claim) == first, "what is finished is neither trained nor measured again"
     assert "a larger store lowers perplexity" in capsys.readouterr().out
+    with pytest.raises(InputError, match=r"figures.json holds figures of other settings; choose another"):
+        run(dataclasses.replace(claim, held_out=90))
 
 
 def test_segments_without_a_store_are_read_one_by_one(claim: PretrainedClaim):

@@ -41,7 +41,7 @@ from polyformer.tasks.metrics import exp
 from polyformer.training.config import at_least
 
 CLOSED_HALF = 0.5
-"""Of the gap between segments and the dense context: at least such a share must be closed."""
+"""At least such a share of the gap between segments and the dense context must be closed."""
 
 CHARACTERS = 8
 """Of a token, at most, in the mean."""
@@ -112,11 +112,13 @@ def run(config: PretrainedClaim) -> Measured:
     for size in config.stores:
         figures.measure(TUNED, size, tuned.model, ids, config.length)
     figures.measure(CONVERTED, config.store, Transformer.from_pretrained(begun), ids, config.length)
-    without = tuned.model  # without a store it is the checkpoint, if only gates were trained
-    if config.trains != "memory":
+    if config.trains == "memory":  # without a store it is the checkpoint
+        without = tuned.model
+        figures.values[WITHOUT] = {0: figures.values[TUNED][0]}
+    else:
         settings = recipe(config, texts["path"], begun, config.memory(0))
         without = taken_up(Recipe.from_dict(settings), folder / "without").model
-    figures.measure(WITHOUT, 0, without, ids, config.length)
+        figures.measure(WITHOUT, 0, without, ids, config.length)
     figures.measure(DENSE, 0, without, ids, config.dense)
     results = figures.values
     rows = [f'"{name}",{size},{value}' for name, sizes in results.items() for size, value in sizes.items()]
@@ -180,14 +182,21 @@ def held_out(config: PretrainedClaim, task: LanguageModelling, file: str) -> Ten
 
 
 class Figures:
-    """Perplexities by decoder and size of its store, kept in a file as they are measured."""
+    """Perplexities by decoder and size of its store, kept in a file as they are measured.
+
+    Raises `InputError` for a file of other settings.
+    """
 
     def __init__(self, config: PretrainedClaim, file: Path):
         self.config, self.file = config, file
         self.values: dict[str, dict[int, float]] = {}
+        self.settings = {**config.to_dict(), "out": None, "stores": None}
         if file.is_file():
             stored = read_json(file, dict)
-            self.values = {name: {int(k): x for k, x in sizes.items()} for name, sizes in stored.items()}
+            if stored.get("settings") != self.settings:
+                raise InputError(f"{file} holds figures of other settings; choose another place with --out")
+            measured = stored["perplexity"].items()
+            self.values = {name: {int(k): x for k, x in sizes.items()} for name, sizes in measured}
 
     def measure(self, name: str, size: int, model: Transformer, ids: Tensor, length: int) -> None:
         """Read the tokens in segments of `length` with a store of this size, unless that was done."""
@@ -195,7 +204,7 @@ class Figures:
         if size not in sizes:
             set_store(model, size)
             sizes[size] = perplexity(model, ids, length, self.config.precision)
-            write_json(self.file, self.values)
+            write_json(self.file, {"settings": self.settings, "perplexity": self.values})
         print(f"{name}, store of {size}, segments of {length}: perplexity {sizes[size]:.3f}", flush=True)
 
 
