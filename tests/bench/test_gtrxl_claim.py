@@ -27,27 +27,41 @@ from polyformer.bench.reproduce.gtrxl import (
     verdict,
 )
 
+RATES = 0.1, 0.2
+
 
 def curves(**last: tuple[float, ...]):
-    return {name: [[(10, -0.5), (20, value)] for value in values] for name, values in last.items()}
+    """For each policy three seeds at one rate, then three at another."""
+    return {
+        (name, rate): [[(10, -0.5), (20, value)] for value in values[3 * i : 3 * i + 3]]
+        for name, values in last.items()
+        for i, rate in enumerate(RATES)
+    }
 
 
-PAPER = {"gtrxl": (0.9, 0.8, -0.5), "transformer-xl": (-0.5, 0.9, -0.4), "feedforward": (-0.5, -0.4, -0.5)}
+PAPER = {
+    "gtrxl": (0.9, 0.8, -0.5, 0.7, 0.6, 0.9),
+    "transformer-xl": (0.9, 0.9, 0.9, -0.5, 0.9, -0.4),
+    "feedforward": (-0.5, -0.4, -0.5, 0.9, 0.1, 0.1),
+}
 
 
 def test_medians_decide():
     lines = verdict(curves(**PAPER), 0.5).splitlines()
-    assert lines[0].endswith("plain Transformer-XL fails: reproduced (0.800, transformer-xl -0.400)")
-    assert lines[1].endswith("feed-forward policy cannot: reproduced (0.800, feedforward -0.500)")
-    assert median(curves(**PAPER)["gtrxl"]) == [(10, -0.5), (20, 0.8)]
+    figures = "(at its worst rate 0.700, a plain Transformer-XL -0.400)"
+    assert lines[0].endswith(f"plain Transformer-XL fails: reproduced {figures}")
+    figures = "(at its best rate 0.800, feed-forward layers 0.100)"
+    assert lines[1].endswith(f"without a memory cannot: reproduced {figures}")
+    assert median(curves(**PAPER)["gtrxl", 0.1]) == [(10, -0.5), (20, 0.8)]
 
 
 @pytest.mark.parametrize(
     ("name", "values", "line", "difference"),
     [
-        ("transformer-xl", (0.6, 0.5, 0.1), 0, "transformer-xl reaches it too ("),
-        ("feedforward", (0.6, 0.5, 0.1), 1, "feedforward reaches it too ("),
-        ("gtrxl", (0.9, 0.4, 0.4), 0, "GTrXL does not reach 0.5 ("),
+        ("transformer-xl", (0.6, 0.5, 0.1, 0.6, 0.5, 0.1), 0, "the other does ("),
+        ("feedforward", (0.6, 0.5, 0.1, -0.5, -0.5, -0.5), 1, "feed-forward layers reach it ("),
+        ("gtrxl", (0.9, 0.4, 0.4, 0.9, 0.9, 0.9), 0, "GTrXL does not reach 0.5 at every rate ("),
+        ("gtrxl", (0.9, 0.4, 0.4, 0.9, 0.4, 0.4), 1, "GTrXL does not reach 0.5 ("),
     ],
 )
 def test_every_difference_is_named(name: str, values: tuple[float, ...], line: int, difference: str):
@@ -56,8 +70,8 @@ def test_every_difference_is_named(name: str, values: tuple[float, ...], line: i
 
 
 def test_without_a_policy_there_is_no_verdict():
-    text = verdict(curves(gtrxl=(0.9,), lstm=(0.9,)), 0.5)
-    assert text.count("no verdict, which needs both") == 2
+    assert verdict(curves(lstm=PAPER["gtrxl"]), 0.5) == "no verdict: it needs GTrXL"
+    assert not verdict(curves(gtrxl=PAPER["gtrxl"]), 0.5)
 
 
 def test_policies_have_as_many_parameters():
@@ -73,16 +87,24 @@ def test_policies_have_as_many_parameters():
 def test_a_small_run_writes_its_curves_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     config = GTrXLClaim(
         policies=("gtrxl", "feedforward"),
-        **{"layers": 1, "width": 4, "memory": 3, "steps": 2, "evaluations": 1, "seeds": (0,)},
+        **{
+            "layers": 1,
+            "width": 4,
+            "memory": 3,
+            "steps": 2,
+            "evaluations": 1,
+            "seeds": (0,),
+            "rates": (0.002,),
+        },
         out=str(tmp_path),
     )
     measured = run(config)
     assert capsys.readouterr().out.count("differs from the paper: GTrXL does not reach 0.5 (") == 1
     with (tmp_path / "gtrxl.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["policy"], row["seed"], row["steps"]) for row in rows] == [
-        ("gtrxl", "0", "416"),
-        ("feedforward", "0", "416"),
+    assert [(row["policy"], row["rate"], row["steps"]) for row in rows] == [
+        ("gtrxl", "0.002", "416"),
+        ("feedforward", "0.002", "416"),
     ]
     assert (tmp_path / "gtrxl.png").stat().st_size > 1000
     assert (tmp_path / "episode.png").stat().st_size > 1000
