@@ -27,6 +27,8 @@ EXAMPLES = """examples:
   polyformer reproduce electra --data DIR --sst2 DIR  # beside masked language modelling at equal compute
   polyformer reproduce knn-lm --model DIR --data DIR      # neighbours lower the perplexity of a model
   polyformer reproduce spalm --data DIR               # training with neighbours, beside mixing them in
+  polyformer reproduce universal                      # strings longer than those trained on
+  polyformer reproduce act                            # more steps for what is harder
   polyformer reproduce decision-transformer           # the return achieved follows the return asked for
 """
 
