@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib.util
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,11 @@ import pytest
 import torch
 
 from polyformer import InputError
+from polyformer.agents.environments import make_environment
+from polyformer.agents.rollouts import MEMORY, Rollout
 from polyformer.cli import main
 from polyformer.core.files import read_tensors
+from polyformer.core.state_files import save_state
 from polyformer.model import Policy, PolicyConfig
 from polyformer.presets import model_config
 from polyformer.recipes import Recipe, Run, fit
@@ -22,9 +27,8 @@ gymnasium = pytest.importorskip("gymnasium")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torchrl")
-    from polyformer.agents.actor import MEMORY, Remembering
-    from polyformer.agents.environments import make_environment
-    from polyformer.agents.rollouts import Actors, episodes, objective, rollout
+    from polyformer.agents.acting import Actors, episodes, objective, rollout
+    from polyformer.agents.actor import Remembering
 
 spaces = gymnasium.spaces
 ROWS, STEPS = 3, 12
@@ -191,6 +195,20 @@ def test_a_run_goes_on_in_the_middle_of_an_iteration(tmp_path: Path):
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert whole.scores == parts.scores
     assert isinstance(Run.open(tmp_path / "whole").model("cpu"), Policy)
+
+
+def test_what_was_collected_is_read_by_another_process(tmp_path: Path):
+    """Which knows the class of it before it acts, and without TorchRL."""
+    policy = policy_of()
+    save_state(rollout(policy, acted(policy), 0.9, 0.8, 4), tmp_path / "memory.safetensors")
+    code = (
+        "import sys, polyformer.tasks\n"
+        "from polyformer.core.state_files import load_state\n"
+        "print(type(load_state(sys.argv[1])).__name__, 'torchrl' in sys.modules)"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "memory.safetensors")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [Rollout.__name__, "False"]
 
 
 @pytest.mark.parametrize(

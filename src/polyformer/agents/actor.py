@@ -18,10 +18,9 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import TensorDictPrimer, TransformedEnv
 from torchrl.modules import ProbabilisticActor, ValueOperator
 
+from polyformer.agents.rollouts import MEMORY
 from polyformer.core.state import State
 from polyformer.model.policy import Policy
-
-MEMORY = "memory"
 
 
 class Remembering(TensorDictModuleBase):

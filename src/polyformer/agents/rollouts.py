@@ -1,22 +1,17 @@
-"""Steps taken by a policy, with what training asks of them: advantages, targets, and the memory before."""
+"""Steps that a policy took, as training learns from them and carries them from update to update."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictSequential
 from torch import Tensor
-from torchrl.collectors import Collector
-from torchrl.envs.utils import ExplorationType, set_exploration_type
-from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.value import GAE
 
-from polyformer.agents.actor import MEMORY, Remembering, modules_of, remembering_environment
-from polyformer.agents.environments import rows_of
 from polyformer.core.state import State
-from polyformer.model.policy import Policy
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+MEMORY = "memory"
+"""Where a policy's state stands in a tensordict."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +28,10 @@ class Rollout(State):
     targets: Tensor
     memory: State
 
-    def tensordict(self) -> TensorDict:
+    def tensordict(self) -> "TensorDict":
         """By the names that TorchRL's losses have for them, [N, T]."""
+        from tensordict import TensorDict
+
         runs = self.actions.shape
         columns = {
             "is_init": self.starts,
@@ -57,103 +54,3 @@ class Rollout(State):
             },
             runs,
         )
-
-
-class Actors:
-    """`rows` environments in which `policy` acts, side by side in this process.
-
-    Every call begins new episodes, those of its seed, so that what comes of it is a function of the seed, the
-    weights and torch's random state.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        environment: str,
-        wrappers: Sequence[str],
-        options: dict[str, Any],
-        rows: int,
-        steps: int,
-    ):
-        self.policy = policy
-        device = next(policy.parameters()).device
-        self.env = remembering_environment(rows_of(environment, wrappers, options, rows, device), policy)
-        self.actor = TensorDictSequential(*modules_of(policy))
-        self.collector = Collector(
-            self.env,
-            self.actor,
-            frames_per_batch=rows * steps,
-            reset_at_each_iter=True,
-            return_same_td=True,
-        )
-
-    @torch.no_grad()
-    def act(self, seed: int) -> TensorDictBase:
-        """What every row [N] saw and did at all its steps [T], as a collector gives it."""
-        self.collector.set_seed(seed, static_seed=True)
-        return next(self.collector.iterator())
-
-
-@torch.no_grad()
-def episodes(actors: Actors, seed: int, most: int) -> tuple[Tensor, Tensor]:
-    """The sum of rewards and the length of an episode of each row [N], actions drawn; after `most` steps as
-    they stand."""
-    actors.env.set_seed(seed)
-    now = actors.env.reset()
-    going = torch.ones(now.shape, dtype=torch.bool, device=now["done"].device)
-    returns, lengths = torch.zeros_like(going, dtype=torch.float), torch.zeros_like(going, dtype=torch.long)
-    with set_exploration_type(ExplorationType.RANDOM):
-        for _ in range(most):
-            stepped, now = actors.env.step_and_maybe_reset(actors.actor(now))
-            returns += stepped["next", "reward"].squeeze(-1) * going
-            lengths += going
-            going = going & ~stepped["next", "done"].squeeze(-1)
-            if not going.any():
-                break
-    return returns, lengths
-
-
-def objective(policy: Policy, clip: float, entropy: float, value: float) -> ClipPPOLoss:
-    """The clipped objective with its weights; the trunk runs once for actions and values."""
-    actor, critic = modules_of(policy)
-    return ClipPPOLoss(
-        actor,
-        critic,
-        clip_epsilon=clip,
-        entropy_coeff=entropy,
-        critic_coeff=value,
-        loss_critic_type="l2",
-        normalize_advantage=True,
-        functional=False,
-    )
-
-
-@torch.no_grad()
-def rollout(policy: Policy, steps: TensorDictBase, gamma: float, lambda_: float, segment: int) -> Rollout:
-    """What training learns from `steps` [N, T], cut into runs of `segment`: generalized advantages (Schulman
-    et al. 2016), by the policy's own values."""
-    remembering = Remembering(policy)
-    values = steps["state_value"]
-    following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
-    cut = steps["next", "truncated"].squeeze(-1).clone()
-    cut[:, -1] = True  # what follows a step is at hand but where an episode, or all, was cut there
-    after: Any = steps["next"][cut]
-    hidden, _ = policy.hidden(
-        after["observation"][:, None],
-        torch.zeros(len(after), 1, dtype=torch.bool, device=values.device),
-        remembering.state_of(after),
-    )
-    following[cut] = policy.values(hidden)[:, 0]
-    steps["next", "state_value"] = following
-    GAE(gamma=gamma, lmbda=lambda_, value_network=None)(steps)
-    runs: Any = steps.reshape(-1, segment)
-    memory = remembering.state_of(runs[:, 0])
-    return Rollout(
-        runs["observation"],
-        runs["is_init"].squeeze(-1),
-        runs["action"],
-        runs["action_log_prob"],
-        runs["advantage"].squeeze(-1),
-        runs["value_target"].squeeze(-1),
-        memory.map(torch.clone),
-    )

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyformer.agents.rollouts import Rollout
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.state import State
@@ -28,7 +29,7 @@ from polyformer.tasks.base import HeldOut, Rows, Task, TaskConfig
 from polyformer.training.config import at_least
 
 if TYPE_CHECKING:
-    from polyformer.agents.rollouts import Actors
+    from polyformer.agents.acting import Actors
 
 HELD_OUT = 2**31 - 1
 """In place of an iteration's number, where episodes are evaluated on."""
@@ -149,7 +150,7 @@ class Agent(Task):
 
     def loss_after(self, model: nn.Module, batch: Batch, state: State | None) -> tuple[Tensor, State | None]:
         """The loss of an update on what was collected, and that; the first of an iteration collects."""
-        from polyformer.agents.rollouts import Rollout, rollout
+        from polyformer.agents.acting import rollout
 
         policy, actors, objective = self._with(model)
         config = self.config
@@ -167,7 +168,7 @@ class Agent(Task):
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         """Sums of returns and of lengths, and how many episodes: of so many rows of the batch as count."""
-        from polyformer.agents.rollouts import episodes
+        from polyformer.agents.acting import episodes
 
         _, actors, _ = self._with(model)
         number = int(batch["number"][0, 1])
@@ -189,7 +190,7 @@ class Agent(Task):
 
     def _with(self, model: Any) -> "tuple[Policy, Actors, nn.Module]":
         """The policy in `model`, its environments and its objective, which are made once."""
-        from polyformer.agents.rollouts import Actors, objective
+        from polyformer.agents.acting import Actors, objective
 
         policy = getattr(model, "_orig_mod", model)
         if self._parts is None or self._parts[0] is not policy:
