@@ -155,6 +155,22 @@ def test_a_memory_goes_on_with_it_in_training_as_in_evaluation(training: bool):
     torch.testing.assert_close(torch.cat(outputs, 1), of(ids).last_hidden_state)
 
 
+def test_keys_and_values_alone_are_not_all_that_is_kept():
+    """As a learned prefix brings them, or a cache of transformers'."""
+    cache = pytest.importorskip("transformers").DynamicCache()
+    adopted = pytest.importorskip("polyformer.hub.cache").adopted
+    vectors = torch.zeros(1, 2, 3, 16)
+    for feedforward in ("dense", "separable_convolution"):
+        model = create_model("decoder-tiny", feedforward=feedforward)
+        assert model.decoder is not None
+        if not cache.layers:
+            for layer in range(len(model.decoder.sequence)):
+                cache.update(vectors, vectors, layer)
+            assert adopted(cache, model).state.tokens.length == 3
+    with pytest.raises(InputError, match="past_key_values: this model keeps more of the past"):
+        adopted(cache, model)
+
+
 def test_what_cannot_be_is_refused():
     with pytest.raises(InputError, match="widths: count tokens"):
         SeparableConvolutionConfig(widths=(3, 0))

@@ -73,8 +73,8 @@ class PolyformerCache(Cache):
         shorter = self.state.truncated_(abs(tokens_to_remove))
         if shorter is None:
             raise InputError(
-                "past_key_values: this model's attention keeps sums of the past, of which nothing can be "
-                "taken back; generate without an assistant"
+                "past_key_values: this model keeps sums of the past, or its last tokens alone, of which "
+                "nothing can be taken back; generate without an assistant"
             )
         self.state = shorter
 
