@@ -83,3 +83,11 @@ def test_every_recipe_is_whole(name: str):
 def test_a_negative_seed_is_refused():
     with pytest.raises(InputError, match="seed: expected 0 or more, got -1"):
         Recipe(seed=-1)
+
+
+def test_a_model_that_begins_with_a_checkpoint_reads_by_its_tokenizer():
+    model = {"pretrained": "some/checkpoint"}
+    assert Recipe.from_dict({"model": model}).tokenizer.path == "some/checkpoint"
+    other = Recipe.from_dict({"model": model, "tokenizer": {"algorithm": "bytes"}})
+    assert other.tokenizer.path is None
+    assert Recipe.from_dict({"model": "decoder-tiny"}).tokenizer.path is None

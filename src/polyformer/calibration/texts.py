@@ -30,8 +30,8 @@ class Written:
     seconds: float
 
 
-def written(model: Transformer, write: Write, threshold: float | None) -> Written:
-    """With exits at `threshold`, or without where it is None."""
+def written(model: Transformer, write: Write, threshold: float | Sequence[float] | None) -> Written:
+    """With exits at `threshold`, or one for each exit, or without where it is None."""
     set_threshold(model, 1.0 if threshold is None else threshold)
     start = time.perf_counter()
     with whole_depth(threshold is None), recorded_depths() as depths:

@@ -93,8 +93,15 @@ class Recipe(Config):
 
     @classmethod
     def from_dict(cls, data: object, where: str = "") -> Self:
-        """The recipe that `data` describes. It imports nothing: see `polyformer.plugins`."""
+        """The recipe that `data` describes. It imports nothing: see `polyformer.plugins`.
+
+        A model that begins with a checkpoint reads by its tokenizer, where no other is named.
+        """
         names = data.get("imports") if isinstance(data, dict) else None
+        if isinstance(data, dict) and "tokenizer" not in data:
+            model = data.get("model")
+            checkpoint = model.get("pretrained") if isinstance(model, dict) else None
+            data = data if checkpoint is None else {**data, "tokenizer": {"path": checkpoint}}
         with telling([name for name in names if isinstance(name, str)] if isinstance(names, list) else []):
             return super().from_dict(data, where)
 

@@ -1,0 +1,201 @@
+"""The claim that a translator with early exits keeps the full model's BLEU with a fraction of its decoder's
+layers (Elbayad et al. 2020, Depth-Adaptive Transformer, section 5, figure 4), CPU-sized.
+
+One encoder-decoder is trained with an exit after every layer of its decoder, aligned, and a unit at each that
+learns when to leave from an oracle. Validation sentences choose the threshold (grid search): the lowest whose
+BLEU lies at most `margin` below that of the whole model. Test sentences are then translated by the whole
+model, with that threshold, and with all tokens leaving after one and the same layer: what a smaller depth,
+fixed beforehand, gives.
+
+The claim holds where the test BLEU with the threshold lies at most `points` below the whole model's, with
+three quarters of the decoder's layers or fewer.
+
+Deviations: Multi30k in place of IWSLT'14 and WMT'14, a model a hundred times smaller, greedy search.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from polyformer.bench.claims import taken_up
+from polyformer.bench.plot import line_plot
+from polyformer.calibration.texts import translating, written
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.core.files import atomic_write
+from polyformer.data import DataConfig, read
+from polyformer.generation import BeamConfig
+from polyformer.model import Transformer
+from polyformer.recipes import Recipe
+from polyformer.recipes.find import absolute, with_data
+from polyformer.tasks import Translation
+from polyformer.training.config import at_least
+
+FILES = {"path": "train.{en,de}.gz", "validation": "val.{en,de}.gz", "test": "test_2016_flickr.{en,de}.gz"}
+SHARE = 0.75
+"""Of the decoder's layers, at most."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DepthAdaptiveClaim(Config):
+    """Sizes of the run; a second call goes on with what OUT holds."""
+
+    data: str | None = None  # a directory with {train,val,test_2016_flickr}.{en,de}.gz
+    layers: int = 6  # of the decoder; the encoder has half as many
+    width: int = 128
+    heads: int = 4
+    vocabulary: int = 4000
+    batch_tokens: int = 3000
+    steps: int = 1500
+    lr: float = 2e-3
+    rule: str = "classifier(target=exit)"
+    thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+    sentences: int = 200  # of validation and test, at most
+    margin: float = 0.3
+    points: float = 0.5
+    seed: int = 0
+    out: str = "runs/depth-adaptive"
+
+    def __post_init__(self) -> None:
+        at_least(2, layers=self.layers)
+        at_least(1, steps=self.steps, sentences=self.sentences, width=self.width, heads=self.heads)
+        if self.data is None:
+            raise InputError(
+                "data: the built-in text has no translations; name Multi30k's directory with --data DIR"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A way to translate: its BLEU, layers a token, and seconds."""
+
+    bleu: float
+    layers: float
+    seconds: float
+
+
+Results = dict[str, Measured]
+
+
+def run(config: DepthAdaptiveClaim) -> Results:
+    """Train, choose and measure; write OUT/depth-adaptive.csv and .png, print a table and the verdict."""
+    folder = Path(config.out)
+    fitted = taken_up(Recipe.from_dict(recipe(config)), folder / "run")
+    task, model = fitted.task, fitted.model
+    assert isinstance(task, Translation)
+    searched = {}
+    validation, test = (pairs(config, split) for split in ("validation", "test"))
+    whole = measured(task, model, validation, None)
+    for threshold in config.thresholds:
+        searched[threshold] = measured(task, model, validation, threshold)
+        show(f"validation, threshold {threshold}", searched[threshold])
+    chosen = choose(searched, whole.bleu - config.margin)
+    results = {"whole": measured(task, model, test, None)}
+    if chosen is not None:
+        results[f"threshold {chosen}"] = measured(task, model, test, chosen)
+    for layer in range(1, config.layers):
+        at = [float(layer != exit) for exit in range(1, config.layers)]
+        results[f"all after layer {layer}"] = measured(task, model, test, at)
+    lines = ["way,bleu,layers,seconds"]
+    for name, value in results.items():
+        show(name, value)
+        lines.append(f'"{name}",{value.bleu},{value.layers},{value.seconds}')
+    atomic_write(folder / "depth-adaptive.csv", ("\n".join(lines) + "\n").encode())
+    curves = {
+        "by threshold, validation": sorted((value.layers, value.bleu) for value in searched.values()),
+        "one depth for all, test": [
+            (value.layers, value.bleu) for name, value in results.items() if not name.startswith("threshold")
+        ],
+    }
+    curves["one depth for all, test"].sort()
+    line_plot(folder / "depth-adaptive.png", curves, "layers a token", "BLEU")
+    print(verdict(config, results))
+    return results
+
+
+def recipe(config: DepthAdaptiveClaim) -> dict[str, Any]:
+    """The run, as a recipe has it."""
+    sizes = {"hidden_size": config.width, "intermediate_size": 4 * config.width}
+    return {
+        "task": {"kind": "translate", "batch_tokens": config.batch_tokens, "beam": {"num_beams": 1}},
+        "model": {
+            "preset": "transformer-small",
+            "dropout": 0.1,
+            "num_attention_heads": config.heads,
+            "encoder.num_hidden_layers": config.layers // 2,
+            "decoder.num_hidden_layers": config.layers,
+            "decoder.depth": f"exits(rule={config.rule})",
+            **sizes,
+        },
+        "data": absolute(with_data(dict(FILES), folder_of(config))),
+        "tokenizer": {"algorithm": "bpe", "vocab_size": config.vocabulary},
+        "optimizer": {"kind": "adam", "lr": config.lr},
+        "schedule": {"kind": "cosine", "warmup": min(200, config.steps // 4 + 1), "floor": 0.02},
+        "training": {
+            "steps": config.steps,
+            "reporting": {"log_every": 50, "evaluate_every": config.steps},
+            "saving": {"checkpoint_every": 100},
+        },
+        "seed": config.seed,
+    }
+
+
+def pairs(config: DepthAdaptiveClaim, split: str) -> tuple[list[str], list[str]]:
+    """Sources and references of a split."""
+    data = DataConfig.from_dict(absolute(with_data({"path": FILES[split]}, folder_of(config))))
+    rows = [dict(row) for row in read(data, ("source", "target"), data.path)][: config.sentences]
+    return [str(row["source"]) for row in rows], [str(row["target"]) for row in rows]
+
+
+def folder_of(config: DepthAdaptiveClaim) -> str:
+    """Of the data, which the configuration has checked to be named."""
+    assert config.data is not None
+    return config.data
+
+
+def measured(
+    task: Translation,
+    model: Transformer,
+    sentences: tuple[list[str], list[str]],
+    threshold: float | Sequence[float] | None,
+) -> Measured:
+    """Translations with exits at `threshold`, or one for each exit; None for the whole model."""
+    import sacrebleu
+
+    sources, references = sentences
+    result = written(model, translating(Greedy(task), sources), threshold)
+    return Measured(sacrebleu.corpus_bleu(result.texts, [references]).score, result.layers, result.seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Greedy:
+    """A task that translates without beams."""
+
+    task: Translation
+
+    def translate(self, model: Transformer, texts: Sequence[str]) -> list[str]:
+        """The translation of each text."""
+        return self.task.translate(model, texts, BeamConfig(num_beams=1))
+
+
+def choose(searched: dict[float, Measured], least: float) -> float | None:
+    """The threshold of the fewest layers whose BLEU is `least` or more; None where there is none."""
+    good = [(value.layers, threshold) for threshold, value in searched.items() if value.bleu >= least]
+    return min(good)[1] if good else None
+
+
+def show(name: str, value: Measured) -> None:
+    """One line."""
+    print(f"{name:<28}BLEU {value.bleu:6.2f}  layers {value.layers:5.2f}  {value.seconds:7.1f} s", flush=True)
+
+
+def verdict(config: DepthAdaptiveClaim, results: Results) -> str:
+    """What the figures say of the claim."""
+    whole = results["whole"]
+    chosen = [value for name, value in results.items() if name.startswith("threshold")]
+    if not chosen:
+        return f"not reproduced: no threshold is within {config.margin} BLEU of the whole model in validation"
+    lost, share = whole.bleu - chosen[0].bleu, chosen[0].layers / config.layers
+    text = f"{chosen[0].bleu:.2f} BLEU beside {whole.bleu:.2f}, with {share:.0%} of the decoder's layers"
+    return f"{'reproduced' if lost <= config.points and share <= SHARE else 'not reproduced'}: {text}"
