@@ -6,7 +6,7 @@ from polyformer.stack import Stack
 
 
 def freeze_around_alone(model: nn.Module, decoder: Stack | None) -> None:
-    """No gradients but for what the memory or the depth of `decoder` trains, where one trains a part alone."""
+    """No gradients but for what the memory or the depth of `decoder` trains, where one trains a part."""
     if decoder is None:
         return
     trained = [] if decoder.memory is None else decoder.memory.trained(decoder.sequence) or []
