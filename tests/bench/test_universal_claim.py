@@ -1,6 +1,7 @@
 """The Universal Transformer's claim: its verdict, and a small run of the real thing."""
 
 import csv
+import dataclasses
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from polyformer.bench.reproduce.universal import (
     verdict,
 )
 from polyformer.core.errors import InputError
+from polyformer.sequence.tokens import Tokens
 
 
 def shares(**far: float) -> dict[tuple[str, str, int, int], tuple[float, float]]:
@@ -63,10 +65,12 @@ def test_source_and_target_begin_where_they_are_told():
     at = [model(ids, ids, torch.tensor(start)).logits for start in (0, 7)]
     plain = model.model(ids, labels=ids).logits
     torch.testing.assert_close(at[0], plain)
-    assert not torch.allclose(at[0], at[1])
-    state = model.model.encode(ids, position_ids=torch.arange(7, 12))
-    from_zero = model.model(decoder_input_ids=model.model.shifted_right(ids, None), state=state).logits
-    assert not torch.allclose(at[1], from_zero), "the target begins there too"
+    target = model.model.shifted_right(ids, None)
+    for source_from, target_from in ((0, 7), (7, 0), (7, 7)):
+        state = model.model.encode(ids, position_ids=torch.arange(source_from, source_from + 5))
+        state = dataclasses.replace(state, tokens=Tokens(0, dropped=target_from))
+        logits = model.model(decoder_input_ids=target, state=state).logits
+        assert torch.allclose(logits, at[1]) == (source_from == target_from)
 
 
 def test_run_is_taken_up_again(tmp_path, capsys):
