@@ -66,11 +66,11 @@ class PretrainedClaim(Config):
     neighbours: int = 32
     stores: tuple[int, ...] = (0, 512, 2048, 8192, 32_768)  # entries, in evaluation
     held_out: int = 16_384  # tokens
-    steps: int = 200
-    trains: Trains = "layer"
+    steps: int = 64
+    trains: Trains = "memory"
     sinks: int = 1  # tokens at the start of every segment that are not stored
     gate: float = -1.0  # with which every head begins, before the sigmoid
-    lr: float = 5e-4
+    lr: float = 1e-2
     precision: Literal["no", "bf16"] = "no"
     seed: int = 0
     out: str = "runs/memorizing-pretrained"
