@@ -20,7 +20,7 @@ Elbayad et al. 2020 (Depth-Adaptive Transformer), sections 3 and 4; Schuster et 
 """
 
 from polyformer.depth.exits import multinomial, rules
-from polyformer.depth.exits.config import CalibrationConfig, ExitsConfig
-from polyformer.depth.exits.exits import Exits, set_threshold
+from polyformer.depth.exits.exits import Exits, ExitsConfig, set_threshold
+from polyformer.depth.exits.promise import CalibrationConfig
 
 __all__ = ["CalibrationConfig", "Exits", "ExitsConfig", "multinomial", "rules", "set_threshold"]

@@ -1,19 +1,98 @@
 """The exits of one stack, and what happens at them during a call."""
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.depth.active import Active
-from polyformer.depth.base import Call, Depth, Halting, Judge
-from polyformer.depth.exits.base import Candidates, Course, ExitRule
+from polyformer.depth.base import Call, Depth, DepthConfig, Halting, Judge
+from polyformer.depth.exits.base import Candidates, Course, ExitRuleConfig
+from polyformer.depth.exits.promise import CalibrationConfig
+from polyformer.depth.exits.rules import ClassifierConfig
 from polyformer.depth.recording import is_whole
 from polyformer.ops.linear import Linear
 from polyformer.ops.norms import NormConfig
+from polyformer.position import Shape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExitsConfig(DepthConfig):
+    """Tokens leave a decoder after one of `layers`, counted from 1; by default after any but the last."""
+
+    layers: tuple[int, ...] | None = None
+    rule: ExitRuleConfig = ClassifierConfig()
+    threshold: float | tuple[float, ...] = 1.0  # of the rule's confidence; or one for each exit
+    decay: float | None = None  # how fast the threshold falls with the position; None for not at all
+    decay_length: int = 512  # the longest text, in tokens, by which positions are divided
+    translation: Literal["none", "linear"] = "none"  # of an exit's states, before its norm
+    training: Literal["aligned", "mixed"] = "aligned"
+    loss_weights: Literal["layer", "equal"] = "layer"  # of the exits: by number of the layer, or all alike
+    rule_loss: float = 1.0
+    alone: bool = False  # of the model, only exits and rule are trained
+    calibration: CalibrationConfig | None = dataclasses.field(default=None, compare=False)
+
+    kind: ClassVar[str] = "exits"
+    paper: ClassVar[str] = "Elbayad et al. 2020 (Depth-Adaptive Transformer); Schuster et al. 2022 (CALM)"
+    encoder: ClassVar[bool] = False
+    eager: ClassVar[str] = "which tokens go on depends on computed numbers"
+
+    def __post_init__(self) -> None:
+        layers = self.layers
+        if layers is not None and (not layers or list(layers) != sorted({*layers}) or layers[0] < 1):
+            raise InputError(f"layers: expected rising numbers of layers, from 1 on, got {list(layers)}")
+        for name, values in (
+            ("translation", ("none", "linear")),
+            ("training", ("aligned", "mixed")),
+            ("loss_weights", ("layer", "equal")),
+        ):
+            if getattr(self, name) not in values:
+                raise InputError(
+                    f"{name}: expected {' or '.join(map(quote, values))}, got {quote(getattr(self, name))}"
+                )
+        for threshold in self.threshold if isinstance(self.threshold, tuple) else (self.threshold,):
+            if not 0.0 <= threshold <= 1.0:
+                raise InputError(f"threshold: expected a confidence from 0 to 1, got {threshold}")
+        if isinstance(self.threshold, tuple) and layers is not None and len(self.threshold) != len(layers):
+            raise InputError(
+                f"threshold: expected one number, or one for each of the {len(layers)} exits, "
+                f"got {len(self.threshold)}"
+            )
+        if self.decay is not None and not 0.0 <= self.decay < math.inf:
+            raise InputError(f"decay: expected a number of 0 or more, got {self.decay}")
+        if self.decay_length < 1:
+            raise InputError(f"decay_length: counts tokens, expected 1 or more, got {self.decay_length}")
+        if not 0.0 <= self.rule_loss < math.inf:
+            raise InputError(f"rule_loss: expected a weight of 0 or more, got {self.rule_loss}")
+
+    @classmethod
+    def examples(cls) -> tuple["ExitsConfig", ...]:
+        """Rules with and without weights, both ways of training, a falling threshold, linear translations."""
+        return (
+            cls(threshold=0.5, translation="linear"),
+            cls(threshold=0.2, decay=4.0, rule=ExitRuleConfig.from_dict("softmax", "rule")),
+            cls(threshold=0.9, training="mixed", rule=ExitRuleConfig.from_dict("saturation", "rule")),
+            cls(threshold=0.5, loss_weights="equal", rule=ExitRuleConfig.from_dict("multinomial", "rule")),
+        )
+
+    def build(self, shape: Shape, norm: NormConfig | None) -> "Exits":
+        """A norm for each exit where the stack ends in one, a translation where asked for, and the rule."""
+        layers = tuple(range(1, shape.num_layers)) if self.layers is None else self.layers
+        if layers and layers[-1] >= shape.num_layers:
+            raise InputError(
+                f"depth.layers: expected layers below the last, {shape.num_layers}, got {list(layers)}"
+            )
+        if isinstance(self.threshold, tuple) and len(self.threshold) != len(layers):
+            raise InputError(
+                f"depth.threshold: expected one number, or one for each of the {len(layers)} exits, "
+                f"got {len(self.threshold)}"
+            )
+        return Exits(self, shape.hidden_size, (*layers, shape.num_layers), norm)
 
 
 class Exit(nn.Module):
@@ -32,21 +111,15 @@ class Exit(nn.Module):
 class Exits(Depth):
     """The exits after `layers`, of which the last is the end of the stack and has no module of its own."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        layers: Sequence[int],
-        norm: NormConfig | None,
-        rule: ExitRule,
-        linear: bool = False,
-    ):
+    def __init__(self, config: ExitsConfig, hidden_size: int, layers: Sequence[int], norm: NormConfig | None):
         super().__init__()
-        self.layers, self.rule = list(layers), rule
-        self.exits = nn.ModuleList(Exit(hidden_size, norm, linear) for _ in self.layers[:-1])
-        self.thresholds: Sequence[float] = [1.0] * len(self.exits)
-        self.decay: tuple[float, int] | None = None
-        self.mixed, self.by_layer, self.rule_loss = False, True, 1.0
-        self.reads_source = rule.reads_source
+        self.config, self.layers, self.alone = config, list(layers), config.alone
+        linear, count = config.translation == "linear", len(layers) - 1
+        self.exits = nn.ModuleList(Exit(hidden_size, norm, linear) for _ in range(count))
+        self.rule = config.rule.build(hidden_size, len(layers))
+        self.reads_source = self.rule.reads_source
+        threshold = config.threshold
+        self.thresholds = list(threshold) if isinstance(threshold, tuple) else [threshold] * count
 
     def added(self, final_norm: nn.Module) -> None:
         """Begin where the end of the model is: the exits of a model that was trained without."""
@@ -64,14 +137,14 @@ class Exits(Depth):
     def threshold(self, number: int, pos: Tensor) -> Tensor:
         """lambda'(t) of exit `number` at the positions [...], of their shape."""
         start = torch.full(pos.shape, self.thresholds[number], device=pos.device)
-        if self.decay is None:
+        if self.config.decay is None:
             return start
-        decay, length = self.decay
-        return (0.9 * start + 0.1 * torch.exp(-decay * pos / length)).clamp(0, 1)
+        falling = torch.exp(-self.config.decay * pos / self.config.decay_length)
+        return (0.9 * start + 0.1 * falling).clamp(0, 1)
 
     def weight(self, number: int) -> float:
         """Of the loss at way out `number`; all add up to 1."""
-        own = self.layers if self.by_layer else [1] * len(self.layers)
+        own = self.layers if self.config.loss_weights == "layer" else [1] * len(self.layers)
         return own[number] / sum(own)
 
 
@@ -82,14 +155,15 @@ class Exiting(Halting):
         super().__init__(call)
         self.exits, self.before = exits, call.x
         self.left: Tensor | None = None  # [B, T] bool
-        self.hidden = call.x  # [B, T, E], what the head reads of those who left
+        self.hidden = self.end = call.x  # [B, T, E], what the head reads of those who left, and of the others
         self.kept: Tensor | None = None
         if call.source is not None:
             self.kept = exits.rule.read(call.source, call.source_valid)
-        self.aligned = exits.training and not exits.mixed
+        mixed = exits.config.training == "mixed"
+        self.aligned = exits.training and not mixed
         self.states: list[Tensor] = []
         self.planned: Tensor | None = None
-        if exits.training and exits.mixed:
+        if exits.training and mixed:
             self.planned = torch.randint(len(exits.layers), call.x.shape[:2], device=call.x.device)
 
     def halted(self, layer: int, x: Tensor, active: Active) -> Tensor | None:
@@ -130,8 +204,7 @@ class Exiting(Halting):
 
     def output(self, x: Tensor, finished: Callable[[Tensor], Tensor]) -> Tensor:
         """Of each token what its way out makes of its state."""
-        y = super().output(x, finished)
-        self.end = y
+        self.end = y = super().output(x, finished)
         return y if self.left is None else torch.where(self.left.unsqueeze(-1), self.hidden.to(y.dtype), y)
 
     def losses(self, loss: Tensor, judge: Judge) -> dict[str, Tensor]:
@@ -147,7 +220,7 @@ class Exiting(Halting):
         terms = {"exits": mean - loss}
         rule = self.exits.rule.loss(course)
         if rule is not None:
-            terms["exit_rule"] = self.exits.rule_loss * rule
+            terms["exit_rule"] = self.exits.config.rule_loss * rule
         return terms
 
 
