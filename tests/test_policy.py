@@ -152,3 +152,8 @@ def test_inputs_that_do_not_fit_are_refused(arguments: tuple[Tensor, ...], messa
 def test_configurations_that_cannot_be_meant_are_refused(changes: dict[str, object], message: str):
     with pytest.raises(InputError, match=message):
         Policy(model_config("gtrxl", changes))  # type: ignore[arg-type]
+
+
+def test_a_feed_forward_that_keeps_tokens_of_its_own_is_refused():
+    with pytest.raises(InputError, match=r"feedforward.*keeps tokens"):
+        model_config("gtrxl", {"feedforward": "separable_convolution"})
