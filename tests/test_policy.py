@@ -7,10 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
+import polyformer.hub
 from polyformer import InputError
+from polyformer.checkpoints import convert
 from polyformer.core.state import State
+from polyformer.data import TokenizerConfig, build_tokenizer
 from polyformer.model import Policy, PolicyConfig, TrajectoryConfig, load_pretrained, read_config
+from polyformer.model.weights import with_weights
 from polyformer.presets import MODELS, model_config
+from polyformer.tasks import LanguageModellingConfig
 
 POLICIES = "gtrxl", "policy-transformer-xl", "policy-lstm", "policy-feedforward"
 ROWS, STEPS, SIZE = 3, 13, 5
@@ -124,6 +129,20 @@ def test_a_policy_is_saved_and_known_by_its_file(tmp_path: Path, observations: T
     again = loaded.double()(observations).logits
     torch.testing.assert_close(again, policy(observations).logits, atol=1e-4, rtol=1e-4)
     assert isinstance(MODELS["dt-tiny"](), TrajectoryConfig)
+
+
+def test_what_is_for_models_of_texts_alone_is_refused():
+    policy = tiny("gtrxl")
+    task = LanguageModellingConfig().build(build_tokenizer(TokenizerConfig(algorithm="bytes"), []))
+    refusals = {
+        "transformers has no class for a Policy": lambda: polyformer.hub.wrap(policy),
+        "expected a model of texts, got a Policy": lambda: convert(policy, attention="lsh"),
+        "a Policy has none in int8": lambda: with_weights(policy, "int8"),
+        "got a model that reads no text": lambda: task.adapt(policy.config),
+    }
+    for message, call in refusals.items():
+        with pytest.raises(InputError, match=message):
+            call()
 
 
 @pytest.mark.parametrize(

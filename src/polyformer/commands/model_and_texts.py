@@ -74,7 +74,7 @@ def random_preset(name: str, overrides: dict[str, Any]) -> "tuple[Transformer, T
 
     config = model_config(name, overrides)
     if not isinstance(config, ModelConfig):
-        raise InputError(f"{name}: a model of trajectories, which reads no text")
+        raise InputError(f"{name}: a model that reads no text")
     vocabulary = config.vocab_size
     tokenizer = build_tokenizer(TokenizerConfig(algorithm="bytes"), [])
     if len(tokenizer) > vocabulary:

@@ -48,8 +48,10 @@ AUTO = {
 def wrap(model: Transformer | TrajectoryTransformer) -> PolyformerModel:
     """`model` as one of transformers' models; the weights are its own, not copied.
 
-    Raises `InputError` for a head that transformers has no class for, and for weights in int8.
+    Raises `InputError` for a head or a model that transformers has no class for, and for weights in int8.
     """
+    if not isinstance(model, Transformer | TrajectoryTransformer):
+        raise InputError(f"wrap: transformers has no class for a {type(model).__name__}")
     if isinstance(model, Transformer) and model.config.weights == "int8":
         raise InputError(
             "wrap: this model's weights are int8, which transformers neither trains nor saves; load it with "

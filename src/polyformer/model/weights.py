@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.weights import load_weights
 from polyformer.heads.adaptive import AdaptiveSoftmax
@@ -35,7 +36,7 @@ def with_weights(model: M, weights: str) -> M:
     if weights not in WEIGHTS:
         raise unknown("weights", weights, WEIGHTS)
     if weights == "int8":
-        if not hasattr(model.config, "weights"):
+        if not isinstance(model.config, ModelConfig):
             raise InputError(f"weights: a {type(model).__name__} has none in int8; take float32 or bfloat16")
         if model.config.weights != "int8":
             model.config = dataclasses.replace(model.config, weights="int8")

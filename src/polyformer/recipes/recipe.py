@@ -66,7 +66,7 @@ class ModelChoice(Config):
             checkpoint = config_of(self.pretrained)
             if not isinstance(checkpoint, ModelConfig):
                 raise InputError(
-                    f"pretrained: {self.pretrained} is a model of trajectories, which is trained from fresh "
+                    f"pretrained: {self.pretrained} reads no text, and such a model is trained from fresh "
                     "weights only; name a preset"
                 )
             return keep_positions(overridden(checkpoint, flattened(self.options)), checkpoint)

@@ -106,7 +106,7 @@ class TextTask(Task):
                 packs them.
         """
         if not isinstance(config, ModelConfig):
-            raise InputError(f"model: this task needs {self.stacks} stacks, got a model of trajectories")
+            raise InputError(f"model: this task needs {self.stacks} stacks, got a model that reads no text")
         has = "-".join(name for name in ("encoder", "decoder") if getattr(config, name) is not None)
         if has != self.stacks:
             raise InputError(
