@@ -157,7 +157,7 @@ def test_a_mechanism_without_keys_and_values_writes_with_its_own_state():
         assert torch.equal(actual, whole)
     cache = ours(ids).past_key_values
     assert cache.get_seq_length() == 6
-    with pytest.raises(InputError, match="past_key_values: this model's attention keeps sums"):
+    with pytest.raises(InputError, match="past_key_values: this model keeps sums of the past"):
         cache.crop(1)
     theirs = transformers.DynamicCache()
     for layer in range(2):

@@ -5,7 +5,7 @@ import math
 from typing import Literal
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class CalibrateConfig(Config):
             if not 0.0 < getattr(self, name) < 1.0:
                 raise InputError(f"{name}: expected a probability between 0 and 1, got {getattr(self, name)}")
         if self.measure not in ("consistency", "references"):
-            raise InputError(f"measure: expected 'consistency' or 'references', got {self.measure!r}")
+            raise InputError(f"measure: expected 'consistency' or 'references', got {quote(self.measure)}")
         if not self.thresholds or not all(0.0 <= value <= 1.0 for value in self.thresholds):
             raise InputError(f"thresholds: expected confidences from 0 to 1, got {list(self.thresholds)}")
         if list(self.thresholds) != sorted(set(self.thresholds), reverse=True):

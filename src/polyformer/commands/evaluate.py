@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from polyformer.commands.options import Device, argument, device, option
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
     from polyformer.recipes.run import Run
@@ -112,7 +112,7 @@ def run(options: Options) -> None:
     files: dict[str, str] = {}
     own = recipe.task.own_data
     if own is not None and options.data is not None:
-        raise InputError(f"--data: the task {recipe.task.kind!r} makes its own; leave it out")
+        raise InputError(f"--data: the task {quote(recipe.task.kind)} makes its own; leave it out")
     if options.data is None:
         splits = own or load(recipe.data, needs)
         parts = {"validation": splits.validation, "test": splits.test}
@@ -144,7 +144,7 @@ def refuse_unless_acting(options: Options, run: "Run") -> bool:
         if not acts and getattr(options, name) is not None:
             raise InputError(
                 f"--{name.replace('_', '-')}: goes with a run of the task 'act', and {options.run} is one of "
-                f"{run.recipe.task.kind!r}"
+                f"{quote(run.recipe.task.kind)}"
             )
     return acts
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from polyformer.checkpoints import fit_tables, start_from
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_tensors
 from polyformer.core.weights import load_weights
 from polyformer.data import DataConfig, Splits, Tokenizer, load
@@ -128,7 +128,7 @@ def own_data(recipe: Recipe) -> Splits | None:
     """What the task makes itself in place of reading data; `InputError` where data are named all the same."""
     own = recipe.task.own_data
     if own is not None and recipe.data != DataConfig():
-        raise InputError(f"data: the task {recipe.task.kind!r} makes its own; leave it out")
+        raise InputError(f"data: the task {quote(recipe.task.kind)} makes its own; leave it out")
     return own
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.depth.exits.base import Course
 
 
@@ -30,7 +30,7 @@ class OracleConfig(Config):
 
     def __post_init__(self) -> None:
         if self.by not in ("likelihood", "correctness"):
-            raise InputError(f"by: expected 'likelihood' or 'correctness', got {self.by!r}")
+            raise InputError(f"by: expected 'likelihood' or 'correctness', got {quote(self.by)}")
         for name in ("penalty", "sigma"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name}: expected a number of 0 or more, got {getattr(self, name)}")

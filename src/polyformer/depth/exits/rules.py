@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.depth.exits.base import Candidates, Course, ExitRule, ExitRuleConfig
 from polyformer.depth.exits.oracles import OracleConfig
 
@@ -73,7 +73,7 @@ class ClassifierConfig(ExitRuleConfig):
 
     def __post_init__(self) -> None:
         if self.target not in ("consistency", "exit"):
-            raise InputError(f"target: expected 'consistency' or 'exit', got {self.target!r}")
+            raise InputError(f"target: expected 'consistency' or 'exit', got {quote(self.target)}")
 
     @classmethod
     def examples(cls) -> tuple["ClassifierConfig", ...]:
