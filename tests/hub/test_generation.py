@@ -162,7 +162,7 @@ def test_a_mechanism_without_keys_and_values_writes_with_its_own_state():
     theirs = transformers.DynamicCache()
     for layer in range(2):
         theirs.update(torch.zeros(2, 2, 3, 8), torch.zeros(2, 2, 3, 8), layer)
-    with pytest.raises(InputError, match="past_key_values: this model's attention keeps more"):
+    with pytest.raises(InputError, match="past_key_values: this model keeps more of the past"):
         ours(ids, past_key_values=theirs)
 
 

@@ -263,7 +263,10 @@ def test_other_models_and_other_tasks_are_refused(tmp_path: Path):
     text.write_text("a b c\n" * 40)
     for recipe, message in [
         ({**tiny(Path(path)).to_dict(), "model": "decoder-tiny"}, "needs a model of trajectories, such as"),
-        ({"model": "dt-tiny", "data": {"path": str(text)}}, "needs decoder stacks, got a model of trajec"),
+        (
+            {"model": "dt-tiny", "data": {"path": str(text)}},
+            "needs decoder stacks, got a model that reads no text",
+        ),
     ]:
         with pytest.raises(InputError, match=message):
             fit(Recipe.from_dict(recipe), tmp_path / "run")
