@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # What other machines may round, order or schedule otherwise: everything between `attend` and a whole model.
-NUMERIC := $(addprefix tests/,attention block contracts core dot_product feedforward heads objectives ops patterns position sequence stack test_model.py)
+NUMERIC := $(addprefix tests/,attention block contracts core depth dot_product feedforward heads objectives ops patterns position sequence stack test_model.py)
 TESTS := $(BIN)/python -m pytest -n 2
 
 .PHONY: demo test fuzz test-avx2 test-shuffled test-busy kills check docs clean
