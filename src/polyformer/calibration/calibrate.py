@@ -54,12 +54,18 @@ def calibrate(
     exits = exits_of(model)
     check_texts(len(references), config)
     before = list(exits.threshold) if isinstance(exits.threshold, tuple) else exits.threshold
+    tested: list[Tested] = []
+
+    def measured() -> Iterator[tuple[float, list[float]]]:
+        for test in _tests(model, write, references, config):
+            tested.append(test)
+            show(test)
+            yield test.threshold, test.losses
+
     try:
-        tested = list(_tests(model, write, references, config, show))
+        best = lowest_valid(measured(), config.risk, config.confidence)
     finally:
         set_threshold(model, before)
-    passed = [(test.threshold, test.losses) for test in tested]
-    best = lowest_valid(passed, config.risk, config.confidence)
     if best is not None:
         layers = next(test.layers for test in tested if test.threshold == best)
         set_threshold(model, best)
@@ -72,9 +78,8 @@ def _tests(
     write: Write,
     references: Sequence[str],
     config: CalibrateConfig,
-    show: Callable[[Tested], None],
 ) -> Iterator[Tested]:
-    """Each threshold in turn, up to the first that fails.
+    """Each threshold in turn.
 
     What a first generation makes ready costs time, which the first threshold's speed bears, not the whole
     model's.
@@ -86,11 +91,7 @@ def _tests(
         early = warming if threshold == first else written(model, write, threshold)
         losses = list(_losses(config.measure, similarity, whole, early, references))
         p_value = hoeffding_bentkus(losses, config.risk)
-        test = Tested(threshold, losses, p_value, early.layers, whole.seconds / early.seconds)
-        show(test)
-        yield test
-        if p_value > 1 - config.confidence:
-            return
+        yield Tested(threshold, losses, p_value, early.layers, whole.seconds / early.seconds)
 
 
 def _losses(
