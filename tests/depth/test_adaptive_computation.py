@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from stepwise import stepwise
 from torch import Tensor
 
 from polyformer.architecture import ModelConfig, SpecialTokens
@@ -159,23 +160,13 @@ def test_a_token_at_a_time_is_one_pass(memory: bool):
     options = {"memory": RecurrentConfig(length=20), "position": AlibiConfig()} if memory else {}
     of, tokens = model(decoder=stack(**options)), ids()
     whole = of(tokens).last_hidden_state
-    state, steps = of.new_state(), []
-    for t in range(tokens.shape[1]):
-        output = of(tokens[:, t : t + 1], state=state)
-        state = output.state
-        steps.append(output.last_hidden_state)
-    torch.testing.assert_close(torch.cat(steps, 1), whole)
+    torch.testing.assert_close(stepwise(of, tokens), whole)
 
 
 def test_a_pair_writes_as_in_one_pass():
     of, source, target = model(encoder=stack(), decoder=stack()), ids(), ids(length=6)
     whole = of(source, decoder_input_ids=target).last_hidden_state
-    state, steps = of.encode(source), []
-    for t in range(6):
-        output = of(decoder_input_ids=target[:, t : t + 1], state=state)
-        state = output.state
-        steps.append(output.last_hidden_state)
-    torch.testing.assert_close(torch.cat(steps, 1), whole)
+    torch.testing.assert_close(stepwise(of, target, source), whole)
 
 
 def test_tokens_that_halt_cost_nothing_more():

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from stepwise import stepwise
 from torch import Tensor
 
 from polyformer.architecture import ModelConfig, SpecialTokens
@@ -123,12 +124,7 @@ def test_a_token_leaves_where_the_rule_says(rule: str):
 def test_a_token_at_a_time_is_one_pass(rule: str):
     of, tokens = model(rule=rule, threshold=0.4), ids()
     whole = of(tokens).last_hidden_state
-    state, steps = of.new_state(), []
-    for t in range(tokens.shape[1]):
-        output = of(tokens[:, t : t + 1], state=state)
-        state = output.state
-        steps.append(output.last_hidden_state)
-    torch.testing.assert_close(torch.cat(steps, 1), whole)
+    torch.testing.assert_close(stepwise(of, tokens), whole)
 
 
 @pytest.mark.parametrize("rule", ["sequence", "classifier"])
@@ -136,12 +132,7 @@ def test_a_pair_writes_as_in_one_pass(rule: str):
     of, source, target = model(pair=True, rule=rule, threshold=0.45), ids(), ids(length=6)
     with recorded_depths() as depths:
         whole = of(source, decoder_input_ids=target).last_hidden_state
-    state, steps = of.encode(source), []
-    for t in range(6):
-        output = of(decoder_input_ids=target[:, t : t + 1], state=state)
-        state = output.state
-        steps.append(output.last_hidden_state)
-    torch.testing.assert_close(torch.cat(steps, 1), whole)
+    torch.testing.assert_close(stepwise(of, target, source), whole)
     if rule == "sequence":
         assert all(len(row.unique()) == 1 for row in depths[-1]), "a sequence leaves as a whole"
 
