@@ -1,5 +1,6 @@
 """A model's own texts: what is lost by exits, and the threshold that its checkpoint keeps."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from polyformer.calibration.texts import continuing, written
 from polyformer.cli import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig, build_tokenizer
-from polyformer.depth.exits import Exits, ExitsConfig
+from polyformer.depth import recorded_depths
+from polyformer.depth.exits import Exits, ExitsConfig, set_threshold
+from polyformer.generation import GenerationConfig
 from polyformer.model import Transformer, load_pretrained
 from polyformer.presets import create_model
 
@@ -53,6 +56,23 @@ def test_layers_are_counted_of_written_tokens_alone():
     write, _ = continuing(rows(3), 6, text_of)
     assert written(of, write, None).layers == 2
     assert written(of, write, 0.0).layers == 1
+
+
+def test_rows_that_ended_before_their_batch_count_no_longer():
+    of = model()
+    sources = rows(8)
+    write, _ = continuing(sources, 6, text_of)
+    texts = [text.split() for text in written(of, write, 1.0).texts]
+    end = texts[0][2]  # some rows write it early, others late or never
+    of.config = dataclasses.replace(of.config, special=dataclasses.replace(of.config.special, eos=int(end)))
+    set_threshold(of, 0.5)
+    right: list[int] = []
+    for row in sources:  # alone in its batch, with nothing to count but what it writes
+        with recorded_depths() as depths:
+            of.generate(torch.tensor([row[:6]]), None, GenerationConfig(max_new_tokens=6))
+        right += [int(depth) for depth in depths[1:]]
+    assert len(right) < 8 * 5, "no row ended early"
+    assert written(of, write, 0.5).layers == pytest.approx(sum(right) / len(right))
 
 
 def test_the_lowest_threshold_that_passes_is_kept_and_the_losses_are_of_the_texts():
@@ -105,6 +125,21 @@ def test_the_command_keeps_the_threshold_in_the_checkpoint(tmp_path: Path, capsy
     assert list(loaded.decoder.depth.thresholds) == [kept["threshold"]]
 
 
+def test_the_thresholds_and_the_format_of_the_texts_can_be_stated(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    folder, text = saved(tmp_path / "model", model()), tmp_path / "text.notes"
+    text.write_text(TEXT)
+    sizes = ["--texts", "60", "--prompt", "8", "--new-tokens", "4", "--risk", "0.9", "--confidence", "0.9"]
+    call = ["calibrate", str(folder), "--data", str(text), *sizes, "--thresholds", "0.98,0.5"]
+    assert main(call) == 2
+    assert "say format=" in capsys.readouterr().err
+    assert main([*call, "--format", "text"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    tested = [words[0] for words in lines if len(words) == 5 and words[0].startswith("0.")]
+    assert tested == ["0.98", "0.50"]
+
+
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture):
     plain, text = saved(tmp_path / "plain", model("fixed")), tmp_path / "text.txt"
     exits = saved(tmp_path / "exits", model())
@@ -114,6 +149,8 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture):
         "expected 59 or more": [str(exits), "--data", str(text), "--texts", "20"],
         "--data: name texts": [str(exits)],
         "no such directory": [str(tmp_path / "absent"), "--data", str(text)],
+        "--thresholds: expected numbers": [str(exits), "--data", str(text), "--thresholds", "much"],
+        "thresholds: expected falling": [str(exits), "--data", str(text), "--thresholds", "0.1,0.2"],
         "risk: expected a probability": [str(exits), "--data", str(text), "--risk", "2"],
     }
     before = (exits / "config.json").read_bytes()

@@ -6,11 +6,11 @@ no more than --risk of its quality on average. `generate` and `translate` use it
 none that the model was trained with.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from polyformer.commands.options import Device, argument, device, option
+from polyformer.commands.options import Device, argument, device, numbers, option
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   polyformer calibrate runs/mine --data valid.txt
   polyformer calibrate smollm2-exits --data valid.txt --risk 0.1 --confidence 0.9 --texts 100
   polyformer calibrate runs/multi30k --data valid.tsv --measure references
+  polyformer calibrate runs/mine --data valid.md --format text --thresholds 0.99,0.95,0.9
 """
 
 
@@ -34,12 +35,16 @@ class Options:
         "texts to calibrate with, for a translator pairs (default: the validation data of the run)",
         metavar="PATH",
     )
+    format: str | None = option("of PATH, if its name does not say: text, lines, articles, tsv, ...")
     risk: float = option("the expected loss of quality, from 0 to 1 (default: 0.05)", 0.05)
     confidence: float = option("the probability with which the risk holds (default: 0.95)", 0.95)
     measure: Literal["consistency", "references"] = option(
         "what is lost: agreement with what is written without exits, or ROUGE-L beside the references "
         "(default: consistency)",
         "consistency",
+    )
+    thresholds: str | None = option(
+        "confidences to test, falling, with commas between (default: 0.95,0.9,...,0.05)", metavar="X,X"
     )
     texts: int = option("number of texts, at most (default: 200)", 200)
     prompt: int = option("tokens of each text that a decoder alone continues (default: 32)", 32)
@@ -53,6 +58,7 @@ def run(options: Options) -> None:
     from polyformer.calibration.calibrate import check_texts, exits_of
     from polyformer.commands.model_and_texts import load
     from polyformer.core.files import atomic_write
+    from polyformer.data import DataConfig
     from polyformer.model.saving import CONFIG
     from polyformer.ops.workers import suited
 
@@ -60,11 +66,16 @@ def run(options: Options) -> None:
         if getattr(options, name) < 1:
             raise InputError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(options, name)}")
     asked = CalibrateConfig(risk=options.risk, confidence=options.confidence, measure=options.measure)
+    if options.thresholds is not None:
+        asked = replace(asked, thresholds=numbers("--thresholds", options.thresholds))
     check_texts(options.texts, asked)
     if not Path(options.model).is_dir():
         raise InputError(f"{options.model}: no such directory; expected a run or a checkpoint with exits")
     source = load(options.model, held_out(options), options.device)
     exits_of(source.model)
+    if options.format is not None:
+        data = DataConfig.from_dict({**source.data.to_dict(), "format": options.format}, "data")
+        source = replace(source, data=data)
     write, references = writing(options, source)
     check_texts(len(references), asked)
     layers = source.model.config.decoder.num_hidden_layers  # type: ignore[union-attr]

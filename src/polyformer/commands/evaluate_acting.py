@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from polyformer.core.errors import InputError, quote
+from polyformer.commands.options import numbers
+from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
     from polyformer.acting.returns import Achieved
@@ -28,7 +29,14 @@ def try_out(
                 "--environment CartPole-v1"
             )
         return
-    text, _ = tried(run, model, numbers(returns), episodes, environment, max_steps)
+    text, _ = tried(
+        run,
+        model,
+        None if returns is None else numbers("--returns", returns),
+        episodes,
+        environment,
+        max_steps,
+    )
     print(f"\n{text}")
 
 
@@ -70,11 +78,3 @@ def tried(
     except InputError as error:  # matplotlib is missing
         lines.append(f"Not drawn: {error}")
     return "\n".join(lines), results
-
-
-def numbers(text: str | None) -> tuple[float, ...] | None:
-    """ "100,200" as numbers; `InputError` for what are none."""
-    try:
-        return None if text is None else tuple(float(word) for word in text.split(","))
-    except ValueError as error:
-        raise InputError(f"--returns: expected numbers with commas between, got {quote(text)}") from error

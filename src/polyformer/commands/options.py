@@ -71,6 +71,14 @@ def imports() -> Any:
     return dataclasses.field(default=(), metadata={"imports": True})
 
 
+def numbers(flag: str, text: str) -> tuple[float, ...]:
+    """ "100,200", the value of `flag`, as numbers; `InputError` for what are none."""
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError as error:
+        raise InputError(f"{flag}: expected numbers with commas between, got {quote(text)}") from error
+
+
 def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
     """The options of one command from its part of the command line; raises `InputError`, exits for --help."""
     collected: dict[str, Any] = {}
