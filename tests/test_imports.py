@@ -18,18 +18,9 @@ ROOT = Path(polyformer.__file__).parent
 ORDER = [
     *("core", "ops", "sequence", "patterns", "dot_product", "position", "attention", "memory", "depth"),
     *("feedforward", "block", "stack", "heads", "plugins", "architecture", "outputs", "generation", "model"),
-    *("hub", "presets", "checkpoints", "data", "objectives", "agents", "training", "tasks", "acting"),
-    *(
-        "recipes",
-        "datastore",
-        "calibration",
-        "visual",
-        "bench",
-        "documentation",
-        "commands",
-        "cli",
-        "__main__",
-    ),
+    *("hub", "presets", "checkpoints", "data", "objectives", "environments", "agents", "training", "tasks"),
+    *("trials", "recipes", "datastore", "calibration", "visual", "bench", "documentation", "commands", "cli"),
+    "__main__",
 ]
 """A part imports from itself and from earlier ones only."""
 

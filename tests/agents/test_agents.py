@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from polyformer import InputError
-from polyformer.agents.environments import make_environment
 from polyformer.agents.rollouts import MEMORY, Rollout
 from polyformer.cli import main
 from polyformer.core.files import read_tensors
 from polyformer.core.state_files import save_state
+from polyformer.environments.making import make_environment
 from polyformer.model import Policy, PolicyConfig
 from polyformer.presets import model_config
 from polyformer.recipes import Recipe, Run, fit
@@ -27,8 +27,8 @@ gymnasium = pytest.importorskip("gymnasium")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torchrl")
-    from polyformer.agents.acting import Actors, episodes, objective, rollout
     from polyformer.agents.actor import Remembering
+    from polyformer.agents.ppo import Actors, episodes, objective, rollout
 
 spaces = gymnasium.spaces
 ROWS, STEPS = 3, 12
@@ -234,9 +234,9 @@ def test_observations_without_a_form_are_refused():
     with pytest.raises(InputError, match="not all of which are vectors of one size; name a wrapper"):
         make_environment("minigrid:MiniGrid-MemoryS7-v0")
     wrappers = ["minigrid.wrappers:ImgObsWrapper"]
-    environment: Any = make_environment("minigrid:MiniGrid-MemoryS7-v0", wrappers)
+    environment = make_environment("minigrid:MiniGrid-MemoryS7-v0", wrappers=wrappers)
     assert environment.observation_space.shape == (7 * 7 * 3,)
-    environment: Any = make_environment("popgym:popgym-RepeatPreviousEasy-v0")
+    environment = make_environment("popgym:popgym-RepeatPreviousEasy-v0")
     assert environment.observation_space.shape == (4,)  # a choice of four as a vector
 
 

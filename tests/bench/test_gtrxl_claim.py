@@ -15,7 +15,6 @@ pytest.importorskip("popgym")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torchrl.collectors")
-from polyformer.agents.environments import make_environment
 from polyformer.agents.episode import episode_weights
 from polyformer.bench.reproduce.gtrxl import (
     POLICIES,
@@ -26,6 +25,7 @@ from polyformer.bench.reproduce.gtrxl import (
     run,
     verdict,
 )
+from polyformer.environments.making import make_environment
 
 RATES = 0.1, 0.2
 

@@ -6,8 +6,8 @@ from polyformer.commands.options import numbers
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
-    from polyformer.acting.returns import Achieved
     from polyformer.recipes import Run
+    from polyformer.trials.returns import Achieved
 
 EPISODES = 20
 
@@ -49,16 +49,11 @@ def tried(
     max_steps: int | None = None,
 ) -> "tuple[str, Achieved]":
     """A table of returns asked for and achieved, in lines of text, and they; draws RUN/returns.png."""
-    from polyformer.acting.returns import Panel, draw_returns, returns_table
-    from polyformer.acting.rollouts import Trial, achieved
+    from polyformer.trials.returns import Panel, draw_returns, returns_table
+    from polyformer.trials.trial import Trial, achieved
 
     task: Any = run.task
     config = task.config
-    if environment is None and ":" in config.environment:  # a run makes no module be imported
-        raise InputError(
-            f"--environment: {run.folder} names {config.environment}, for which a module is imported; name "
-            f"it yourself, --environment {config.environment}"
-        )
     options = {} if environment is not None else config.environment_options or {}
     trial = Trial(
         environment=environment or config.environment,

@@ -37,8 +37,8 @@ def run(options: Options) -> None:
     """Record, and print how large the returns are."""
     import numpy as np
 
-    from polyformer.acting.recording import Recording, record
     from polyformer.core.errors import InputError
+    from polyformer.environments.recording import Recording, record
 
     if not options.out:
         raise InputError("--out: name the new data set, such as cartpole/mixed-v0")

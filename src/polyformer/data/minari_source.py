@@ -36,7 +36,7 @@ def read_minari(path: str) -> Iterator[dict[str, Any]]:
     """
     try:
         dataset = _opened(path)
-        check_spaces(path, dataset.observation_space, dataset.action_space)
+        _check_spaces(path, dataset.observation_space, dataset.action_space)
         for episode in dataset.iterate_episodes():
             arrays = {
                 "observations": np.asarray(episode.observations)[: len(episode.actions)],
@@ -67,22 +67,18 @@ def environment_of(path: str) -> tuple[str, dict[str, Any]] | None:
     return spec.id, options
 
 
-def check_spaces(where: str, observations: Any, actions: Any) -> None:
-    """Raises `InputError` unless observations are vectors, and actions vectors or choices."""
-    from gymnasium.spaces import Box, Discrete
+def is_vector(space: Any) -> bool:
+    """Whether a space of gymnasium's is a `Box` of one dimension."""
+    from gymnasium.spaces import Box
 
-    if not isinstance(observations, Box) or len(observations.shape) != 1:
-        raise InputError(
-            f"{where}: its observations are {quote(str(observations))}, expected a Box of one dimension; "
-            "record it with gymnasium.wrappers.FlattenObservation around the environment"
-        )
-    if isinstance(actions, Discrete) and actions.start == 0:
-        return
-    if not isinstance(actions, Box) or len(actions.shape) != 1:
-        raise InputError(
-            f"{where}: its actions are {quote(str(actions))}, expected a Box of one dimension, or a Discrete "
-            "from 0; record it with a gymnasium.ActionWrapper that makes them so"
-        )
+    return isinstance(space, Box) and len(space.shape) == 1
+
+
+def is_choice(space: Any) -> bool:
+    """Whether it is `Discrete`, from 0 on."""
+    from gymnasium.spaces import Discrete
+
+    return isinstance(space, Discrete) and space.start == 0
 
 
 def minari_library() -> Any:
@@ -94,6 +90,20 @@ def minari_library() -> Any:
             "minari: recorded episodes need it, and it is not installed; pip install 'polyformer[agents]'"
         ) from error
     return minari
+
+
+def _check_spaces(where: str, observations: Any, actions: Any) -> None:
+    """Raises `InputError` unless observations are vectors, and actions vectors or choices."""
+    if not is_vector(observations):
+        raise InputError(
+            f"{where}: its observations are {quote(str(observations))}, expected a Box of one dimension; "
+            "record it with gymnasium.wrappers.FlattenObservation around the environment"
+        )
+    if not is_choice(actions) and not is_vector(actions):
+        raise InputError(
+            f"{where}: its actions are {quote(str(actions))}, expected a Box of one dimension, or a Discrete "
+            "from 0; record it with a gymnasium.ActionWrapper that makes them so"
+        )
 
 
 def _opened(path: str) -> Any:

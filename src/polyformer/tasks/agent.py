@@ -23,13 +23,14 @@ from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.state import State
 from polyformer.data import Splits
 from polyformer.data.batching import Batch
+from polyformer.data.minari_source import is_choice
 from polyformer.data.numbered import Numbered
 from polyformer.model import Policy, PolicyConfig
 from polyformer.tasks.base import HeldOut, Rows, Task, TaskConfig
 from polyformer.training.config import at_least
 
 if TYPE_CHECKING:
-    from polyformer.agents.acting import Actors
+    from polyformer.agents.ppo import Actors
 
 HELD_OUT = 2**31 - 1
 """In place of an iteration's number, where episodes are evaluated on."""
@@ -120,16 +121,20 @@ class Agent(Task):
 
     def adapt(self, config: Any) -> PolicyConfig:
         """`config`, a policy's, with the environment's sizes."""
-        from polyformer.agents.environments import check_installed, make_environment
+        from polyformer.environments.making import check_installed, make_environment
 
         if not isinstance(config, PolicyConfig):
             raise InputError("model: this task needs a policy, such as the preset gtrxl")
         check_installed("gymnasium", "torchrl")
-        environment = make_environment(self.config.environment, self.config.wrappers, **self.config.options)
-        spaces: Any = environment
-        size, actions = spaces.observation_space.shape[0], int(spaces.action_space.n)
+        environment = make_environment(self.config.environment, self.config.options, self.config.wrappers)
+        seen, actions = environment.observation_space, environment.action_space
         environment.close()
-        return dataclasses.replace(config, observation_size=size, num_actions=actions)
+        if not is_choice(actions):
+            raise InputError(
+                f"environment: {self.config.environment} has the actions {actions}, and a policy chooses "
+                "among numbered ones; name a wrapper ('module:Class') that makes a Discrete space of them"
+            )
+        return dataclasses.replace(config, observation_size=seen.shape[0], num_actions=int(actions.n))
 
     def training_batches(self, rows: Any, seed: int) -> Numbered:
         """The updates of an iteration by their numbers."""
@@ -150,7 +155,7 @@ class Agent(Task):
 
     def loss_after(self, model: nn.Module, batch: Batch, state: State | None) -> tuple[Tensor, State | None]:
         """The loss of an update on what was collected, and that; the first of an iteration collects."""
-        from polyformer.agents.acting import rollout
+        from polyformer.agents.ppo import rollout
 
         policy, actors, objective = self._with(model)
         config = self.config
@@ -168,7 +173,7 @@ class Agent(Task):
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         """Sums of returns and of lengths, and how many episodes: of so many rows of the batch as count."""
-        from polyformer.agents.acting import episodes
+        from polyformer.agents.ppo import episodes
 
         _, actors, _ = self._with(model)
         number = int(batch["number"][0, 1])
@@ -190,7 +195,7 @@ class Agent(Task):
 
     def _with(self, model: Any) -> "tuple[Policy, Actors, nn.Module]":
         """The policy in `model`, its environments and its objective, which are made once."""
-        from polyformer.agents.acting import Actors, objective
+        from polyformer.agents.ppo import Actors, objective
 
         policy = getattr(model, "_orig_mod", model)
         if self._parts is None or self._parts[0] is not policy:

@@ -28,16 +28,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from polyformer.acting.recording import Recording, record
-from polyformer.acting.returns import Panel, draw_returns
-from polyformer.acting.rollouts import Trial, achieved
 from polyformer.bench.claims import taken_up
 from polyformer.core.config import Config
 from polyformer.core.files import atomic_write
+from polyformer.environments.recording import Recording, record
 from polyformer.model import TrajectoryTransformer
 from polyformer.recipes import Recipe
 from polyformer.tasks.act import Acting
 from polyformer.training.config import at_least
+from polyformer.trials.returns import Panel, draw_returns
+from polyformer.trials.trial import Trial, achieved
 
 METHODS: dict[str, dict[str, Any]] = {
     "decision transformer": {},

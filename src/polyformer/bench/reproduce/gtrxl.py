@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from polyformer.agents.environments import make_environment
 from polyformer.agents.episode import draw_episode, episode_weights
 from polyformer.bench.claims import taken_up
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write
+from polyformer.environments.making import make_environment
 from polyformer.model import Policy, PolicyConfig, build_model
 from polyformer.presets import model_config
 from polyformer.recipes import Recipe, find_recipe
@@ -212,7 +212,7 @@ def _draw(fitted: Fitted, path: Path) -> None:
     task, policy = fitted.run.recipe.task, fitted.model
     assert isinstance(task, AgentConfig)
     assert isinstance(policy, Policy)
-    environment = make_environment(task.environment, task.wrappers, **task.options)
+    environment = make_environment(task.environment, task.options, task.wrappers)
     draw_episode(path, *episode_weights(policy, environment, 0, task.episode_steps))
     environment.close()
     print(f"attention in an episode: {path}")

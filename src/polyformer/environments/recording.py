@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from polyformer.acting.environments import make_environment
-from polyformer.acting.policies import POLICIES, Policy, noisy
 from polyformer.core.errors import InputError, unknown
 from polyformer.data.minari_source import minari_library
+from polyformer.environments.making import make_environment
+from polyformer.environments.policies import POLICIES, Policy, noisy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

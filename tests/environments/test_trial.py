@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from polyformer import InputError
-from polyformer.acting.returns import Panel, draw_returns, returns_table
-from polyformer.acting.rollouts import Trial, achieved
 from polyformer.cli import main
 from polyformer.data import DataConfig, read
 from polyformer.data.episodes import ROLES, Episodes
@@ -21,6 +19,8 @@ from polyformer.model import TrajectoryTransformer
 from polyformer.presets import model_config
 from polyformer.recipes import Recipe, Run, fit
 from polyformer.tasks.act import Acting, ActingConfig, best
+from polyformer.trials.returns import Panel, draw_returns, returns_table
+from polyformer.trials.trial import Trial, achieved
 
 CART, PENDULUM = "minari:cart/mixed-v0", "minari:pendulum/short-v0"
 
@@ -134,9 +134,9 @@ def test_what_a_model_cannot_act_in_is_named(minari_here: Path):
             {},
             "up to 500 steps, and the model's table 128; train with --model.max_timesteps 500",
         ),
-        ("Blackjack-v1", {}, "its observations are 'Tuple"),
-        ("CartPole-v9", {}, "environment CartPole-v9: cannot be made"),
-        ("CartPole-v1", {"gravity": 3}, "environment CartPole-v1: cannot be made"),
+        ("Blackjack-v1", {}, "it has observations of 45 numbers and 2 choices"),
+        ("CartPole-v9", {}, "gymnasium cannot make 'CartPole-v9'"),
+        ("CartPole-v1", {"gravity": 3}, "gymnasium cannot make 'CartPole-v1'"),
     ]:
         with pytest.raises(InputError, match=message):
             achieved(model, task, Trial(environment=environment, options=options, returns=(1.0,)))
@@ -244,7 +244,10 @@ def test_a_run_makes_no_module_be_imported(tmp_path: Path, minari_here: Path, co
     task = {"kind": "act", "context": 5, "batch_tokens": 240, "environment": "antigravity:CartPole-v1"}
     fit(recipe(task=task), tmp_path / "run")
     said = complaint("evaluate", str(tmp_path / "run"), "--device", "cpu")
-    assert "names antigravity:CartPole-v1, for which a module is imported; name it yourself, --envir" in said
+    assert (
+        "'antigravity' is a module of your own, which a recipe alone does not import; pass --import antigr"
+        in said
+    )
     assert "antigravity" not in sys.modules
 
 

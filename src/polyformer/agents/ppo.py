@@ -1,4 +1,4 @@
-"""Policies that act: their environments, episodes, and what training asks of their steps."""
+"""Proximal policy optimisation: policies act in rows of environments, and training asks of their steps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +13,8 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from polyformer.agents.actor import Remembering, modules_of, remembering_environment
-from polyformer.agents.environments import rows_of
 from polyformer.agents.rollouts import Rollout
+from polyformer.agents.rows import rows_of
 from polyformer.model.policy import Policy
 
 

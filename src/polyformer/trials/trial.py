@@ -4,6 +4,7 @@ section 3: the return to go begins as the one that is wanted, and each reward is
 Choices are drawn from the probabilities that the model gives them, as in the paper's code for Atari.
 """
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.acting.environments import make_environment, parallel
 from polyformer.core.errors import InputError
+from polyformer.environments.making import make_environment, side_by_side
 from polyformer.model import TrajectoryTransformer
 from polyformer.model.trajectory import TrajectoryState
 from polyformer.tasks.act import Acting
@@ -86,7 +87,7 @@ def achieved(model: TrajectoryTransformer, task: Acting, trial: Trial) -> dict[f
     asked = np.repeat(np.array(goals, np.float64), trial.episodes)
     total, alive = np.zeros(len(asked)), np.arange(len(asked))
     actor = Actor(model, task, trial.seed)
-    with parallel(trial.environment, trial.options, len(asked)) as environments:
+    with contextlib.closing(side_by_side(len(asked), trial.environment, trial.options)) as environments:
         # every return is asked for in the same episodes
         seeds = [trial.seed * trial.episodes + number for number in range(trial.episodes)]
         seen, _ = environments.reset(seed=seeds * len(goals))

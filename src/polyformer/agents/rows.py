@@ -1,0 +1,24 @@
+"""Rows of one environment as a batch of TorchRL's."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polyformer.environments.making import check_installed, side_by_side
+
+if TYPE_CHECKING:
+    from torchrl.envs import TransformedEnv
+
+
+def rows_of(
+    name: str, wrappers: Sequence[str], options: dict[str, Any], rows: int, device: torch.device
+) -> "TransformedEnv":
+    """`rows` environments side by side in this process, each reset by itself when its episode ends."""
+    check_installed("torchrl")
+    from torchrl.envs import DTypeCastTransform, GymWrapper, InitTracker, TransformedEnv
+
+    vector = side_by_side(rows, name, options, wrappers, resets=False)
+    env = TransformedEnv(GymWrapper(vector, categorical_action_encoding=True, device=device), InitTracker())
+    dtype = env.observation_spec["observation"].dtype
+    return env.append_transform(DTypeCastTransform(dtype, torch.float32, in_keys=["observation"]))

@@ -1,0 +1,1 @@
+"""Gymnasium's environments by their ids, and episodes recorded in them."""

@@ -1,0 +1,1 @@
+"""Models of recorded episodes, tried in environments: returns asked for and achieved."""
