@@ -15,6 +15,8 @@ from polyformer.data import TokenizerConfig
 from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
 from polyformer.model import Transformer
 from polyformer.patterns import ETC, BlockWindow, Global, Marked, Random, Window
+from polyformer.position.rope import RopeConfig
+from polyformer.position.rope.context_extension import YarnConfig
 from polyformer.presets import create_model
 
 SIZES: dict[str, Any] = {
@@ -198,3 +200,33 @@ def test_a_decoder_that_takes_a_memory_of_keys_stays_what_it_was(tmp_path: Path)
         convert(dense("bert-base"), memory="memorizing")
     with pytest.raises(InputError, match="Learned positions end after 24 tokens"):
         convert(dense("gpt2"), memory="memorizing")
+
+
+def test_rotary_positions_are_extended_by_as_much_as_there_are_more():
+    old = create_model("decoder-tiny", **SIZES, position="rope(base=500.0)").eval()
+    new, report = convert(old, max_positions=96, extension="yarn")
+    assert new.config.decoder is not None
+    assert new.config.decoder.position.to_dict() == {
+        **RopeConfig(base=500.0).to_dict(),
+        "kind": "rope",
+        "extension": YarnConfig(factor=4.0, original_max_positions=24).to_dict(),
+    }
+    assert not report.newly_initialized
+    by_hand = convert(old, max_positions=96, extension=YarnConfig(factor=4.0, original_max_positions=24))[0]
+    other = convert(old, max_positions=96, extension="yarn(factor=2)")[0]
+    inputs = batch(old, 96)
+    assert torch.equal(new(**inputs).logits, by_hand(**inputs).logits)
+    assert not torch.allclose(new(**inputs).logits, other(**inputs).logits)
+
+
+@pytest.mark.parametrize(
+    ("position", "options", "said"),
+    [
+        ("learned", {"extension": "yarn", "max_positions": 96}, "only rotary positions"),
+        ("rope", {"extension": "yarn"}, "its factor is 1"),
+        ("rope", {"extension": "yarrn(factor=2)"}, "yarn"),
+    ],
+)
+def test_extensions_that_cannot_be_are_refused(position: str, options: dict[str, Any], said: str):
+    with pytest.raises(InputError, match=said):
+        convert(create_model("decoder-tiny", **SIZES, position=position), **options)

@@ -55,20 +55,20 @@ def _in_process(
     with contextlib.suppress(AbsentError, InputError):
         make(warm)()
     call = make(inputs)
-    before = _reset_high_water()
+    before = reset_high_water()
     call()
-    return (_high_water() - before) / MIB
+    return (high_water() - before) / MIB
 
 
-def _reset_high_water() -> int:
+def reset_high_water() -> int:
     """The resident bytes now; where the system allows it, the high-water mark starts again from here."""
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
         reset.write_text("5")
-    return _high_water()
+    return high_water()
 
 
-def _high_water() -> int:
+def high_water() -> int:
     """The most bytes that were resident at once."""
     import resource
 

@@ -5,7 +5,8 @@ where the pattern covers the whole text nothing changes, also with more position
 attention scales its scores and the new one does not. Learned positions are repeated from their start, the
 range of relative distances stays, and global tokens' projections start as the ordinary ones: Beltagy et al.
 2020 (Longformer), section 5. What mechanisms have beyond queries, keys and values (Linformer's projections,
-say) is newly initialized. A memory begins as what changes next to nothing (`Memory.added`).
+say) is newly initialized. A memory begins as what changes next to nothing (`Memory.added`). Rotary positions
+have no table; an `extension` lowers their frequencies for texts longer than those of training.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ from polyformer.memory import MemoryConfig
 from polyformer.model import Transformer
 from polyformer.patterns import Pattern
 from polyformer.patterns.marked import reads_marks
+from polyformer.position.rope import RopeConfig, RopeExtensionConfig
 from polyformer.stack import MultiHeadAttention, Stack, StackConfig, copy_local_projections
 
 
@@ -32,6 +34,7 @@ def convert(
     attention: Pattern | MechanismConfig | str | dict[str, Any] | None = None,
     *,
     max_positions: int | None = None,
+    extension: RopeExtensionConfig | str | dict[str, Any] | None = None,
     global_projections: bool = False,
     memory: MemoryConfig | str | dict[str, Any] | None = None,
     depth: DepthConfig | str | dict[str, Any] | None = None,
@@ -42,6 +45,8 @@ def convert(
         attention: a pattern or a mechanism, in any of the ways of `polyformer.presets.model_config`, for the
             encoder where there is one, else for the decoder.
         max_positions: how long a text the new one takes; learned positions are repeated.
+        extension: of rotary positions, as "yarn" or "ntk(factor=4)"; by default its factor is `max_positions`
+            by the positions before.
         global_projections: give global tokens projections of their own, copied from the ordinary ones.
         memory: of earlier segments, for a decoder alone, as `memorizing(store=8192)`.
         depth: of the decoder where there is one, else of the encoder, as `exits(layers=[4, 8])`.
@@ -57,6 +62,8 @@ def convert(
             'was rounded from, or load this with weights="float32"'
         )
     config = convert_config(model.config, read_attention(attention), max_positions, global_projections)
+    if extension is not None:
+        config = with_extension(config, extension, model.config.max_position_embeddings)
     if memory is not None:
         config = with_memory(config, MemoryConfig.from_dict(memory, "memory"))
     if depth is not None:
@@ -66,12 +73,7 @@ def convert(
         converted = Transformer(config)
     converted.to(next(model.parameters()).dtype)
     report = keep_scores(model, converted, transfer(model, converted))
-    for stack, name in ((converted.decoder, "decoder"), (converted.encoder, "encoder")):
-        new = [part.removeprefix(f"{name}.").split(".")[0] for part in report.newly_initialized]
-        if stack is not None and stack.memory is not None and "memory" in new:
-            stack.memory.added()
-        if stack is not None and stack.depth is not None and "depth" in new:
-            stack.depth.added(stack.final_norm)
+    begin_additions(converted, report)
     if config.origin is not None:  # it is still of the family whose files hold them
         converted.unused_tensors = dict(model.unused_tensors)
         report = dataclasses.replace(
@@ -86,6 +88,16 @@ def convert(
             newly_initialized=tuple(name for name in report.newly_initialized if name not in global_copies),
         )
     return converted.eval(), report
+
+
+def begin_additions(model: Transformer, report: Report) -> None:
+    """What the stacks were given, a memory or exits, begins as what changes next to nothing."""
+    for stack, name in ((model.decoder, "decoder"), (model.encoder, "encoder")):
+        new = [part.removeprefix(f"{name}.").split(".")[0] for part in report.newly_initialized]
+        if stack is not None and stack.memory is not None and "memory" in new:
+            stack.memory.added()
+        if stack is not None and stack.depth is not None and "depth" in new:
+            stack.depth.added(stack.final_norm)
 
 
 def read_attention(attention: object) -> Pattern | MechanismConfig | None:
@@ -122,6 +134,31 @@ def convert_config(
         changes["origin"] = None
     config = dataclasses.replace(config, **changes)
     return config if max_positions is None else extend_positions(config, max_positions)
+
+
+def with_extension(config: ModelConfig, extension: object, before: int) -> ModelConfig:
+    """The configuration with rotary positions that read longer texts than the `before` tokens of training.
+
+    Raises `InputError` where no stack has rotary positions, or no factor is known.
+    """
+    asked = RopeExtensionConfig.expanded(extension, "extension")
+    if isinstance(asked, dict):
+        kind = RopeExtensionConfig.kinds.get(asked.get("kind", ""))
+        known = {"factor": config.max_position_embeddings / before, "original_max_positions": before}
+        fields = {field.name for field in dataclasses.fields(kind)} if kind is not None else set()
+        asked = {**{name: known[name] for name in known.keys() & fields}, **asked}
+    chosen = RopeExtensionConfig.from_dict(asked, "extension")
+    if chosen.factor == 1:
+        raise InputError("extension: its factor is 1, which changes nothing; say max_positions, or factor=4")
+    changes: dict[str, Any] = {}
+    for side in ("encoder", "decoder"):
+        stack: StackConfig | None = getattr(config, side)
+        if stack is not None and isinstance(stack.position, RopeConfig):
+            position = dataclasses.replace(stack.position, extension=chosen)
+            changes[side] = dataclasses.replace(stack, position=position)
+    if not changes:
+        raise InputError("extension: only rotary positions have one, and this model has others")
+    return dataclasses.replace(config, **changes)
 
 
 def with_memory(config: ModelConfig, memory: MemoryConfig) -> ModelConfig:

@@ -1,7 +1,9 @@
 """Convert a checkpoint: to the other format, or to a model with another attention, memory, depth or length.
 
 Prints which weights were copied, extended by copying, or newly initialized; train the result further by
-`polyformer train --pretrained OUT`.
+`polyformer train --pretrained OUT`. With --evaluate also what the model makes of a text before and after:
+perplexity (of masked tokens for an encoder; for one that embeds, the similarity of its vectors), speed and
+memory. Exit status 1 where the conversion loses more than --tolerance; it is written all the same.
 """
 
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ EXAMPLES = """examples:
   polyformer convert runs/mine/ for-transformers --format hub
   polyformer convert gpt2-dir gpt2-int8 --weights int8
   polyformer convert bert-dir long --attention "Window(256) | Global(1)" --max-positions 4096
+  polyformer convert llama-dir longer --max-positions 32768 --extension yarn --evaluate book.txt
+  polyformer convert gpt2-dir windowed --attention "Window(256) | Global(4)" --evaluate book.txt
   polyformer convert roberta-dir out --attention "Window(256) | Marked()" --global-projections --format hub
   polyformer convert bert-dir low-rank --attention "linformer(k=128, max_length=512)"
   polyformer convert runs/mine memorizing --memory "memorizing(length=256, store=8192)"
@@ -36,6 +40,10 @@ class Options:
         "as linformer"
     )
     max_positions: int | None = option("longest text, in tokens, that the new model takes")
+    extension: str | None = option(
+        "of rotary positions, for texts longer than those of training: interpolation, ntk, yarn or "
+        "llama3, as 'yarn(factor=4)' (default factor: by --max-positions)"
+    )
     global_projections: bool = option(
         "give global tokens query, key and value projections of their own, copied", False
     )
@@ -57,31 +65,48 @@ class Options:
     head: str | None = option(
         "head to load, such as masked or BertForMaskedLM (default: the one in the checkpoint)"
     )
+    evaluate: str | None = option("measure on this text, before and after", metavar="TEXT")
+    lengths: str | None = option(
+        "with --evaluate: read the text in pieces of so many tokens (default: as many as "
+        "the model before and the new one have positions, at most 4096)",
+        metavar="N,N,...",
+    )
+    tokens: int = option("with --evaluate: read so many tokens at each length (default: 16384)", 16_384)
+    tolerance: float = option(
+        "with --evaluate: the share by which perplexity may rise, or similarity fall (default: 0.05)", 0.05
+    )
     allow_pickle: bool = option(
         "also read pytorch_model.bin (tensors only), if there are no safetensors", False
     )
 
 
 def run(options: Options) -> None:
-    """Write the converted checkpoint and its tokenizer."""
+    """Write the converted checkpoint and its tokenizer; exit with status 1 where it lost too much."""
     from pathlib import Path
 
     from polyformer.checkpoints import convert, from_pretrained
+    from polyformer.commands.convert_evaluation import Evaluation
     from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.model.weights import with_weights
 
     if Path(options.out).exists() and any(Path(options.out).iterdir()):
         raise InputError(f"{options.out}: not empty; choose another directory")
-    changes = options.attention, options.max_positions, options.global_projections
+    changes = options.attention, options.max_positions, options.extension, options.global_projections
     changed = any(changes) or options.memory or options.depth
     # int8 comes last: what is new must be made of weights that are not rounded yet
     weights = None if changed and options.weights == "int8" else options.weights
     model = from_pretrained(options.folder, options.head, weights=weights, allow_pickle=options.allow_pickle)
+    before, evaluation = model, None
+    if options.evaluate is not None:
+        settings = options.evaluate, options.lengths, options.tokens, options.tolerance
+        evaluation = Evaluation(options.folder, *settings)
+        evaluation.check(before)
     if changed:
         model, report = convert(
             model,
             options.attention,
             max_positions=options.max_positions,
+            extension=options.extension,
             global_projections=options.global_projections,
             memory=options.memory,
             depth=options.depth,
@@ -92,8 +117,8 @@ def run(options: Options) -> None:
     model.save_pretrained(options.out, format=options.format)
     print(f"written to {options.out} ({options.format})")
     try:
-        tokenizer = load_tokenizer(options.folder)
+        load_tokenizer(options.folder).save(options.out)
     except InputError as error:
         print(f"no tokenizer is written: {error}")
-        return
-    tokenizer.save(options.out)
+    if evaluation is not None:
+        evaluation.show(before, model)
