@@ -29,10 +29,8 @@ def test_a_family_that_is_not_ours_is_named_before_its_weights_are_missed(copy: 
 
 
 def test_a_file_where_a_directory_is_expected(tmp_path: Path):
-    for name, said in (("model.gguf", "GGUF is not supported"), ("a.safetensors", "this is a file")):
-        (tmp_path / name).write_bytes(b"GGUF")
-        assert said in fails(tmp_path / name)
-        assert "expected a directory" in fails(tmp_path / name)
+    (tmp_path / "a.safetensors").write_bytes(b"GGUF")
+    assert "this is a file; expected a directory" in fails(tmp_path / "a.safetensors")
 
 
 def test_unknown_architecture(copy: Path):

@@ -22,7 +22,7 @@ from polyformer.heads import ClassifyConfig, MaskedConfig, SpanConfig
         ("answer", "--task.kind qa"),
         ("generate", "--task.kind lm"),
         ("translate", "--task.kind translate"),
-        ("evaluate", "not a run .it has no recipe.yaml."),
+        ("evaluate", "--data: expected a text to measure on"),
     ],
 )
 def test_a_head_for_something_else(command: str, message: str, tmp_path: Path, complaint: Callable[..., str]):

@@ -3,6 +3,8 @@
 import dataclasses
 import difflib
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ from polyformer.architecture import ModelConfig
 from polyformer.checkpoints.config_mapping import Tree
 from polyformer.checkpoints.convert import keep_scores
 from polyformer.checkpoints.family import FAMILIES, Family
+from polyformer.checkpoints.gguf_tensors import GgufTensors, open_gguf
 from polyformer.checkpoints.matching import Matched, Stored, match_tensors, resolve_prefix
 from polyformer.checkpoints.sentence import embedding_head
 from polyformer.checkpoints.tensors import open_tensors
 from polyformer.checkpoints.transfer import Report, transfer
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_json
+from polyformer.core.gguf import gguf_file
 from polyformer.core.hub_names import check_no_revision, fetched
 from polyformer.core.unused_tensors import read_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
@@ -44,15 +48,16 @@ def from_pretrained(
     """A model and its weights, in evaluation mode.
 
     Args:
-        source: a directory that `save_pretrained` or transformers wrote, or the name of one on the hub, which
-            is fetched (a directory needs no network); "owner/name@revision" pins what it means.
+        source: a directory that `save_pretrained` or transformers wrote, a GGUF file or the directory of one,
+            or the name of a directory on the hub, which is fetched (a directory needs no network);
+            "owner/name@revision" pins what it means.
         head: which head of a public checkpoint: transformers' class ("BertForMaskedLM"), its end, our kind
             ("masked"), or a configuration, written in any way ("classify(num_labels=3)", {"kind": "embed"});
             by default the one that it was saved with. "embed" of a folder of sentence-transformers pools as
             that says. A head that the files do not hold is newly initialized, with a warning.
         weights: what they are kept in: "float32", "bfloat16", or "int8", a fourth of the memory and faster to
             generate with (`polyformer.model.weights`); by default as in the files.
-        dtype: of what is floating point; by default as in the files.
+        dtype: of what is floating point; by default as in the files, of GGUF float32.
         allow_pickle: read `pytorch_model.bin` where there is no safetensors, as tensors alone.
         revision: of a name on the hub: a commit, a tag or a branch; by default the newest.
 
@@ -72,7 +77,7 @@ def _read(
     dtype: torch.dtype | None,
     allow_pickle: bool,
 ) -> Transformer:
-    saved = read_json(folder / CONFIG, dict)
+    saved, stored = _described(folder, dtype)
     if MARKS.keys() & saved.keys() and head is None:
         other: Any = load_pretrained(folder).to(dtype)
         return other
@@ -80,7 +85,7 @@ def _read(
         if head is not None:
             raise InputError("head: this is a polyformer with a head of its own; leave it out")
         return _load_own(folder, saved).to(dtype)
-    model, matched = _load_public(folder, saved, head, dtype, allow_pickle)
+    model, matched = _load_public(folder, saved, head, dtype, allow_pickle, stored)
     _warn(matched.newly_initialized, 4)
     return model
 
@@ -91,16 +96,34 @@ def _load_public(
     head: str | dict[str, Any] | HeadConfig | None,
     dtype: torch.dtype | None,
     pickle: bool,
+    stored: GgufTensors | None = None,
 ) -> tuple[Transformer, Matched]:
-    """The model of a public checkpoint's folder, and what became of its tensors."""
+    """The model of a public checkpoint's folder or file, and what became of its tensors."""
     family_of(hub)
     head = named_head(head)
     if head == "embed":
         head = embedding_head(folder) or head
+    if stored is not None:
+        with _named(folder):
+            return model_of_tensors(hub, stored, head, dtype)
     model, matched = model_of_tensors(hub, open_tensors(folder, pickle), head, dtype)
     settings = read_generation(folder)
     model.generation = model.generation if settings is None else settings
     return model, matched
+
+
+def _described(path: Path, dtype: torch.dtype | None = None) -> tuple[Tree, GgufTensors | None]:
+    """The configuration of a folder or a GGUF file, and of a file its tensors."""
+    return open_gguf(path, dtype) if path.is_file() else (read_json(path / CONFIG, dict), None)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Lets errors name the file whose configuration they speak of."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace("config.json", str(path))) from error
 
 
 def _warn(new: tuple[str, ...], stacklevel: int = 3) -> None:
@@ -123,11 +146,15 @@ def _load_own(folder: Path, saved: Tree) -> Transformer:
 
 def config_of(source: str | Path) -> ModelConfig:
     """The configuration of a checkpoint, with the head that it was saved with."""
-    saved = read_json(_folder(source) / CONFIG, dict)
+    path = _folder(source)
+    saved, _ = _described(path)
     if saved.get("model_type", WRAPPED) == WRAPPED:
         config: Any = decode_config(saved.get("polyformer", saved))
         return config
     family = family_of(saved)
+    if path.is_file():
+        with _named(path):
+            return family.config(saved, family.task(saved, None))
     return family.config(saved, family.task(saved, None))
 
 
@@ -136,9 +163,10 @@ def family_of(hub: Tree) -> Family:
     name = hub.get("model_type")
     if not isinstance(name, str) or name not in list(FAMILIES):
         near = difflib.get_close_matches(str(name)[:50], list(FAMILIES), n=2)
+        code = ", and the code beside it (auto_map) is never run" if hub.get("auto_map") else ""
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise InputError(
-            f"config.json: model_type {quote(name)} is not supported; {hint}"
+            f"config.json: model_type {quote(name)} is not supported{code}; {hint}"
             f"supported are {', '.join(FAMILIES)}"
         )
     return FAMILIES[name]
@@ -150,7 +178,7 @@ def start_from(source: str | Path, model: Transformer) -> Report:
     Raises `InputError` for a table of other tokens than the model's.
     """
     folder = _folder(source)
-    saved = read_json(folder / CONFIG, dict)
+    saved, stored = _described(folder)
     new: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     if saved.get("model_type", WRAPPED) == WRAPPED:
@@ -159,7 +187,7 @@ def start_from(source: str | Path, model: Transformer) -> Report:
     else:
         kinds = {task.head.kind for task in family_of(saved).tasks.values()}
         head = model.config.head if model.config.head.kind in kinds else None
-        old, matched = _load_public(folder, saved, head, None, False)
+        old, matched = _load_public(folder, saved, head, None, False, stored)
         new, left = matched.newly_initialized, matched.left
     report = keep_scores(old, model, transfer(old, model, new))
     report = dataclasses.replace(report, left=tuple(sorted({*report.left, *left})))
@@ -243,19 +271,17 @@ def _folder(source: str | Path, revision: str | None = None) -> Path:
     folder = Path(source)
     if folder.exists():
         check_no_revision(source, revision)
+        file = gguf_file(folder)
+        if file is not None:
+            return file
     if folder.is_dir():
         if not (folder / CONFIG).is_file():
             raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
         return folder
     if folder.is_file():
-        kind = (
-            "GGUF is not supported (docs/models.md: through transformers)"
-            if folder.suffix.lower() == ".gguf"
-            else "this is a file"
-        )
         raise InputError(
-            f"{folder}: {kind}; expected a directory with {CONFIG} and model.safetensors, as save_pretrained "
-            f"writes it, transformers' or ours"
+            f"{folder}: this is a file; expected a directory with {CONFIG} and model.safetensors, as "
+            "save_pretrained writes it, transformers' or ours, or a GGUF file (.gguf)"
         )
     if isinstance(source, Path) or source.count("/") > 1 or source.startswith((".", "/")):
         raise InputError(f"no such directory: {source}")

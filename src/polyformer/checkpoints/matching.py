@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 from polyformer.architecture import ModelConfig
 from polyformer.checkpoints.family import Family
+from polyformer.checkpoints.gguf_tensors import GgufTensors
 from polyformer.checkpoints.key_conversion import spellings
 from polyformer.checkpoints.key_mapping import Link
 from polyformer.checkpoints.tensors import Tensors
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.initialization import initialize
 
-Stored = Tensors | dict[str, Tensor]
+Stored = Tensors | GgufTensors | dict[str, Tensor]
 """A checkpoint's tensors by their names."""
 
 

@@ -1,6 +1,7 @@
 """Evaluate a trained model: print the metrics of its task on validation and test data.
 
 Losses are in nats (natural logarithm) per predicted token or text; accuracy and F1 are shares from 0 to 1.
+Of a checkpoint, a directory or a GGUF file, the perplexity of --data, read in windows of --length tokens.
 With --datastore the perplexity of a language model alone and mixed with its nearest neighbours, p = lambda
 p_kNN + (1 - lambda) p_LM, p_kNN from exp(-squared distance / temperature); both are read as the store's text
 was. --tune chooses lambda and temperature on another text, and the store remembers them.
@@ -10,6 +11,7 @@ A Decision Transformer is also tried in its environment: returns achieved for th
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polyformer.commands.options import Device, argument, device, option
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   polyformer evaluate runs/demo-1
   polyformer evaluate runs/sst2 --data reviews.tsv
+  polyformer evaluate model.gguf --data valid.txt --length 2048 --tokens 16384
   polyformer evaluate LLAMA-DIR --datastore stores/wikitext2 --tune valid.txt.gz --data test.txt.gz
   polyformer evaluate runs/wikitext2 --datastore stores/wikitext2 --lambda 0.25 --temperature 10
   polyformer evaluate runs/xl --memory-length 1024
@@ -35,7 +38,7 @@ EXAMPLES = """examples:
 class Options:
     """What `polyformer evaluate` takes."""
 
-    run: str = argument("folder of a trained run; with --datastore also of a checkpoint", metavar="RUN")
+    run: str = argument("folder of a trained run; or a checkpoint of a language model", metavar="RUN")
     data: str | None = option(
         "file or directory to measure on (default: validation and test data of the run's recipe)",
         metavar="PATH",
@@ -50,8 +53,15 @@ class Options:
     search: Literal["auto", "flat", "index"] | None = option(
         "with --datastore: by its index, or flat (default: auto)"
     )
-    tokens: int | None = option("with --datastore: measure on the first N tokens of a text (default: all)")
-    format: str | None = option("with --datastore: of the texts, if their names do not say")
+    length: int | None = option(
+        "of a checkpoint: tokens that it reads at once (default: 512, or what it takes)", metavar="N"
+    )
+    tokens: int | None = option(
+        "of a checkpoint, or with --datastore: measure on the first N tokens of a text (default: all)"
+    )
+    format: str | None = option(
+        "of a checkpoint, or with --datastore: of the texts, if their names do not say"
+    )
     frozen: str | None = option(
         "with --datastore and --data, for a model trained with neighbours (SPALM): the run that the store is "
         "of, by which those of the data are found",
@@ -78,7 +88,8 @@ class Options:
 
 
 ACTING = "returns", "episodes", "environment", "max_steps"
-DATASTORE = "tune", "lambda_", "temperature", "neighbours", "search", "tokens", "format"
+DATASTORE = "tune", "lambda_", "temperature", "neighbours", "search"
+CHECKPOINT = "length", "tokens", "format"
 
 
 def run(options: Options) -> None:
@@ -86,12 +97,14 @@ def run(options: Options) -> None:
     if options.frozen is not None and (options.datastore is None or options.data is None):
         raise InputError("--frozen: goes with --datastore and --data")
     if options.datastore is not None and options.frozen is None:
-        for name in ("memory_length", "store_size"):
+        for name in ("memory_length", "store_size", "length"):
             if getattr(options, name) is not None:
                 raise InputError(f"--{name.replace('_', '-')}: goes without --datastore")
         from polyformer.commands.evaluate_datastore import measure
 
         return measure(options)
+    if measure_checkpoint(options):
+        return
     for name in DATASTORE:
         searches = options.frozen is not None and name in ("neighbours", "search")
         if getattr(options, name) is not None and not searches:
@@ -135,6 +148,28 @@ def run(options: Options) -> None:
         from polyformer.commands.evaluate_acting import try_out
 
         try_out(run, model, options.returns, options.episodes, options.environment, options.max_steps)
+
+
+def measure_checkpoint(options: Options) -> bool:
+    """Whether it is of a checkpoint, which is then measured; `InputError` for options of other models."""
+    from polyformer.recipes.run import is_checkpoint
+
+    whole = ("frozen", "memory_length", "store_size", *DATASTORE, *ACTING)
+    from polyformer.model.saving import CONFIG
+
+    folder = Path(options.run)
+    if not is_checkpoint(folder) or (folder.is_dir() and not {*folder.glob(CONFIG), *folder.glob("*.gguf")}):
+        for name in CHECKPOINT:
+            if getattr(options, name) is not None and options.datastore is None:
+                raise InputError(f"--{name}: goes with a checkpoint or with --datastore; leave it out")
+        return False
+    for name in whole:
+        if getattr(options, name) is not None:
+            raise InputError(f"--{name.rstrip('_').replace('_', '-')}: not for a checkpoint; leave it out")
+    from polyformer.commands.evaluate_checkpoint import measure
+
+    measure(options)
+    return True
 
 
 def refuse_unless_acting(options: Options, run: "Run") -> bool:

@@ -39,7 +39,7 @@ def load(name: str, path: str | None, device: str, overrides: dict[str, Any] | N
     from polyformer.data import DataConfig
     from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.recipes.find import with_data
-    from polyformer.recipes.run import RECIPE, Run, choose_device
+    from polyformer.recipes.run import RECIPE, Run, choose_device, is_checkpoint
 
     folder, columns = Path(name), ("text",)
     data = DataConfig()
@@ -52,7 +52,7 @@ def load(name: str, path: str | None, device: str, overrides: dict[str, Any] | N
                 f"{folder}: a run of the task {quote(run.recipe.task.kind)}, which reads no text"
             )
         model, tokenizer, data = run.model(device), run.tokenizer, run.recipe.data
-    elif folder.is_dir():
+    elif is_checkpoint(folder):
         model = from_pretrained(folder).to(choose_device(device))
         tokenizer = load_tokenizer(folder)
     else:

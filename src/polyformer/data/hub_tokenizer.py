@@ -11,6 +11,8 @@ import tokenizers
 from tokenizers import AddedToken, processors
 
 from polyformer.core.errors import InputError, quote
+from polyformer.core.gguf import gguf_file
+from polyformer.data.gguf_tokenizer import load_gguf
 from polyformer.data.hub_families import FAMILIES, PIECE_FILES, Family
 from polyformer.data.hub_files import HubFiles, refuse_pickle
 from polyformer.data.languages import language_token
@@ -45,11 +47,14 @@ _PICKLES = ("vocab.pkl", "vocab.bin", "tokenizer.pkl")
 
 
 def load(path: Path, *, merges: Path | None = None, lowercase: bool | None = None) -> Tokenizer:
-    """The tokenizer in a directory, or in one file, which stands for itself."""
+    """The tokenizer in a directory, or in one file, which stands for itself; a GGUF file has one."""
     if not path.exists():
         raise InputError(
             f"{path}: no such tokenizer; expected a tokenizer.json, a vocab.txt or a directory with one"
         )
+    file = None if (path / "tokenizer.json").is_file() else gguf_file(path)
+    if file is not None:
+        return load_gguf(file)
     if path.is_dir() and merges is None:
         overrides = {} if lowercase is None else {"do_lower_case": lowercase}
         with reading(path):

@@ -75,7 +75,7 @@ def read_pieces(path: Path) -> Pieces:
         scores=scores,
         kinds=kinds,
         unknown=next(piece.piece for piece in model.pieces if piece.type == UNKNOWN),
-        merges=_merges(names, scores, kinds) if algorithm == _BPE else None,
+        merges=merges_of(names, scores, kinds) if algorithm == _BPE else None,
         characters=model.normalizer_spec.precompiled_charsmap,
         bytes_for_unknown=model.trainer_spec.byte_fallback,
         tidy_spaces=model.normalizer_spec.remove_extra_whitespaces,
@@ -83,7 +83,7 @@ def read_pieces(path: Path) -> Pieces:
     )
 
 
-def _merges(
+def merges_of(
     names: Sequence[str], scores: Sequence[float], kinds: Sequence[int]
 ) -> tuple[tuple[str, str], ...]:
     """The pairs that make each piece, best piece first: SentencePiece joins any two that make one."""
@@ -115,14 +115,11 @@ def pipeline(
             normalizers.Replace(tokenizers.Regex("^ +| +$"), ""),
             normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
         ]
+    if pieces.tidy_spaces or by_words:
+        _split_words(backend, pieces, by_words)
+    else:
+        _keep_spaces(backend, pieces, steps)
     backend.normalizer = normalizers.Sequence(steps)
-    scheme = "always" if pieces.prefix else "never"
-    space = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    split = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
-    backend.pre_tokenizer = split if by_words else space
-    blank = decoders.Metaspace(prepend_scheme=scheme)
-    fallback = decoders.Sequence([decoders.ByteFallback(), blank])
-    backend.decoder = fallback if pieces.bytes_for_unknown else blank
     listed = list(zip(pieces.names, pieces.kinds))
     special = [name for name, kind in listed if kind == CONTROL and backend.token_to_id(name) is not None]
     backend.add_special_tokens(
@@ -131,6 +128,29 @@ def pipeline(
     own = [tokenizers.AddedToken(name, normalized=False) for name, kind in listed if kind == USER]
     backend.add_tokens(own)
     return backend
+
+
+def _split_words(backend: tokenizers.Tokenizer, pieces: Pieces, by_words: bool) -> None:
+    """Each word with the one space before it apart: no piece goes beyond it."""
+    scheme = "always" if pieces.prefix else "never"
+    space = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    split = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
+    backend.pre_tokenizer = split if by_words else space
+    blank = decoders.Metaspace(prepend_scheme=scheme)
+    fallback = decoders.Sequence([decoders.ByteFallback(), blank])
+    backend.decoder = fallback if pieces.bytes_for_unknown else blank
+
+
+def _keep_spaces(backend: tokenizers.Tokenizer, pieces: Pieces, steps: list[Any]) -> None:
+    """Every space counts, the first one too, and a piece may be several of them, as in Llama's vocabulary.
+
+    Adds to the normalizers in `steps`.
+    """
+    steps += [normalizers.Prepend("▁")] if pieces.prefix else []
+    steps.append(normalizers.Replace(" ", "▁"))
+    strip = [decoders.Strip(" ", 1, 0)] if pieces.prefix else []
+    blank = decoders.Replace("▁", " ")
+    backend.decoder = decoders.Sequence([blank, decoders.ByteFallback(), decoders.Fuse(), *strip])
 
 
 def _model(pieces: Pieces, table: Mapping[str, float]) -> Any:

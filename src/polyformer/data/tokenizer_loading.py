@@ -25,8 +25,9 @@ def load_tokenizer(
     config.json names reads its own files (vocab.txt, vocab.json and merges.txt, a SentencePiece model).
     A file stands for itself: `vocab.txt` is WordPiece, whose `lowercase` is by default true when no
     ordinary token has a capital letter; a `vocab.json` (byte-level BPE) needs its `merges`, by default
-    the `merges.txt` beside it; a `.model` is SentencePiece's. With a `revision` (a commit, a tag or a
-    branch), or as "owner/name@revision", `path` is a name on the hub, whose directory is fetched.
+    the `merges.txt` beside it; a `.model` is SentencePiece's; a `.gguf` has one inside. With a `revision` (a
+    commit, a tag or a branch), or as "owner/name@revision", `path` is a name on the hub, whose directory is
+    fetched.
     """
     from polyformer.data.hub_tokenizer import load
 

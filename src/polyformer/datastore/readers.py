@@ -16,6 +16,7 @@ from polyformer.checkpoints.load import family_of
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import read_json
+from polyformer.core.gguf import gguf_file
 from polyformer.data import Tokenizer, load_tokenizer
 from polyformer.datastore.fingerprints import changed_settings, model_fingerprint
 from polyformer.datastore.windows import Reading
@@ -23,7 +24,7 @@ from polyformer.model import Transformer
 from polyformer.model.saving import CONFIG
 from polyformer.recipes.reader import Reader as Checkpoint
 from polyformer.recipes.reader import longest
-from polyformer.recipes.run import RECIPE, Run, choose_device
+from polyformer.recipes.run import Run, choose_device, is_checkpoint
 from polyformer.stack.last_feedforward import LastFeedForwardInput
 from polyformer.tasks import LanguageModelling
 
@@ -175,7 +176,7 @@ def open_own_reader(name: str | Path, tokenizer: Tokenizer, device: str = "auto"
 def open_reader(name: str | Path, device: str = "auto") -> ContextReader:
     """The model in a folder: a run, a checkpoint of ours or of transformers; `InputError` for others."""
     folder = Path(name)
-    if (folder / RECIPE).is_file() or not folder.is_dir():
+    if not is_checkpoint(folder):
         return RunReader(Run.open(folder), device)
     if foreign(folder):
         return TransformersReader(folder, choose_device(device))
@@ -185,7 +186,7 @@ def open_reader(name: str | Path, device: str = "auto") -> ContextReader:
 
 def foreign(folder: Path) -> bool:
     """Whether it is the folder of a checkpoint that transformers alone may load."""
-    if (folder / RECIPE).is_file() or not folder.is_dir():
+    if not is_checkpoint(folder) or gguf_file(folder) is not None:
         return False
     saved = read_json(folder / CONFIG, dict)
     try:

@@ -21,6 +21,7 @@ from torch import nn
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import atomic_write, read_bounded, write_json
+from polyformer.core.gguf import gguf_file
 from polyformer.core.parsing import JSON_BYTES, YAML_BYTES, parse_json
 from polyformer.data import Tokenizer
 from polyformer.data.tokenizer_loading import load_tokenizer
@@ -188,8 +189,14 @@ def writer(folder: str | Path, kind: type[T], device: str = "auto") -> "tuple[T 
     return _opened(folder, kind, Writer, device)
 
 
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether it is a folder of something else than a run, or a GGUF file."""
+    folder = Path(path)
+    return gguf_file(folder) is not None or (folder.is_dir() and not (folder / RECIPE).is_file())
+
+
 def _opened(folder: str | Path, kind: type[T], checkpoint: type[R], device: str) -> tuple[T | R, Transformer]:
-    if Path(folder).is_dir() and not (Path(folder) / RECIPE).is_file():
+    if is_checkpoint(folder):
         loaded = checkpoint(Path(folder), WANTED[kind], choose_device(device))
         return loaded, loaded.model
     run = Run.open(folder)

@@ -1,0 +1,190 @@
+"""The tensors of a GGUF file under the names of the hub, dequantized a run of rows at a time.
+
+Memory: the tensor that is asked for, in the type it is wanted in, and `BYTES_AT_ONCE` of it in float32 on the
+way. The numbers are those of the package `gguf`, from llama.cpp's own project.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyformer.checkpoints.config_mapping import Tree
+from polyformer.checkpoints.gguf_config import ROPE_FACTORS, hub_config
+from polyformer.core.errors import InputError, quote
+from polyformer.core.gguf import Gguf, read_gguf
+
+BYTES_AT_ONCE = 2**22
+"""Of a tensor in float32, as far as its rows are shorter."""
+
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""GGUF's names of a Llama's tensors, and the hub's."""
+
+LEFT = ("rope_freqs", "attn_rot_embd")
+"""Tensors that are no weights: the configuration says what they hold."""
+
+
+@dataclass(frozen=True)
+class GgufTensors:
+    """Tensors of a file, read when they are asked for.
+
+    names: of each, its name in the file. heads: by the last part of a name, into how many heads its rows fall
+    which llama.cpp has put in its own order. dtype: what they become.
+    """
+
+    file: Gguf
+    names: dict[str, str]
+    heads: dict[str, int]
+    dtype: torch.dtype = torch.float32
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = read_tensor(self.file, self.names[name], self.dtype)
+        heads = next((heads for end, heads in self.heads.items() if f".{end}." in name), None)
+        return tensor if heads is None else halves(tensor, heads)
+
+
+def halves(tensor: Tensor, heads: int) -> Tensor:
+    """The rows of each head as halves [x0 x1 ... y0 y1 ...], which the hub's rotary positions rotate with one
+    another; llama.cpp has them as pairs [x0 y0 x1 y1 ...]. tensor: [H D, ...]."""
+    if len(tensor) % (2 * heads):
+        return tensor  # of another shape than the configuration says, which is said of all such tensors
+    return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def open_gguf(path: Path, dtype: torch.dtype | None = None) -> tuple[Tree, GgufTensors]:
+    """The configuration of a file's model, as on the hub, and its tensors.
+
+    Raises `InputError` for a file that is damaged, lacks a tensor or holds numbers of an unknown kind.
+    """
+    file = read_gguf(path)
+    factors = read_tensor(file, ROPE_FACTORS).flatten().numpy() if ROPE_FACTORS in file.tensors else None
+    hub = hub_config(file, factors)
+    _check_complete(file, hub["num_hidden_layers"])
+    for name in file.tensors:
+        _bytes_of_rows(file, name)
+    heads = {}
+    if file.architecture != "qwen2":
+        heads = {"q_proj": hub["num_attention_heads"], "k_proj": hub["num_key_value_heads"]}
+    return hub, GgufTensors(file, _hub_names(file), heads, dtype or torch.float32)
+
+
+def _hub_names(file: Gguf) -> dict[str, str]:
+    """Each tensor's name on the hub, and in the file; one that no table has keeps its name."""
+    names = {}
+    for stored in file.tensors:
+        stem, _, ending = stored.rpartition(".")
+        part = stem.rpartition(".")[2]
+        if part in LEFT:
+            continue
+        name = OUTER.get(stem, stem)
+        if stem.startswith("blk.") and part in LAYER:
+            name = f"model.layers.{stem.split('.')[1]}.{LAYER[part]}"
+        names[f"{name}.{ending}"] = stored
+    return names
+
+
+def _check_complete(file: Gguf, layers: int) -> None:
+    layered = (f"blk.{layer}.{part}.weight" for layer in range(layers) for part in LAYER)
+    for name in ("token_embd.weight", "output_norm.weight", *layered):
+        if name not in file.tensors:
+            raise InputError(
+                f"{file.path}: the tensor {quote(name)} of {layers} layers is missing; get another copy of it"
+            )
+
+
+def _bytes_of_rows(file: Gguf, name: str) -> tuple[Any, int, int]:
+    """The kind of a tensor's numbers in `gguf`'s words, how many rows it has, and how many bytes each.
+
+    Raises `InputError` for an unknown kind, and for a tensor that reaches beyond the file.
+    """
+    place, quants = file.tensors[name], _package(file)
+    kind = _kind(place.kind)
+    if kind is None:
+        raise InputError(
+            f"{file.path}: numbers of the unknown kind {_known(quants, place.kind)} in {quote(name)}; a "
+            "newer package gguf may know it (pip install -U gguf), or quantize the model in another way"
+        )
+    block, size = quants.GGML_QUANT_SIZES[kind]
+    *outer, width = place.shape or (1,)
+    rows = math.prod(outer)
+    if width % block:
+        raise InputError(
+            f"{file.path}: damaged: rows of {width} numbers in {quote(name)}, in blocks of "
+            f"{block}; get another copy of it"
+        )
+    row = width // block * size
+    if place.offset + rows * row > file.size:
+        raise InputError(
+            f"{file.path}: truncated: it has {file.size} bytes, and {quote(name)} ends at byte "
+            f"{place.offset + rows * row}; get another copy of it"
+        )
+    return kind, rows, row
+
+
+@lru_cache
+def _kind(number: int) -> Any:
+    """What the package `gguf` calls a kind of numbers; None where it cannot read them."""
+    import gguf
+
+    try:
+        kind = gguf.GGMLQuantizationType(number)
+        dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except (ValueError, KeyError, NotImplementedError):
+        return None
+    return kind
+
+
+def _known(quants: Any, kind: int) -> str:
+    names = {int(known): known.name for known in quants.GGMLQuantizationType}
+    return f"{kind} ({names[kind]})" if kind in names else str(kind)
+
+
+def _package(file: Gguf) -> Any:
+    try:
+        import gguf
+    except ImportError as error:
+        raise InputError(f"{file.path}: GGUF needs a package: pip install 'polyformer[gguf]'") from error
+    return gguf
+
+
+def dequantize(rows: np.ndarray, kind: Any) -> np.ndarray:
+    """The float32 numbers of rows of bytes [R, B] -> [R, N]."""
+    from gguf import quants
+
+    return quants.dequantize(rows, kind)
+
+
+def read_tensor(file: Gguf, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor of a file, by its name there."""
+    kind, rows, row = _bytes_of_rows(file, name)
+    place = file.tensors[name]
+    tensor = torch.empty(place.shape, dtype=dtype)
+    if not tensor.numel():
+        return tensor
+    flat = tensor.view(rows, -1)
+    step = max(1, BYTES_AT_ONCE // (4 * flat.shape[1]))
+    stored = np.memmap(file.path, np.uint8, "r", place.offset, (rows, row))
+    for start in range(0, rows, step):
+        part = dequantize(np.array(stored[start : start + step]), kind)
+        flat[start : start + step] = torch.from_numpy(part)
+    return tensor

@@ -1,0 +1,35 @@
+"""`evaluate` of a checkpoint: the perplexity of a language model that no run here trained.
+
+Each window of --length tokens is read by itself and predicts the token after each of its own, so that every
+token of the text but the first is predicted once. `options` are those of `polyformer.commands.evaluate`.
+"""
+
+from typing import Any
+
+from polyformer.core.errors import InputError
+
+
+def measure(options: Any) -> None:
+    """Print loss and perplexity a token."""
+    from polyformer.commands.evaluate_datastore import check, texts_of
+    from polyformer.datastore.readers import open_reader
+    from polyformer.datastore.scoring import batched, contexts
+    from polyformer.datastore.windows import windows
+    from polyformer.ops.workers import suited
+    from polyformer.recipes.report import table
+    from polyformer.tasks.metrics import perplexity_metrics
+
+    check(options)
+    if options.data is None:
+        raise InputError("--data: expected a text to measure on; a checkpoint has none of its own")
+    reader = open_reader(options.run, options.device)
+    reading = reader.reading(options.length, 0)
+    every = windows(reader.documents(texts_of(options.data, options.format)), reading)
+    nats = count = 0
+    with suited(reader.model):
+        for batch in batched(every, reading.length, options.tokens):
+            _, _, log_p = contexts(reader, batch)
+            nats, count = nats - float(log_p.double().sum()), count + len(log_p)
+    if not count:
+        raise InputError(f"{options.data}: no token with another behind it; name a longer text")
+    print(table([(options.data, {**perplexity_metrics(nats, count), "tokens": count})]))

@@ -1,0 +1,180 @@
+"""GGUF files, of one model each: what stands in front of the tensors, and where each tensor lies.
+
+A file holds named values (what the model and its tokenizer are), then each tensor's name, shape, kind of
+numbers and place, then the tensors, little-endian (docs/gguf.md in github.com/ggml-org/ggml). Only what is in
+front is read here; every length in it is compared with what is left of the file before it is believed.
+"""
+
+import math
+import mmap
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polyformer.core.errors import InputError, quote
+from polyformer.core.files import reading
+
+SUFFIX = ".gguf"
+WEIGHTS = "*.safetensors", "*.bin"
+"""Files beside which a folder's GGUF files are not looked at."""
+
+MAGIC, VERSIONS = b"GGUF", (2, 3)
+STRING, ARRAY = 8, 9
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""The kinds of values that are one number, as `struct` calls them."""
+
+DIMENSIONS = 4
+"""The most that a tensor has."""
+
+
+class TensorPlace(NamedTuple):
+    """shape: as in torch, rows first. kind: the number of the kind of its numbers. offset: from the file's
+    beginning, in bytes."""
+
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """What stands in front of the tensors of the file `path` of so many bytes."""
+
+    path: Path
+    size: int
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorPlace]
+
+    @property
+    def architecture(self) -> str:
+        """What the model is called there."""
+        return self.value("general.architecture", str)
+
+    def value(self, name: str, kind: type, default: Any = None) -> Any:
+        """A named value, a `kind`; `InputError` where it is another, or absent without a `default`."""
+        value = self.metadata.get(name, default)
+        if isinstance(value, int) and not isinstance(value, bool) and kind is float:
+            return float(value)
+        wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)
+        if wrong or (kind is float and not math.isfinite(value)):
+            raise InputError(
+                f"{self.path}: {name} is {quote(value)}, expected {kind.__name__}; get another copy of it"
+            )
+        return value
+
+
+def gguf_file(path: str | Path) -> Path | None:
+    """The GGUF file that `path` is, or that it is the folder of; None where it is neither.
+
+    A folder that has weights in another format is not one. Raises `InputError` for several files in a folder.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path if path.suffix.lower() == SUFFIX else None
+    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else []
+    if not files or any(next(path.glob(pattern), None) for pattern in WEIGHTS):
+        return None
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:4])
+        raise InputError(f"{path}: it has {len(files)} GGUF files ({names}); name the one to read")
+    return files[0]
+
+
+def read_gguf(path: Path) -> Gguf:
+    """What stands in front of a file's tensors; `InputError` where it is damaged or of another version."""
+    with reading(path), path.open("rb") as file:
+        size = path.stat().st_size
+        head = file.read(24)
+        if head[:4] != MAGIC:
+            raise InputError(f"{path}: not a GGUF file: it does not begin with 'GGUF'")
+        if len(head) < 24:
+            raise _truncated(path)
+        (version,) = struct.unpack_from("<I", head, 4)
+        if version not in VERSIONS:
+            way = "convert the model again by a current llama.cpp, little-endian"
+            raise InputError(f"{path}: GGUF version {version}, and only 2 and 3 are supported; {way}")
+        tensors, values = struct.unpack_from("<QQ", head, 8)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, _whole(path):
+            cursor = _Cursor(path, content, 24)
+            metadata = {cursor.string(): cursor.value(cursor.number("I")) for _ in cursor.times(values)}
+            listed = {cursor.string(): cursor.tensor() for _ in cursor.times(tensors)}
+    align = metadata.get("general.alignment", 32)
+    if type(align) is not int or align < 1:
+        raise InputError(f"{path}: general.alignment is {quote(align)}, expected an integer from 1")
+    start = -(-cursor.at // align) * align
+    places = {name: place._replace(offset=start + place.offset) for name, place in listed.items()}
+    return Gguf(path, size, metadata, places)
+
+
+@dataclass
+class _Cursor:
+    """Reads from `at` on."""
+
+    path: Path
+    content: mmap.mmap
+    at: int
+
+    def times(self, count: int) -> range:
+        """As many steps, if so much can be there: each takes a byte at least."""
+        if count > len(self.content) - self.at:
+            raise _truncated(self.path)
+        return range(count)
+
+    def bytes(self, count: int) -> bytes:
+        """The next bytes."""
+        self.times(count)
+        self.at += count
+        return self.content[self.at - count : self.at]
+
+    def number(self, code: str) -> Any:
+        """The next number, of one of `struct`'s kinds."""
+        return struct.unpack("<" + code, self.bytes(struct.calcsize(code)))[0]
+
+    def string(self) -> str:
+        """The next text."""
+        return self.bytes(self.number("Q")).decode("utf-8")
+
+    def value(self, kind: int, nested: bool = False) -> Any:
+        """The next value: a number, a text or, unless it stands in one, a list."""
+        if kind == STRING:
+            return self.string()
+        if kind == ARRAY and not nested:
+            kind, count = self.number("I"), self.number("Q")
+            if kind not in SCALARS:
+                return [self.value(kind, nested=True) for _ in self.times(count)]
+            code = f"{count}{SCALARS[kind]}"
+            self.times(count)
+            return list(struct.unpack("<" + code, self.bytes(struct.calcsize("<" + code))))
+        if kind not in SCALARS:
+            raise InputError(
+                f"{self.path}: damaged: a value of the unknown kind {kind}; get another copy of it"
+            )
+        return self.number(SCALARS[kind])
+
+    def tensor(self) -> TensorPlace:
+        """The shape, kind and place of the next tensor, counted from the first tensor."""
+        dimensions = self.number("I")
+        if dimensions > DIMENSIONS:
+            raise InputError(
+                f"{self.path}: damaged: a tensor of {dimensions} dimensions; get another copy of it"
+            )
+        shape = tuple(self.number("Q") for _ in range(dimensions))
+        return TensorPlace(shape[::-1], self.number("I"), self.number("Q"))
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Turns bytes that are no text into an `InputError`."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: damaged: a name that is no text ({error}); get another copy of it"
+        ) from error
+
+
+def _truncated(path: Path) -> InputError:
+    return InputError(f"{path}: truncated: it ends before what it says it holds; get another copy of it")

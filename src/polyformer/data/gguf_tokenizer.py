@@ -1,0 +1,175 @@
+"""The tokenizer in a GGUF file as a pipeline of the `tokenizers` library.
+
+Two kinds are read: byte-level BPE ("gpt2"), for which `tokenizer.ggml.pre` names the way to split a text
+before merging, and SentencePiece's BPE ("llama"), whose merges follow from the scores. The ways are those of
+llama.cpp's llama-vocab.cpp; where a checkpoint's own tokenizer normalises texts (Qwen2's NFC), so does this.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from polyformer.core.errors import InputError, quote
+from polyformer.core.gguf import Gguf, read_gguf
+from polyformer.data.pipelines import reading
+from polyformer.data.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER, Pieces, merges_of, pipeline
+from polyformer.data.tokenizer import Tokenizer
+
+BYTE = 6
+"""The kind of a piece that is one byte; the others are SentencePiece's."""
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace("{1,3}", "")
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class Splits(NamedTuple):
+    """How a text is split before bytes are merged.
+
+    patterns: each splits the pieces that those before left. whole: whether a piece that is a token is it
+    without any merge. nfc: whether the text is normalised. bos: whether a text begins with <bos> where the
+    file does not say.
+    """
+
+    patterns: tuple[str, ...]
+    whole: bool = False
+    nfc: bool = False
+    bos: bool = False
+
+
+_DIGITS = Splits((r"\p{N}", GPT2))
+_LLAMA3 = Splits((LLAMA3,), whole=True, bos=True)
+_QWEN2 = Splits((QWEN2,), nfc=True)
+SPLITS = {
+    "default": Splits((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "olmo", "mpt"), Splits((GPT2,))),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), _DIGITS),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "smaug-bpe", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+    "tekken": Splits((TEKKEN,), whole=True),
+}
+"""By the name that a file has for it."""
+
+ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "cls": "cls"}
+ROLES |= {"mask": "mask"}
+"""Our roles of special tokens, and theirs, misspelt as they are."""
+
+
+def load_gguf(path: Path) -> Tokenizer:
+    """The tokenizer in `path`; `InputError` for one of another kind, or a damaged one."""
+    file = read_gguf(path)
+    kind = file.metadata.get("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise InputError(
+            f"{path}: tokenizer.ggml.model is {quote(kind)}, and only gpt2 and llama are supported; give the "
+            "tokenizer of the model that the file was made from"
+        )
+    tokens, kinds = _listed(file, "tokens", str), _listed(file, "token_type", int)
+    kinds = kinds or [NORMAL] * len(tokens)
+    if not tokens or len(kinds) != len(tokens) or len({*tokens}) < len(tokens):
+        raise InputError(
+            f"{path}: damaged: {len(tokens)} tokens, {len({*tokens})} of them different, {len(kinds)} kinds; "
+            "get another copy of it"
+        )
+    with reading(path):
+        splits = _splits(file) if kind == "gpt2" else None
+        backend = _pieces(file, tokens, kinds) if splits is None else _bytes(file, splits, tokens, kinds)
+        roles = {role: _named(file, name, tokens) for role, name in ROLES.items()}
+        _mark(file, backend, roles, bos=True if splits is None else splits.bos)
+        return Tokenizer(backend, roles=roles)
+
+
+def _listed(file: Gguf, name: str, kind: type) -> list[Any]:
+    values = file.value(f"tokenizer.ggml.{name}", list, [])
+    if not all(type(value) is kind for value in values):
+        raise InputError(f"{file.path}: damaged: expected a list of {kind.__name__} as tokenizer.ggml.{name}")
+    return values
+
+
+def _splits(file: Gguf) -> Splits:
+    name = file.metadata.get("tokenizer.ggml.pre", "default")
+    if name not in SPLITS:
+        raise InputError(
+            f"{file.path}: tokenizer.ggml.pre is {quote(name)}, and only {', '.join(SPLITS)} are supported; "
+            "give the tokenizer of the model that the file was made from"
+        )
+    return SPLITS[name]
+
+
+def _bytes(file: Gguf, splits: Splits, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
+    """Byte-level BPE."""
+    pairs = [tuple(merge.split(" ", 1)) for merge in _listed(file, "merges", str)]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, pairs, ignore_merges=splits.whole))
+    if splits.nfc:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in splits.patterns),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    listed = list(zip(tokens, kinds))
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token, kind in listed if kind == CONTROL]
+    )
+    backend.add_tokens([AddedToken(token, normalized=False) for token, kind in listed if kind == USER])
+    return backend
+
+
+def _pieces(file: Gguf, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
+    """SentencePiece's BPE."""
+    scores = [float(score) for score in file.value("tokenizer.ggml.scores", list, [])]
+    if len(scores) != len(tokens) or UNKNOWN not in kinds:
+        raise InputError(
+            f"{file.path}: damaged: {len(scores)} scores of {len(tokens)} pieces, {kinds.count(UNKNOWN)} "
+            "unknown ones; get another copy of it"
+        )
+    names = tuple(tokens)
+    return pipeline(
+        Pieces(
+            names=names,
+            scores=tuple(scores),
+            kinds=tuple(kinds),
+            unknown=names[kinds.index(UNKNOWN)],
+            merges=merges_of(names, scores, kinds),
+            characters=b"",
+            bytes_for_unknown=BYTE in kinds,
+            tidy_spaces=file.value("tokenizer.ggml.remove_extra_whitespaces", bool, False),
+            prefix=file.value("tokenizer.ggml.add_space_prefix", bool, True),
+        )
+    )
+
+
+def _named(file: Gguf, name: str, tokens: list[str]) -> str | None:
+    """The token of a role; None where the file names none."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    if key not in file.metadata:
+        return None
+    number = file.value(key, int)
+    if not 0 <= number < len(tokens):
+        raise InputError(f"{file.path}: {key} is {number}, expected 0 to {len(tokens) - 1}")
+    return tokens[number]
+
+
+def _mark(file: Gguf, backend: tokenizers.Tokenizer, roles: dict[str, str | None], bos: bool) -> None:
+    """Let encoding for a model put the marks where the file says."""
+    begin = roles["bos"] if file.value("tokenizer.ggml.add_bos_token", bool, bos) else None
+    end = roles["eos"] if file.value("tokenizer.ggml.add_eos_token", bool, False) else None
+    if begin is None and end is None:
+        return
+    single = [*([begin] if begin else []), "$A", *([end] if end else [])]
+    pair = [*single, *(("$B" if part == "$A" else part) + ":1" for part in single)]
+    ids = [(name, backend.token_to_id(name)) for name in {*single} - {"$A"}]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)

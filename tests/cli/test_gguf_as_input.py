@@ -1,0 +1,78 @@
+"""A GGUF file where a model is taken: written on, measured, converted."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import models, pre_tokenizers
+
+pytest.importorskip("gguf")
+transformers = pytest.importorskip("transformers")
+
+import checkpoints  # noqa: E402
+import polyformer  # noqa: E402
+from gguf_files import Kind, described, tensors_of, write  # noqa: E402
+from polyformer.data import Tokenizer, TokenizerConfig, load_tokenizer  # noqa: E402
+
+TEXT = " ".join(checkpoints.TEXT[:12])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    tokenizer = Tokenizer.train(TokenizerConfig(algorithm="bpe", vocab_size=300), checkpoints.TEXT)
+    saved = json.loads(tokenizer.backend.to_str())["model"]
+    tokens = sorted(saved["vocab"], key=saved["vocab"].__getitem__)
+    assert isinstance(tokenizer.backend.model, models.BPE)
+    assert isinstance(tokenizer.backend.pre_tokenizer, pre_tokenizers.ByteLevel)
+    values = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens,
+        "token_type": [3 if tokenizer.backend.token_to_id(t) in tokenizer.special_ids else 1 for t in tokens],
+        "merges": [" ".join(pair) for pair in saved["merges"]],
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+    }
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokens), **checkpoints.TINY, bos_token_id=1, eos_token_id=None
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    return write(tmp_path / "m.gguf", "llama", described(config), tensors_of(model, Kind.F16), values)
+
+
+def test_generate(path: Path, output: Callable[..., str]):
+    model, tokenizer = polyformer.from_pretrained(path), load_tokenizer(path)
+    ids = model.generate(torch.tensor([tokenizer.encode("Anna")]), max_new_tokens=5)
+    text = "Anna" + ids.texts(tokenizer.decode)[0] + "\n"
+    assert output("generate", path, "--prompt", "Anna", "--max-new-tokens", 5) == text
+    assert output("generate", path.parent, "--prompt", "Anna", "--max-new-tokens", 5) == text
+
+
+def test_evaluate(path: Path, tmp_path: Path, output: Callable[..., str], complaint: Callable[..., str]):
+    """Windows of 8 tokens, each token predicted once, from those before it in its window."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    model, tokenizer = polyformer.from_pretrained(path), load_tokenizer(path)
+    ids = torch.tensor(tokenizer.encode(TEXT))[:33]
+    nats = 0.0
+    with torch.no_grad():
+        for start in range(0, 32, 8):
+            logits = model(ids[None, start : start + 8]).logits[0]
+            nats += float(torch.nn.functional.cross_entropy(logits, ids[start + 1 : start + 9]) * 8)
+    said = output("evaluate", path, "--data", tmp_path / "text.txt", "--length", 8, "--tokens", 32)
+    assert f"{math.exp(nats / 32):.4g}"[:4] in said, said
+    assert "--data: expected a text" in complaint("evaluate", path)
+    assert "--memory-length: not for a checkpoint" in complaint("evaluate", path, "--memory-length", 3)
+
+
+def test_convert(path: Path, tmp_path: Path, output: Callable[..., str]):
+    output_of = polyformer.from_pretrained(path)
+    from polyformer.cli import main
+
+    assert main(["convert", str(path), str(tmp_path / "out"), "--format", "hub"]) == 0
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    ids = torch.tensor([load_tokenizer(tmp_path / "out").encode("Anna and Tom")])
+    torch.testing.assert_close(output_of(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-5)
