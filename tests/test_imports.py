@@ -17,6 +17,7 @@ from polyformer.core.registry import import_modules
 ROOT = Path(polyformer.__file__).parent
 ORDER = [
     *("core", "ops", "sequence", "patterns", "dot_product", "position", "attention", "memory", "depth"),
+    *("inside", "transformers_attention"),
     *("feedforward", "block", "stack", "heads", "plugins", "architecture", "outputs", "generation", "model"),
     *("hub", "presets", "checkpoints", "data", "objectives", "environments", "agents", "training", "tasks"),
     *("trials", "recipes", "datastore", "calibration", "visual", "bench", "documentation", "commands", "cli"),

@@ -11,9 +11,11 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from polyformer.checkpoints import from_pretrained as from_pretrained
     from polyformer.core.errors import InputError as InputError
     from polyformer.dot_product.attend import attend as attend
-    from polyformer.dot_product.explain import explain as explain
     from polyformer.dot_product.relative import Relative as Relative
     from polyformer.generation import GenerationConfig as GenerationConfig
+    from polyformer.inside.attach import attach as attach
+    from polyformer.inside.attach import detach as detach
+    from polyformer.inside.explain import explain as explain
     from polyformer.model import Transformer as Transformer
     from polyformer.outputs import ModelOutput as ModelOutput
     from polyformer.outputs import ModelState as ModelState
@@ -35,9 +37,11 @@ _HOMES = {
     "ModelState": "outputs",
     "Relative": "dot_product.relative",
     "Transformer": "model",
+    "attach": "inside.attach",
     "attend": "dot_product.attend",
     "create_model": "presets",
-    "explain": "dot_product.explain",
+    "detach": "inside.attach",
+    "explain": "inside.explain",
     "from_pretrained": "checkpoints",
     "list_models": "presets",
     "model_config": "presets",

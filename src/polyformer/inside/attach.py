@@ -1,0 +1,91 @@
+"""`attach` and `detach`: patterns, position schemes and score functions for the layers of any model of
+transformers that dispatches."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from polyformer.core.errors import InputError
+from polyformer.inside.find import attention_layers
+from polyformer.inside.layer import NAME, attached
+from polyformer.inside.setting import IMPLEMENTATION, SAVED, Which, apply, setting
+from polyformer.patterns.base import MaskMod, Pattern, ScoreMod
+from polyformer.position.base import PositionConfig
+
+
+def attach(
+    model: nn.Module,
+    attention: str | Pattern | MaskMod | None = None,
+    *,
+    layers: Which = None,
+    position: str | dict[str, Any] | PositionConfig | None = None,
+    score_mod: ScoreMod | None = None,
+) -> nn.Module:
+    """Gives the self-attention layers of a transformers model a pattern, a position scheme, a `score_mod`.
+
+    All layers then run `attend`. What a model's own mask hides stays hidden: the future, padding, other
+    documents, what lies outside its own windows. A later call replaces what earlier ones gave its layers.
+
+    Args:
+        model: any model of transformers whose layers dispatch through its `AttentionInterface`.
+        attention: a pattern, its text such as "Window(512) | Global(1)", or a `mask_mod`; `PerLayer` and
+            `PerHead` give layers and heads their own. None for all that the model's own mask allows.
+        layers: numbers of layers in their stack, or (parts of) names such as "encoder" or "text_model.*.3".
+        position: a scheme that is added to scores, "alibi" or "t5(num_buckets=32)"; it begins at 0.
+        score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, on scaled scores.
+
+    Returns:
+        The model itself. `save_pretrained` keeps patterns and schemes in config.json (functions cannot be);
+        `from_pretrained` restores them where `polyformer.transformers_attention` is imported.
+
+    Raises:
+        InputError: a model that does not dispatch, layers that it does not have, what does not read.
+    """
+    call = setting(attention, layers, position, score_mod)
+    dispatching = attention_layers(model)
+    if not dispatching:
+        raise InputError(
+            f"attach: no layer of {type(model).__name__} asks transformers' AttentionInterface what to run; "
+            "expected one of its models that does"
+        )
+    apply(model, call)
+    config: Any = model.config
+    earlier = [] if call.layers is None else getattr(config, SAVED, None) or []
+    _run_ours(model)
+    setattr(config, SAVED, [*earlier, call.to_dict()])
+    return model
+
+
+def _run_ours(model: Any) -> None:
+    """Makes all layers run `attend`, and has config.json say so."""
+    import polyformer.inside.registration  # noqa: F401  (only here: it imports transformers)
+
+    config = model.config
+    before = config._attn_implementation
+    if before != NAME:
+        model.set_attn_implementation(NAME)
+        if config._attn_implementation != NAME:
+            raise InputError(f"attach: {type(model).__name__} does not let its attention be set")
+        model._polyformer_before = before
+    setattr(config, IMPLEMENTATION, NAME)
+
+
+def detach(model: nn.Module) -> nn.Module:
+    """Takes away what `attach` gave the layers; they run what they ran before (sdpa, for a loaded model).
+
+    Raises `InputError` for a model to which nothing is attached.
+    """
+    config: Any = getattr(model, "config", None)
+    layers = [layer for layer in attention_layers(model) if attached(layer.module) is not None]
+    if not layers and getattr(config, "_attn_implementation", None) != NAME:
+        raise InputError(f"detach: nothing is attached to this {type(model).__name__}")
+    for layer in layers:
+        delattr(layer.module, NAME)
+    for field in (SAVED, IMPLEMENTATION):
+        if hasattr(config, field):
+            delattr(config, field)
+    before = getattr(model, "_polyformer_before", None)
+    set_implementation: Callable[[str], None] = model.set_attn_implementation  # type: ignore[assignment]
+    set_implementation(before or "sdpa")
+    return model

@@ -1,0 +1,82 @@
+"""Masks and biases that come as tensors of all pairs: a pattern, and a function of scores."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from polyformer.patterns.base import Pattern, ScoreMod
+from polyformer.patterns.mods import broadcasts
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table(Pattern, named=False):
+    """The entries of a tensor [B or 1, H or 1, Tq or 1, Tk] of bool, True where a key is seen."""
+
+    entries: Tensor
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """entries[b, h, i, j]."""
+        return look_up(self.entries, b, h, q_idx, kv_idx)
+
+
+def look_up(table: Tensor, *places: Tensor) -> Tensor:
+    """Entries of a table of which an axis of length 1 stands for all."""
+    index = [place if size > 1 else torch.zeros_like(place) for place, size in zip(places, table.shape)]
+    return table[tuple(index)]
+
+
+def added(bias: Tensor) -> ScoreMod:
+    """score + bias[b, h, i, j], of a tensor [B or 1, H or 1, Tq or 1, Tk]."""
+
+    @broadcasts
+    def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return score + look_up(bias, b, h, q_idx, kv_idx)
+
+    return add
+
+
+def soft_capped(cap: float) -> ScoreMod:
+    """cap * tanh(score / cap): no score is farther from 0 than `cap` (Gemma 2)."""
+
+    @broadcasts
+    def limit(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return limit
+
+
+def in_turn(mods: list[ScoreMod]) -> ScoreMod | None:
+    """Functions of scores, all for indices that broadcast, one after the other."""
+    if len(mods) < 2:
+        return mods[0] if mods else None
+
+    @broadcasts
+    def apply(score: Tensor, *places: Tensor) -> Tensor:
+        for mod in mods:
+            score = mod(score, *places)
+        return score
+
+    return apply
+
+
+def as_entries(mask: Tensor, kv_length: int) -> tuple[Tensor | None, Tensor | None]:
+    """A mask of any model as entries of bool and a bias, either None where it says nothing.
+
+    mask: [B, Tk] with 0 at padding, or 4 axes that broadcast to [B, H, Tq, Tk]: bool, True where a key is
+    seen, or numbers to add to the scores; those near the least of their type hide a key.
+    """
+    if mask.dim() == 2:
+        mask = mask[:, None, None, :].bool()
+    if mask.dim() == 3:
+        mask = mask[:, None]
+    mask = mask[..., :kv_length]
+    if mask.dtype == torch.bool:
+        return mask, None
+    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    if torch.compiler.is_compiling() or mask.requires_grad:
+        return ~hidden, mask.masked_fill(hidden, 0)
+    seen = None if not bool(hidden.any()) else ~hidden
+    bias = mask.masked_fill(hidden, 0)
+    return seen, bias if bool(bias.any()) else None

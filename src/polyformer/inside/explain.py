@@ -1,0 +1,82 @@
+"""`polyformer.explain`: how a call of `attend` would run, or what the layers of a transformers model run."""
+
+import dataclasses
+from typing import Any, overload
+
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.dot_product import explain as calls
+from polyformer.dot_product.plan import Plan
+from polyformer.dot_product.relative import Relative
+from polyformer.inside.find import Layer, attention_layers
+from polyformer.inside.layer import NAME, attached
+from polyformer.patterns.base import MaskMod, Pattern, ScoreMod, Where
+from polyformer.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Explanation:
+    """What each attention layer of a model runs, `lines` by the layer's name: print it."""
+
+    implementation: str
+    lines: dict[str, str]
+
+    def __str__(self) -> str:
+        """A line for each layer; layers in a row that run the same share one."""
+        rows: list[tuple[list[str], str]] = []
+        for name, line in self.lines.items():
+            if rows and rows[-1][1] == line:
+                rows[-1][0].append(name)
+            else:
+                rows.append(([name], line))
+        spans = [names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}" for names, _ in rows]
+        width = max(map(len, spans))
+        return "\n".join(f"{span:<{width}}  {line}" for span, (_, line) in zip(spans, rows))
+
+
+@overload
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    pattern: Pattern | MaskMod | None = ...,
+    mask_mod: MaskMod | None = ...,
+    layout: Where | None = ...,
+    score_mod: ScoreMod | None = ...,
+    relative: Relative | None = ...,
+    context: Context | None = ...,
+    scale: float | None = ...,
+    dropout: float = ...,
+    backend: str = ...,
+    return_lse: bool = ...,
+) -> Plan: ...
+@overload
+def explain(q: nn.Module) -> Explanation: ...
+def explain(q: Any, *inputs: Any, **options: Any) -> Any:
+    """The plan by which `attend` would run a call; for a model, what each of its attention layers runs.
+
+    Args:
+        q: [B, H, Tq, D], with the other arguments of `attend`; or a model of transformers, alone.
+    """
+    if not isinstance(q, nn.Module):
+        return calls.explain(q, *inputs, **options)
+    layers = attention_layers(q)
+    if not layers:
+        raise InputError(
+            f"explain: no layer of {type(q).__name__} asks transformers' AttentionInterface what to run"
+        )
+    implementation = str(getattr(getattr(q, "config", None), "_attn_implementation", None))
+    return Explanation(implementation, {layer.name: _line(layer, implementation) for layer in layers})
+
+
+def _line(layer: Layer, whole: str) -> str:
+    """What one layer runs."""
+    config = getattr(layer.module, "config", None)
+    implementation = getattr(config, "_attn_implementation", whole)
+    if implementation != NAME:
+        return f"{implementation}, its own mask"
+    inside = attached(layer.module)
+    kind = "cross-attention, its own mask" if layer.cross else "its own mask"
+    return f"{NAME}: {kind}" + ("" if inside is None else f" and {inside.extra_repr()}")

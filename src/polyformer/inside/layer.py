@@ -1,0 +1,115 @@
+"""What one attention layer of a model has been given, as a module inside it."""
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError, quote
+from polyformer.dot_product.relative import Relative
+from polyformer.patterns.base import Pattern, ScoreMod
+from polyformer.patterns.mods import Mod, is_own
+from polyformer.position.base import Position, PositionConfig, Shape, Site, changes_scores
+from polyformer.sequence.context import Context
+
+NAME = "polyformer"
+"""The name of the module inside a layer, and of the implementation in `AttentionInterface`."""
+
+
+class Attached(nn.Module):
+    """A pattern, a position scheme and a `score_mod` for one layer; it is called by nobody.
+
+    A scheme's own parameters start from 0, so that the model computes at first what it did.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        pattern: Pattern | None = None,
+        position: PositionConfig | None = None,
+        score_mod: ScoreMod | None = None,
+        num_heads: int = 1,
+    ):
+        super().__init__()
+        self.index, self.pattern, self.score_mod = index, pattern, score_mod
+        self.position = None if position is None else built(position, num_heads)
+        self.position_config = position
+        self.site = Site(index, _no_projection, _no_projection)
+
+    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
+        """What the scheme adds by distance to the scores of q [B, H, Tq, D] and k [B, H, Tk, D]."""
+        return None if self.position is None else self.position.relative(q, k, context, self.site)
+
+    def mods(self, q: Tensor, k: Tensor, context: Context) -> list[ScoreMod]:
+        """What changes scores by any function: the scheme's, then the user's, for indices that broadcast."""
+        own = None if self.position is None else self.position.score_mod(q, k, context, self.site)
+        return [
+            mod if is_own(mod) else Mod.of(mod, "score_mod", _score(q), q.device, start)
+            for mod, start in ((own, 0), (self.score_mod, context.offset))
+            if mod is not None
+        ]
+
+    def extra_repr(self) -> str:
+        """What runs here."""
+        return described(self.pattern, self.position_config, self.score_mod)
+
+
+def described(pattern: Pattern | None, position: PositionConfig | None, score_mod: ScoreMod | None) -> str:
+    """What a layer has been given, in one line."""
+    parts = [] if pattern is None else [text_of(pattern)]
+    if position is not None:
+        options = ", ".join(f"{name}={value}" for name, value in _options(position).items())
+        parts.append(f"{position.kind}({options})" if options else position.kind)
+    if score_mod is not None:
+        parts.append(f"score_mod {getattr(score_mod, '__name__', type(score_mod).__name__)}")
+    return ", ".join(parts) or "nothing of its own"
+
+
+def text_of(pattern: Pattern) -> str:
+    """A pattern as an expression, or what it is called where a function has no text."""
+    try:
+        return pattern.to_text()
+    except InputError:
+        return "a mask_mod"
+
+
+def built(config: PositionConfig, num_heads: int) -> Position:
+    """The module of a scheme for one layer, its parameters 0.
+
+    Raises `InputError` for a scheme that needs more than scores: the input, or the layer's projections.
+    """
+    position = config.build(Shape(hidden_size=num_heads, num_heads=num_heads))
+    kind = type(position)
+    plain = kind.embed is Position.embed and kind.rotate is Position.rotate
+    if not plain or not changes_scores(position) or position.adds_to_queries or position.num_relations:
+        raise InputError(
+            f"position: {quote(config.kind)} is not added to scores, or reads more than distances, "
+            "which a layer of another library cannot give; take 'alibi' or 't5'"
+        )
+    for parameter in position.parameters():
+        nn.init.zeros_(parameter)
+    return position
+
+
+def attached(module: nn.Module) -> Attached | None:
+    """What a layer has been given, if anything."""
+    inside = module._modules.get(NAME)
+    return inside if isinstance(inside, Attached) else None
+
+
+def _options(config: PositionConfig) -> dict[str, object]:
+    """The options of a scheme that are not its defaults."""
+    return {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != field.default
+    }
+
+
+def _score(q: Tensor) -> Tensor:
+    """A score of the type that a function will get."""
+    return torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+
+
+def _no_projection(x: Tensor) -> Tensor:
+    raise InputError("position: this scheme projects by the layer's own matrices; take 'alibi' or 't5'")

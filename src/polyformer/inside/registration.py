@@ -1,0 +1,32 @@
+"""The registration with transformers, once, when this module is imported.
+
+What `attach` wrote into a config.json is put back as a model is built, at the end of its constructor, where
+transformers calls `post_init`: its own hook for that is the class's, so all classes' is wrapped.
+"""
+
+import functools
+from typing import Any
+
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from polyformer.inside.attention import forward
+from polyformer.inside.layer import NAME
+from polyformer.inside.mask import create_mask
+from polyformer.inside.setting import restore
+
+AttentionInterface.register(NAME, forward)
+AttentionMaskInterface.register(NAME, create_mask)
+
+
+def _restoring(post_init: Any) -> Any:
+    """`PreTrainedModel.post_init`, before which the layers are given what the configuration says."""
+
+    @functools.wraps(post_init)
+    def wrapped(self: PreTrainedModel) -> None:
+        restore(self)
+        post_init(self)
+
+    return wrapped
+
+
+PreTrainedModel.post_init = _restoring(PreTrainedModel.post_init)
