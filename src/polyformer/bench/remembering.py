@@ -11,10 +11,14 @@ from polyformer.bench.claims import decoder_options, wikitext
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
+from polyformer.data import DataConfig, read
 from polyformer.data.gzipped import opened
 from polyformer.recipes.fit import Fitted
 from polyformer.tasks import LanguageModelling
 from polyformer.training.config import at_least
+
+CHARACTERS = 8
+"""Of a token, at most, in the mean."""
 
 HELD_OUT = 20
 """Of a book the last twentieth is held out."""
@@ -65,6 +69,19 @@ def remembered_text(data: str | None, out: Path) -> dict[str, Any]:
     for role, text in files.items():
         atomic_write(out / "book" / f"{role}.txt", text.encode())
     return {role: str((out / "book" / f"{role}.txt").absolute()) for role in files} | {"format": "text"}
+
+
+def first_tokens(data: str | None, out: Path, train: int, validation: int) -> dict[str, str]:
+    """Files of the beginning of `remembered_text`, cut into `out`/text and long enough for so many tokens:
+    `path` to train on, `validation`."""
+    named, files = remembered_text(data, out), dict[str, str]()
+    for role, split, tokens in (("path", "train", train), ("validation", "validation", validation)):
+        source = DataConfig.from_dict({**named, "format": "text"} if named else {})
+        rows = read(source, ("text",), getattr(source, role), split)
+        text = "".join(str(dict(row)["text"]) for row in rows)
+        files[role] = str((out / "text" / f"{role}.txt").absolute())
+        atomic_write(files[role], text[: CHARACTERS * tokens].encode())
+    return files
 
 
 def recipe_in_order(

@@ -25,14 +25,13 @@ from torch import Tensor
 
 from polyformer.bench.claims import taken_up
 from polyformer.bench.plot import line_plot
-from polyformer.bench.remembering import remembered_text
+from polyformer.bench.remembering import first_tokens
 from polyformer.bench.reproduce.memorizing import RISES, Measured, table
 from polyformer.checkpoints import convert, from_pretrained
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, read_json, write_json
 from polyformer.core.labels import IGNORED
-from polyformer.data import DataConfig, read
 from polyformer.memory.memorizing import Trains, set_store
 from polyformer.model import Transformer
 from polyformer.recipes import Recipe
@@ -42,9 +41,6 @@ from polyformer.training.config import at_least
 
 CLOSED_HALF = 0.5
 """At least such a share of the gap between segments and the dense context must be closed."""
-
-CHARACTERS = 8
-"""Of a token, at most, in the mean."""
 
 CONVERTED, TUNED, WITHOUT, DENSE = "as converted", "fine-tuned", "without a store", "dense"
 
@@ -99,7 +95,7 @@ class PretrainedClaim(Config):
 def run(config: PretrainedClaim) -> Measured:
     """Train and measure all; write OUT/memorizing.csv and .png, print a table and the verdict."""
     folder = Path(config.out)
-    texts = cut_text(config, folder)
+    texts = first_tokens(config.data, folder, config.steps * config.length, config.held_out)
     begun = folder / "converted"
     if not begun.is_dir():
         model, report = convert(from_pretrained(config.model), memory=config.memory(config.store))
@@ -131,23 +127,6 @@ def run(config: PretrainedClaim) -> Measured:
     line_plot(folder / "memorizing.png", curves, "entries in the store (256: none)", "perplexity", log=True)
     print(f"curves: {folder / 'memorizing.png'}")
     return results
-
-
-def cut_text(config: PretrainedClaim, folder: Path) -> dict[str, str]:
-    """Files of as much text as the runs read: `path` to train on, `validation`."""
-    data = remembered_text(config.data, folder)
-    files = {}
-    for role, tokens in (("path", config.steps * config.length), ("validation", config.held_out)):
-        source = DataConfig.from_dict({**data, "format": "text"} if data else {})
-        named = getattr(source, role)
-        text = "".join(str(dict(row)["text"]) for row in read(source, ("text",), named, _split(role)))
-        files[role] = str((folder / "text" / f"{role}.txt").absolute())
-        atomic_write(files[role], text[: CHARACTERS * tokens].encode())
-    return files
-
-
-def _split(role: str) -> str:
-    return "train" if role == "path" else "validation"
 
 
 def recipe(config: PretrainedClaim, text: str, start: Path, memory: str | None = None) -> dict[str, Any]:

@@ -1,0 +1,235 @@
+"""A trained decoder reads texts longer than it takes: a window, a window with sinks, slower rotations.
+
+A checkpoint reads the beginning of a held-out text in pieces of several lengths, as it is, with each of the
+`attentions`, and with each of the `extensions` of its rotary positions, whose factor is the longest length by
+that of training. Each of `trained_on` is then trained for `steps` rows of `row_length` tokens and read again.
+
+The claims, and their rules, at the longest length:
+1. Xiao et al. 2024 (StreamingLLM), section 3.1, table 1: a window forgets the first tokens, on which trained
+   attention rests, and fails; one that keeps four of them does not. It holds where the perplexity of the last
+   of `attentions` is below that of the first, and at most `NEAR` times the checkpoint's at its own length.
+2. Peng et al. 2024 (YaRN), section 4: it reads beyond the length of training without training. It holds where
+   YaRN's perplexity is at most `NEAR` times the checkpoint's at its own length, and below the checkpoint's.
+
+Deviations: one text, the beginning of it; time and memory of one reading each.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+from polyformer.bench.before_after import Measured, Piece, measured, reading
+from polyformer.bench.claims import taken_up
+from polyformer.bench.plot import line_plot
+from polyformer.bench.remembering import first_tokens
+from polyformer.checkpoints import convert, from_pretrained
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError, quote
+from polyformer.core.files import atomic_write, read_json, write_json
+from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.model import Transformer
+from polyformer.recipes import Recipe
+from polyformer.training.config import at_least
+
+NEAR = 1.05
+"""Perplexity over that of the checkpoint at its own length: at most so much counts as no loss."""
+
+DENSE = "dense"
+
+Figures = dict[str, dict[int, dict[str, float]]]
+"""perplexity, tokens_per_second and mib by model and length."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LongTextsClaim(Config):
+    """The checkpoint, the text, and sizes; a second call goes on with what OUT holds."""
+
+    model: str  # the folder of a decoder with rotary positions
+    data: str | None = None  # WikiText-2's folder, or the file of a book; by default the default text
+    lengths: tuple[int, ...] = (2048, 8192, 32_768)
+    own: int | None = None  # the length it was trained for; by default as many tokens as it has positions
+    tokens: int = 32_768  # read at each length
+    attentions: tuple[str, ...] = ("Window(512)", "Window(512) | Global(4)")
+    extensions: tuple[str, ...] = ("yarn", "ntk", "interpolation")
+    trained_on: tuple[str, ...] = (DENSE, "Window(512) | Global(4)")
+    steps: int = 300
+    row_length: int = 1024
+    lr: float = 2e-5
+    precision: Literal["no", "bf16"] = "no"
+    seed: int = 0
+    out: str = "runs/long-texts"
+
+    def __post_init__(self) -> None:
+        at_least(2, row_length=self.row_length)
+        at_least(0, steps=self.steps)
+        if not self.lengths or min(self.lengths) < 2 or max(self.lengths) > self.tokens:
+            raise InputError(
+                f"lengths: expected numbers from 2 to tokens, {self.tokens}, got {list(self.lengths)}"
+            )
+        if not self.attentions:
+            raise InputError("attentions: expected a pattern or several, got none")
+        for name in self.trained_on:
+            if name != DENSE and name not in self.attentions:
+                raise InputError(f"trained_on: expected 'dense' or one of attentions, got {quote(name)}")
+
+
+def run(config: LongTextsClaim) -> Figures:
+    """Measure all, train and measure again; write OUT/long-texts.csv and .png, print a table and verdicts."""
+    folder = Path(config.out)
+    texts = first_tokens(config.data, folder, config.steps * config.row_length, config.tokens + 1)
+    model = from_pretrained(config.model).eval()
+    results = Results(config, folder / "figures.json", texts["validation"], model)
+    own = config.own or model.config.max_position_embeddings
+    results.measure(DENSE, lambda: model)
+    for name in config.attentions:
+        results.measure(name, lambda name=name: converted(model, name))
+    for name in config.extensions if max(config.lengths) > own else ():
+        results.measure(name, lambda name=name: extended(model, name, own, max(config.lengths)))
+    for number, name in enumerate(config.trained_on if config.steps else ()):
+        start = folder / f"start-{number}"
+        if not start.is_dir():
+            converted(model, name).save_pretrained(start)
+        settings = Recipe.from_dict(recipe(config, texts["path"], start))
+        results.measure(
+            f"{name}, trained on",
+            lambda settings=settings, number=number: taken_up(settings, folder / f"on-{number}").model,
+        )
+    figures = results.values
+    lines = [
+        f'"{name}",{length},' + ",".join(str(row[key]) for key in KEYS)
+        for name, lengths in figures.items()
+        for length, row in lengths.items()
+    ]
+    atomic_write(
+        folder / "long-texts.csv", "\n".join([",".join(("model", "length", *KEYS)), *lines, ""]).encode()
+    )
+    print("\n".join([*table(config, figures), *verdicts(config, figures, own)]))
+    curves = {
+        name: [(length, row["perplexity"]) for length, row in lengths.items()]
+        for name, lengths in figures.items()
+    }
+    line_plot(folder / "long-texts.png", curves, "tokens in a piece", "perplexity", log=True)
+    print(f"curves: {folder / 'long-texts.png'}")
+    return figures
+
+
+KEYS = "perplexity", "tokens_per_second", "mib"
+
+
+def converted(model: Transformer, name: str) -> Transformer:
+    """The checkpoint with the attention `name`."""
+    return model if name == DENSE else convert(model, name)[0]
+
+
+def extended(model: Transformer, name: str, own: int, longest: int) -> Transformer:
+    """The checkpoint with its rotations slowed for texts of the longest length."""
+    options = f"factor={longest / own}" + (f", original_max_positions={own}" if name == "yarn" else "")
+    return convert(model, extension=f"{name}({options})")[0]
+
+
+class Results:
+    """Figures by model and length, kept in a file as they are measured.
+
+    Raises `InputError` for a file of other settings.
+    """
+
+    def __init__(self, config: LongTextsClaim, file: Path, text: str, model: Transformer):
+        self.config, self.file, self.values = config, file, Figures()
+        tokenizer = load_tokenizer(config.model)
+        self.ids = tokenizer.encode(Path(text).read_text(encoding="utf-8"))[: config.tokens + 1]
+        self.read = reading(model, tokenizer)
+        free = dict.fromkeys(("out", "lengths", "attentions", "extensions", "trained_on"))
+        self.settings = {**config.to_dict(), **free}
+        if file.is_file():
+            stored = read_json(file, dict)
+            if stored.get("settings") != self.settings:
+                raise InputError(f"{file} holds figures of other settings; choose another place with --out")
+            self.values = {
+                name: {int(length): row for length, row in lengths.items()}
+                for name, lengths in stored["figures"].items()
+            }
+
+    def measure(self, name: str, make: Any) -> None:
+        """Read the text at every length by the model that `make` gives, unless that was done."""
+        rows = self.values.setdefault(name, {})
+        missing = [length for length in self.config.lengths if length not in rows]
+        model = make() if missing else None
+        for length in self.config.lengths:
+            if model is not None and length in missing:
+                pieces: list[Piece] = [*self.read.pieces(self.ids, length, self.config.tokens // length)]
+                result = measured(model, self.read, pieces, length)
+                if not isinstance(result, Measured):
+                    raise InputError(f"{name}: {result}")
+                speed = result.tokens / result.seconds
+                rows[length] = {
+                    "perplexity": result.perplexity,
+                    "tokens_per_second": speed,
+                    "mib": result.mib,
+                }
+                write_json(self.file, {"settings": self.settings, "figures": self.values})
+            row = rows[length]
+            print(
+                f"{name}, {length:,} tokens: perplexity {row['perplexity']:.2f}, "
+                f"{row['tokens_per_second']:,.0f} tokens a second, {row['mib']:,.0f} MiB beside the weights",
+                flush=True,
+            )
+
+
+def table(config: LongTextsClaim, figures: Figures) -> list[str]:
+    """A line a model, a column a length."""
+    wide = max(map(len, figures))
+    head = "".join(f"{length:>10,}" for length in config.lengths)
+    lines = [f"{'perplexity, tokens':<{wide}}{head}"]
+    for name, rows in figures.items():
+        lines.append(
+            f"{name:<{wide}}" + "".join(f"{rows[length]['perplexity']:10.2f}" for length in config.lengths)
+        )
+    return lines
+
+
+def verdicts(config: LongTextsClaim, figures: Figures, own: int) -> list[str]:
+    """What the figures say of both claims."""
+    longest = max(config.lengths)
+    known = max((length for length in config.lengths if length <= own), default=min(config.lengths))
+    reference = figures[DENSE][known]["perplexity"]
+
+    def at_longest(name: str) -> float:
+        return figures[name][longest]["perplexity"]
+
+    window, sinks = at_longest(config.attentions[0]), at_longest(config.attentions[-1])
+    holds = sinks < window and sinks <= NEAR * reference
+    lines = [
+        f"a window that keeps the first tokens reads on: {_said(holds)} ({sinks:.2f} at {longest:,} tokens, "
+        f"without them {window:.2f}, dense at {known:,} {reference:.2f})"
+    ]
+    if "yarn" in figures:
+        yarn, dense = at_longest("yarn"), at_longest(DENSE)
+        holds = yarn < dense and yarn <= NEAR * reference
+        lines.append(
+            f"YaRN reads beyond the length of training: {_said(holds)} ({yarn:.2f} at {longest:,} tokens, "
+            f"without it {dense:.2f}, dense at {known:,} {reference:.2f})"
+        )
+    return lines
+
+
+def _said(holds: bool) -> str:
+    return "reproduced" if holds else "differs from the paper"
+
+
+def recipe(config: LongTextsClaim, text: str, start: Path) -> dict[str, Any]:
+    """A run over the text from the checkpoint `start`."""
+    return {
+        "task": {"kind": "lm", "row_length": config.row_length, "batch_tokens": config.row_length},
+        "model": {"pretrained": str(start.absolute())},
+        "data": {"path": text, "format": "text", "validation_fraction": 0.0},
+        "tokenizer": {"path": str(Path(config.model).absolute())},
+        "optimizer": {"kind": "adamw", "lr": config.lr, "weight_decay": 0.0},
+        "schedule": {"kind": "cosine", "warmup": min(20, config.steps)},
+        "training": {
+            "steps": config.steps,
+            "engine": {"precision": config.precision},
+            "reporting": {"log_every": 10, "evaluate_every": config.steps},
+            "saving": {"checkpoint_every": 100},
+        },
+        "seed": config.seed,
+    }
