@@ -1,4 +1,4 @@
-"""Thresholds of early exits with a stated risk: Learn then Test over measured losses of quality."""
+"""Exits in closed form, and their thresholds with a stated risk: Learn then Test over losses of quality."""
 
 from polyformer.calibration.calibrate import Calibrated, calibrate
 from polyformer.calibration.config import CalibrateConfig

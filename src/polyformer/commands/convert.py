@@ -23,6 +23,8 @@ EXAMPLES = """examples:
   polyformer convert bert-dir low-rank --attention "linformer(k=128, max_length=512)"
   polyformer convert runs/mine memorizing --memory "memorizing(length=256, store=8192)"
   polyformer convert runs/mine with-exits --depth "exits(layers=[2, 4], alone=true)"
+  polyformer convert smollm2 with-exits --depth "exits(layers=[20, 25], translation=linear, rule=shortlist)" \
+      --fit train.txt
 """
 
 
@@ -55,6 +57,12 @@ class Options:
         "depth of the decoder: exits after some layers, as 'exits(layers=[4, 8], alone=true)', which a short "
         "training makes of use and `polyformer calibrate` safe; or act"
     )
+    fit: str | None = option(
+        "text to which a decoder's exits are fitted in closed form: maps by ridge regression on the last "
+        "layer's states, the tokens of the rule shortlist by number",
+        metavar="TEXT",
+    )
+    fit_tokens: int = option("tokens of that text, at most (default: 32768)", 32_768)
     weights: Literal["float32", "bfloat16", "int8"] | None = option(
         "what the weights are kept in; int8 is a fourth of float32 and generates faster, and does not train "
         "(default: as they are)"
@@ -86,13 +94,14 @@ def run(options: Options) -> None:
 
     from polyformer.checkpoints import convert, from_pretrained
     from polyformer.commands.convert_evaluation import Evaluation
+    from polyformer.commands.convert_exits import fit
     from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.model.weights import with_weights
 
     if Path(options.out).exists() and any(Path(options.out).iterdir()):
         raise InputError(f"{options.out}: not empty; choose another directory")
     changes = options.attention, options.max_positions, options.extension, options.global_projections
-    changed = any(changes) or options.memory or options.depth
+    changed = any(changes) or options.memory or options.depth or options.fit
     # int8 comes last: what is new must be made of weights that are not rounded yet
     weights = None if changed and options.weights == "int8" else options.weights
     model = from_pretrained(options.folder, options.head, weights=weights, allow_pickle=options.allow_pickle)
@@ -112,6 +121,8 @@ def run(options: Options) -> None:
             depth=options.depth,
         )
         print(report)
+    if options.fit is not None:
+        fit(model, options.folder, options.fit, options.fit_tokens)
     if options.weights is not None:
         model = with_weights(model, options.weights)
     model.save_pretrained(options.out, format=options.format)

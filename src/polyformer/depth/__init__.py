@@ -4,7 +4,7 @@ from polyformer.core.registry import import_modules
 from polyformer.depth.active import Active
 from polyformer.depth.base import Call, Depth, DepthConfig, Halting, Judge
 from polyformer.depth.fixed import FixedConfig
-from polyformer.depth.recording import recorded_depths, whole_depth
+from polyformer.depth.recording import recorded_depths, recorded_states, whole_depth
 
 __all__ = [
     "Active",
@@ -15,6 +15,7 @@ __all__ = [
     "Halting",
     "Judge",
     "recorded_depths",
+    "recorded_states",
     "whole_depth",
 ]
 

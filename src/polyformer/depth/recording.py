@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 _records: contextvars.ContextVar[list[Tensor] | None] = contextvars.ContextVar("depths", default=None)
+_states: contextvars.ContextVar[list[list[Tensor]] | None] = contextvars.ContextVar("states", default=None)
 _whole: contextvars.ContextVar[bool] = contextvars.ContextVar("whole_depth", default=False)
 
 
@@ -45,3 +46,21 @@ def whole_depth(whole: bool = True) -> Iterator[None]:
 def is_whole() -> bool:
     """Whether somebody asked for all layers."""
     return not torch.compiler.is_compiling() and _whole.get()
+
+
+@contextlib.contextmanager
+def recorded_states() -> Iterator[list[list[Tensor]]]:
+    """Collects the states [B, T, E] after every exit's layer and, before the final norm, after the last, a
+    list for each call of a stack with exits inside; no token exits early there."""
+    records: list[list[Tensor]] = []
+    token = _states.set(records)
+    try:
+        with whole_depth():
+            yield records
+    finally:
+        _states.reset(token)
+
+
+def state_records() -> list[list[Tensor]] | None:
+    """Where somebody collects states, those so far."""
+    return None if torch.compiler.is_compiling() else _states.get()

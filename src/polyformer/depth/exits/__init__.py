@@ -2,8 +2,8 @@
 
 After each of the exits' layers n a token's state h_n could be the last: the head reads finish_n(h_n) in place
 of finish(h_L), with finish_n a norm of the exit's own, before it a linear map where `translation` says so.
-A `rule` (rules.py, multinomial.py) tells how much the prediction can be trusted, a number from 0 to 1, and
-the token leaves where that reaches the threshold,
+A `rule` (rules.py, shortlist.py, multinomial.py) tells how much the prediction can be trusted, a number from
+0 to 1, and the token leaves where that reaches the threshold,
 
     lambda'(t) = clip(0.9 lambda + 0.1 exp(-decay t / decay_length), 0, 1)      with a `decay`, else lambda
 
@@ -19,8 +19,8 @@ trained. With `alone` the model stays as it is, and exits and rule are trained a
 Elbayad et al. 2020 (Depth-Adaptive Transformer), sections 3 and 4; Schuster et al. 2022 (CALM), section 3.
 """
 
-from polyformer.depth.exits import multinomial, rules
+from polyformer.depth.exits import multinomial, rules, shortlist
 from polyformer.depth.exits.exits import Exits, ExitsConfig, set_threshold
 from polyformer.depth.exits.promise import CalibrationConfig
 
-__all__ = ["CalibrationConfig", "Exits", "ExitsConfig", "multinomial", "rules", "set_threshold"]
+__all__ = ["CalibrationConfig", "Exits", "ExitsConfig", "multinomial", "rules", "set_threshold", "shortlist"]

@@ -15,7 +15,7 @@ from polyformer.depth.base import Call, Depth, DepthConfig, Halting, Judge
 from polyformer.depth.exits.base import Candidates, Course, ExitRuleConfig
 from polyformer.depth.exits.promise import CalibrationConfig
 from polyformer.depth.exits.rules import ClassifierConfig
-from polyformer.depth.recording import is_whole
+from polyformer.depth.recording import is_whole, state_records
 from polyformer.ops.linear import Linear
 from polyformer.ops.norms import NormConfig
 from polyformer.position import Shape
@@ -162,6 +162,10 @@ class Exiting(Halting):
         mixed = exits.config.training == "mixed"
         self.aligned = exits.training and not mixed
         self.states: list[Tensor] = []
+        records = state_records()
+        self.recorded = records is not None
+        if records is not None:
+            records.append(self.states)
         self.planned: Tensor | None = None
         if exits.training and mixed:
             self.planned = torch.randint(len(exits.layers), call.x.shape[:2], device=call.x.device)
@@ -174,7 +178,7 @@ class Exiting(Halting):
         if layer + 1 not in self.exits.layers:
             return None
         number = self.exits.layers.index(layer + 1)
-        if self.aligned:
+        if self.aligned or self.recorded:
             self.states.append(x)
             return None
         if number == len(self.exits.exits) or (is_whole() and self.planned is None):

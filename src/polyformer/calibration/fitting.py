@@ -1,0 +1,137 @@
+"""Exits of a trained decoder in closed form, from one pass over a text.
+
+With h_t the state of token t after an exit's layer, and e_t that after the last layer before its norm, the
+exit's translation h + A h + b is the ridge regression of e - h on h,
+
+    A, b = argmin sum_t |h_t + A h_t + b - e_t|^2 + r s |A|^2        (ridge.py has r and s)
+
+with r chosen by the error on `HELD_OUT` of the rows. Nothing else is trained: head and norm read what they
+always read. Belrose et al. 2023 (Eliciting latent predictions with the tuned lens) train the same map by
+gradients, on the distributions. A shortlist gets the rows of the output matrix for the tokens that the whole
+model predicts most often in the text.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from polyformer.calibration.ridge import NormalEquations, chosen
+from polyformer.core.errors import InputError
+from polyformer.depth import recorded_states
+from polyformer.depth.exits import Exits
+from polyformer.depth.exits.exits import Exit
+from polyformer.depth.exits.shortlist import Shortlist
+from polyformer.model import Transformer
+from polyformer.ops.linear import Linear
+
+RIDGES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+HELD_OUT = 10
+"""One row of so many."""
+ROWS = 8
+"""Read at once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FittedExit:
+    """The exit after `layer`: the ridge that was chosen, and the squared error on the rows held out, beside
+    that of an exit that translates nothing."""
+
+    layer: int
+    ridge: float
+    error: float
+    before: float
+
+
+@torch.no_grad()
+def fit_exits(
+    model: Transformer,
+    rows: Sequence[Sequence[int]],
+    show: Callable[[int], None] = lambda tokens: None,
+) -> list[FittedExit]:
+    """Write translations, and the rows of a shortlist, into the exits of `model`, in place.
+
+    rows: token ids, all of one length. show: told how many tokens have been read.
+    Raises `InputError` for a model that is no decoder alone with exits, whose exits have neither a
+    translation nor a shortlist, and for fewer rows than two.
+    """
+    exits = fittable(model)
+    if len(rows) < 2:
+        raise InputError(f"fit: expected two rows or more, of which one is held out, got {len(rows)}")
+    count, size = len(exits.exits), model.config.hidden_size
+    sums = [[NormalEquations(size, size) for _ in range(count)] for _ in ("fitted", "held out")]
+    predicted = torch.zeros(model.config.vocab_size, dtype=torch.long)
+    device, model = next(model.parameters()).device, model.eval()
+    every = min(HELD_OUT, len(rows))
+    parts = (
+        [row for n, row in enumerate(rows) if n % every],
+        [row for n, row in enumerate(rows) if not n % every],
+    )
+    read = 0
+    for part, own in zip(parts, sums):
+        for start in range(0, len(part), ROWS):
+            ids = torch.tensor(part[start : start + ROWS], device=device)
+            with recorded_states() as records:
+                hidden = model(ids).last_hidden_state
+            *states, end = (state.flatten(0, 1) for state in records[0])
+            for equations, state in zip(own, states):
+                equations.add(state, end - state)
+            if isinstance(exits.rule, Shortlist):
+                choices = model.predictions(hidden).argmax(-1).flatten().cpu()
+                predicted += torch.bincount(choices, minlength=len(predicted))
+            read += ids.numel()
+            show(read)
+    if isinstance(exits.rule, Shortlist):
+        fill(exits.rule, model, predicted, hidden)
+    linear = exits.config.translation == "linear"
+    return [translate(exits, number, *equations) for number, equations in enumerate(zip(*sums)) if linear]
+
+
+def fittable(model: Transformer) -> Exits:
+    """The exits of a decoder alone that a text can fit; `InputError` where there are none."""
+    exits = None if model.decoder is None else model.decoder.depth
+    if not isinstance(exits, Exits) or model.encoder is not None:
+        raise InputError(
+            "fit: expected a decoder alone with exits; add some by --depth 'exits(translation=linear)'"
+        )
+    if exits.config.translation != "linear" and not isinstance(exits.rule, Shortlist):
+        raise InputError(
+            "fit: these exits have nothing to fit; give them a map, --depth 'exits(translation=linear)', or "
+            "rule=shortlist"
+        )
+    return exits
+
+
+def translate(exits: Exits, number: int, fitted: NormalEquations, held_out: NormalEquations) -> FittedExit:
+    """Solve for one exit, and write what comes out."""
+    ridge, solution = chosen(fitted, held_out, RIDGES)
+    exit = exits.exits[number]
+    assert isinstance(exit, Exit)
+    assert isinstance(exit.map, Linear)
+    exit.map.weight.copy_(solution[:-1].T)
+    exit.map.bias.copy_(solution[-1])
+    return FittedExit(exits.layers[number], ridge, held_out.error(solution), held_out.yy)
+
+
+def fill(rule: Shortlist, model: Transformer, predicted: Tensor, hidden: Tensor) -> None:
+    """What the output matrix and bias have for the tokens with the greatest numbers `predicted` [V].
+
+    They are read off what the head makes of 0 and of unit vectors, whatever it is tied to. Raises
+    `InputError` for a head of which `hidden` [B, T, E] shows that it is not such a product.
+    """
+    size, device = model.config.hidden_size, hidden.device
+    best = predicted.topk(min(len(rule.rows), len(predicted))).indices.to(device)
+
+    def logits(x: Tensor) -> Tensor:
+        return model.predictions(x.unsqueeze(0))[0].index_select(-1, best)
+
+    bias = logits(hidden.new_zeros(1, size))[0]
+    columns = [logits(unit) - bias for unit in torch.eye(size, device=device, dtype=hidden.dtype).split(64)]
+    matrix = torch.cat(columns).T
+    sample = hidden.flatten(0, 1)[:8]
+    if not torch.allclose(sample @ matrix.T + bias, logits(sample), rtol=1e-2, atol=1e-2):
+        raise InputError("depth.rule: 'shortlist' needs a head that is one product with the output matrix")
+    rule.rows.zero_()
+    rule.bias.fill_(-torch.inf)
+    rule.rows[: len(best)], rule.bias[: len(best)] = matrix, bias
