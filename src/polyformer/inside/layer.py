@@ -78,10 +78,8 @@ def built(config: PositionConfig, num_heads: int) -> Position:
 
     Raises `InputError` for a scheme that needs more than scores: the input, or the layer's projections.
     """
-    position = config.build(Shape(hidden_size=num_heads, num_heads=num_heads))
-    kind = type(position)
-    plain = kind.embed is Position.embed and kind.rotate is Position.rotate
-    if not plain or not changes_scores(position) or position.adds_to_queries or position.num_relations:
+    position = config.build(Shape(hidden_size=2 * num_heads, num_heads=num_heads, head_size=2))
+    if not _is_bias(position, num_heads):
         raise InputError(
             f"position: {quote(config.kind)} is not added to scores, or reads more than distances, "
             "which a layer of another library cannot give; take 'alibi' or 't5'"
@@ -89,6 +87,18 @@ def built(config: PositionConfig, num_heads: int) -> Position:
     for parameter in position.parameters():
         nn.init.zeros_(parameter)
     return position
+
+
+def _is_bias(position: Position, num_heads: int) -> bool:
+    """Whether a scheme does no more than add numbers by distance, or by a function of its own, to scores."""
+    kind = type(position)
+    plain = kind.embed is Position.embed and kind.rotate is Position.rotate and changes_scores(position)
+    if not plain or position.adds_to_queries or position.num_relations:
+        return False
+    q = torch.zeros(1, num_heads, 1, 2)
+    with torch.no_grad():
+        terms = position.relative(q, q, Context(1, 1), Site(0, _no_projection, _no_projection))
+    return terms is None or terms.tables.keys() == {"bias"}
 
 
 def attached(module: nn.Module) -> Attached | None:
