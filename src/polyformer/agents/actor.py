@@ -1,7 +1,7 @@
 """A policy as modules of tensordicts: its state travels with the observations, and ends with the episode.
 
     "observation", "is_init", ("memory", ...)  ->  trunk  ->  "hidden", ("next", "memory", ...)
-    "hidden"  ->  "logits"  ->  "action", "action_log_prob"        "hidden"  ->  "state_value"
+    "hidden"  ->  "logits" or "loc", "scale"  ->  "action", "action_log_prob"     "hidden"  ->  "state_value"
 
 A collector asks step by step, [B, ...], with the state of each row; training asks for runs of steps,
 [B, T, ...], with the state before their first. `is_init` says in both where an episode begins.
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import TensorDictPrimer, TransformedEnv
-from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.modules import IndependentNormal, ProbabilisticActor, ValueOperator
 
 from polyformer.agents.rollouts import MEMORY
 from polyformer.core.state import State
@@ -58,15 +58,28 @@ def tensors_of(state: State) -> dict[str, Tensor]:
 
 def modules_of(policy: Policy) -> tuple[Any, Any]:
     """What chooses actions, and what values what it has read ("hidden"): the trunk runs once for both."""
-    logits = TensorDictModule(policy.actions, in_keys=["hidden"], out_keys=["logits"])
-    reading: list[Any] = [Remembering(policy), logits]
+    keys: Any
+    if policy.config.continuous:
+        keys, kind, heads = ["loc", "scale"], IndependentNormal, _Normal(policy)
+    else:
+        keys, kind, heads = ["logits"], torch.distributions.Categorical, policy.actions
+    reading: list[Any] = [Remembering(policy), TensorDictModule(heads, in_keys=["hidden"], out_keys=keys)]
     actor = ProbabilisticActor(
-        TensorDictSequential(*reading),
-        in_keys=["logits"],
-        distribution_class=torch.distributions.Categorical,
-        return_log_prob=True,
+        TensorDictSequential(*reading), in_keys=keys, distribution_class=kind, return_log_prob=True
     )
     return actor, ValueOperator(policy.values, in_keys=["hidden"])
+
+
+class _Normal(nn.Module):
+    """Means and deviations of vectors, [..., A] each."""
+
+    def __init__(self, policy: Policy):
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        means = self.policy.actions(hidden)
+        return means, self.policy.log_deviations.exp().expand_as(means)
 
 
 def remembering_environment(env: TransformedEnv, policy: Policy) -> TransformedEnv:

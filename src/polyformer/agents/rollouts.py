@@ -17,8 +17,8 @@ MEMORY = "memory"
 @dataclasses.dataclass(frozen=True)
 class Rollout(State):
     """N runs of T steps. observations [N, T, O]; starts, whether an episode begins; actions, and the
-    logarithms of their probabilities then; advantages and the targets of values: [N, T] each. memory: of each
-    run before its first step."""
+    logarithms of their probabilities then; advantages and the targets of values: [N, T] each, actions that
+    are vectors [N, T, A]. memory: of each run before its first step."""
 
     observations: Tensor
     starts: Tensor
@@ -32,7 +32,7 @@ class Rollout(State):
         """By the names that TorchRL's losses have for them, [N, T]."""
         from tensordict import TensorDict
 
-        runs = self.actions.shape
+        runs = self.starts.shape
         columns = {
             "is_init": self.starts,
             "advantage": self.advantages,

@@ -1,11 +1,11 @@
-"""Rows of one environment as a batch of TorchRL's."""
+"""Rows of one environment as a batch of TorchRL's, whose vectors of actions have the bounds -1 and 1."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyformer.environments.making import check_installed, side_by_side
+from polyformer.environments.making import check_installed, in_units, make_environment, side_by_side
 
 if TYPE_CHECKING:
     from torchrl.envs import TransformedEnv
@@ -18,7 +18,7 @@ def rows_of(
     check_installed("torchrl")
     from torchrl.envs import DTypeCastTransform, GymWrapper, InitTracker, TransformedEnv
 
-    vector = side_by_side(rows, name, options, wrappers, resets=False)
+    vector = side_by_side(rows, lambda: in_units(make_environment(name, options, wrappers)), resets=False)
     env = TransformedEnv(GymWrapper(vector, categorical_action_encoding=True, device=device), InitTracker())
     dtype = env.observation_spec["observation"].dtype
     return env.append_transform(DTypeCastTransform(dtype, torch.float32, in_keys=["observation"]))

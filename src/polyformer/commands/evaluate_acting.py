@@ -54,10 +54,11 @@ def tried(
 
     task: Any = run.task
     config = task.config
-    options = {} if environment is not None else config.environment_options or {}
+    known = environment is None
     trial = Trial(
         environment=environment or config.environment,
-        options=options,
+        options=(config.environment_options or {}) if known else {},
+        wrappers=config.environment_wrappers if known else (),
         returns=returns or (config.asked if config.conditioned else config.asked[-1:]),
         episodes=EPISODES if episodes is None else episodes,
         max_steps=max_steps,

@@ -53,8 +53,9 @@ def read_minari(path: str) -> Iterator[dict[str, Any]]:
         ) from error
 
 
-def environment_of(path: str) -> tuple[str, dict[str, Any]] | None:
-    """The id of the environment where the data set was recorded and the options it was made with, if known.
+def environment_of(path: str) -> tuple[str, dict[str, Any], tuple[str, ...]] | None:
+    """The id of the environment where the data set was recorded, its options and its wrappers
+    ('module:Class', the innermost first), if known.
 
     An id that names a module to import ("module:ID") is left out: data make nothing be imported.
     """
@@ -64,7 +65,7 @@ def environment_of(path: str) -> tuple[str, dict[str, Any]] | None:
     options = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}  # a window
     if spec.max_episode_steps is not None:
         options["max_episode_steps"] = spec.max_episode_steps
-    return spec.id, options
+    return spec.id, options, tuple(wrapper.entry_point for wrapper in spec.additional_wrappers)
 
 
 def is_vector(space: Any) -> bool:

@@ -2,9 +2,11 @@
 
 import importlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from polyformer.core.errors import QUOTED, InputError, quote, shortened
 from polyformer.data.minari_source import is_choice, is_vector
@@ -56,15 +58,31 @@ def make_environment(
     return environment if is_vector(environment.observation_space) else FlattenObservation(environment)
 
 
-def side_by_side(
-    count: int, name: str, options: Mapping[str, Any], wrappers: Sequence[str] = (), resets: bool = True
-) -> Any:
-    """`count` of them as gymnasium's `SyncVectorEnv`; it `resets` an episode that ended in the step
+def in_units(environment: Any) -> Any:
+    """`environment`, whose vectors of actions count from -1, the lower bound, to 1, the upper, and end there;
+    choices stay, and numbers without two bounds."""
+    from gymnasium.spaces import Box
+    from gymnasium.wrappers import TransformAction
+
+    space = environment.action_space
+    if is_choice(space):
+        return environment
+    unbounded = Box(-np.inf, np.inf, space.shape, np.float32)
+    return TransformAction(environment, partial(from_units, space), unbounded)
+
+
+def from_units(space: Any, action: np.ndarray) -> np.ndarray:
+    """The action [A] in a Box that `in_units` makes of one in units."""
+    bounded = np.isfinite(space.low) & np.isfinite(space.high)
+    low, high = np.where(bounded, space.low, -1), np.where(bounded, space.high, 1)
+    return np.clip(low + (action + 1) / 2 * (high - low), space.low, space.high).astype(space.dtype)
+
+
+def side_by_side(count: int, make: Callable[[], Any], resets: bool = True) -> Any:
+    """`count` environments as gymnasium's `SyncVectorEnv`; it `resets` an episode that ended in the step
     after, or leaves that to the caller."""
-    check_installed("gymnasium")
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-    make = partial(make_environment, name, options, wrappers)
     mode = AutoresetMode.NEXT_STEP if resets else AutoresetMode.DISABLED
     return SyncVectorEnv([make] * count, autoreset_mode=mode)
 

@@ -12,6 +12,8 @@ from polyformer.core.errors import InputError
 
 Policy = Callable[[np.ndarray], Any]
 Source = Callable[[np.random.Generator], Policy]
+Maker = Callable[[Any, int], Source]
+"""Of an environment and a seed."""
 
 POPULATION, ELITE, GENERATIONS = 24, 6, 4
 """Of the cross-entropy method: too few generations for a good policy, and enough for one above chance."""
@@ -94,7 +96,7 @@ def half_trained(environment: Any, seed: int) -> Source:
     return lambda draw: _linear(environment, mean + deviation * draw.normal(size=shape))
 
 
-POLICIES: dict[str, Callable[[Any, int], Source]] = {
+POLICIES: dict[str, Maker] = {
     "random": random,
     "scripted": scripted,
     "half-trained": half_trained,

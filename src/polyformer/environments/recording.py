@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,16 @@ import numpy as np
 from polyformer.core.errors import InputError, unknown
 from polyformer.data.minari_source import minari_library
 from polyformer.environments.making import make_environment
-from polyformer.environments.policies import POLICIES, Policy, noisy
+from polyformer.environments.policies import POLICIES, Maker, Policy, noisy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recording:
     """What to record.
 
-    policies: each plays as many episodes, in turn. noise: the share of random actions of an episode is drawn
-    between 0 and this. max_steps: where an episode is cut (by default where the environment cuts it).
+    policies: each plays as many episodes, in turn; names of `POLICIES`, or of `trained` ones. noise: the
+    share of random actions of an episode is drawn between 0 and this. max_steps: where an episode is cut (by
+    default where the environment cuts it). wrappers: 'module:Class' each, the innermost first.
     """
 
     environment: str
@@ -27,11 +29,13 @@ class Recording:
     episodes: int = 300
     noise: float = 0.5
     max_steps: int | None = None
+    wrappers: tuple[str, ...] = ()
+    trained: Mapping[str, Maker] = dataclasses.field(default_factory=dict)
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in self.policies:
-            if name not in POLICIES:
+            if name not in {**POLICIES, **self.trained}:
                 raise unknown("policy", name, POLICIES)
         if not self.policies:
             raise InputError(f"policies: expected some of {', '.join(POLICIES)}, got none")
@@ -50,12 +54,13 @@ def record(recording: Recording) -> list[float]:
     """
     _check_id(recording.out)
     options = {} if recording.max_steps is None else {"max_episode_steps": recording.max_steps}
-    environment = make_environment(recording.environment, options)
+    environment = make_environment(recording.environment, options, recording.wrappers)
     if environment.spec.max_episode_steps is None:
         raise InputError(
             f"environment {recording.environment}: its episodes may never end; cut them with --max-steps"
         )
-    sources = [POLICIES[name](environment, recording.seed) for name in recording.policies]
+    makers = {**POLICIES, **recording.trained}
+    sources = [makers[name](environment, recording.seed) for name in recording.policies]
     environment.action_space.seed(recording.seed)
     generator = np.random.default_rng(recording.seed)
     buffers = []

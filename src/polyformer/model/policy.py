@@ -1,7 +1,10 @@
-"""A policy: observations and what is remembered of the episode to a choice among actions, and its value.
+"""A policy: observations and what is remembered of the episode to an action, and its value.
 
     x_t = ReLU(W o_t + b)        h_t = trunk(x_t, memory of the episode's steps before t)
     policy(a | o_1 ... o_t) = softmax(W_a h_t + b_a)_a        value(o_1 ... o_t) = W_v h_t + b_v
+
+An action that is a vector is normal(W_a h_t + b_a, exp(s)), whose deviations s depend on nothing (Schulman et
+al. 2015); -1 and 1 are the environment's bounds.
 
 With a trunk of gated decoder layers it is GTrXL (Parisotto et al. 2019, section 3), with those of the block
 `post` the Transformer-XL beside it. The state is passed in and returned: see `polyformer.model.trunks`.
@@ -12,7 +15,8 @@ import dataclasses
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from polyformer.core.errors import InputError
 from polyformer.core.initialization import initialize
@@ -27,10 +31,11 @@ from polyformer.plugins import Saved
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyConfig(Saved):
-    """The sizes of observations and the number of actions are an environment's."""
+    """The sizes of observations and of actions are an environment's."""
 
     observation_size: int = 4
-    num_actions: int = 4
+    num_actions: int = 4  # to choose from, or numbers in an action
+    continuous: bool = False  # an action is a vector
     hidden_size: int = 64
     trunk: TrunkConfig = DecoderTrunkConfig()
     initializer_range: float | None = None
@@ -49,8 +54,9 @@ class PolicyConfig(Saved):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PolicyOutput:
-    """logits [B, T, A] of the actions and values [B, T] of T steps; hidden [B, T, E], which both are read
-    from; the state after them. attentions: where they were asked for, [B, H, T, M + T] a layer."""
+    """logits [B, T, A] of the actions (of vectors the means) and values [B, T] of T steps; hidden [B, T, E],
+    which both are read from; the state after them. attentions: where they were asked for, [B, H, T, M + T] a
+    layer."""
 
     logits: Tensor
     values: Tensor
@@ -76,10 +82,18 @@ class Policy(PretrainedMixin):
         initialize(self, config.initializer_range)
         with torch.no_grad():
             self.actions.weight.mul_(0.01)  # every action is as likely at first
+        if config.continuous:
+            self.log_deviations = nn.Parameter(torch.zeros(config.num_actions))
 
     def new_state(self, rows: int) -> State:
         """The state of `rows` rows before the first step."""
         return self.trunk.new_state(rows)
+
+    def distribution(self, logits: Tensor) -> Distribution:
+        """Of the actions of steps whose `logits` [..., A] are these."""
+        if not self.config.continuous:
+            return Categorical(logits=logits)
+        return Independent(Normal(logits, self.log_deviations.exp()), 1)
 
     def hidden(self, observations: Tensor, starts: Tensor, state: State) -> tuple[Tensor, State]:
         """What the heads read, [B, T, E], and the next state: as `forward`, without the heads."""

@@ -49,6 +49,7 @@ class ActingConfig(TaskConfig):
     mean_return: float | None = None
     environment: str | None = None  # gymnasium's id of where the actions are tried
     environment_options: dict[str, Any] | None = None  # and what it is made with, besides
+    environment_wrappers: tuple[str, ...] = ()  # 'module:Class' each, the innermost first
 
     needs: ClassVar[tuple[str, ...]] = ROLES
     kind: ClassVar[str] = "act"
@@ -65,7 +66,10 @@ class ActingConfig(TaskConfig):
         known = environment_of(path) if path is not None and is_minari(path) else None
         if known is None or self.environment is not None:
             return self
-        return dataclasses.replace(self, environment=known[0], environment_options=known[1])
+        name, options, wrappers = known
+        return dataclasses.replace(
+            self, environment=name, environment_options=options, environment_wrappers=wrappers
+        )
 
     def resolve(self, rows: Rows) -> Self:
         """With the statistics of the training episodes for all options that are None."""

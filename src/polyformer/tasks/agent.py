@@ -129,12 +129,11 @@ class Agent(Task):
         environment = make_environment(self.config.environment, self.config.options, self.config.wrappers)
         seen, actions = environment.observation_space, environment.action_space
         environment.close()
-        if not is_choice(actions):
-            raise InputError(
-                f"environment: {self.config.environment} has the actions {actions}, and a policy chooses "
-                "among numbered ones; name a wrapper ('module:Class') that makes a Discrete space of them"
-            )
-        return dataclasses.replace(config, observation_size=seen.shape[0], num_actions=int(actions.n))
+        choice = is_choice(actions)
+        size = int(actions.n) if choice else actions.shape[0]
+        return dataclasses.replace(
+            config, observation_size=seen.shape[0], num_actions=size, continuous=not choice
+        )
 
     def training_batches(self, rows: Any, seed: int) -> Numbered:
         """The updates of an iteration by their numbers."""

@@ -23,16 +23,22 @@ from polyformer.tasks.act import Acting
 class Trial:
     """Where and how often it is tried. The same trial of the same model has the same episodes.
 
-    environment, options: as gymnasium names and makes it. returns: those to ask for. episodes: for each of
-    them, all side by side. max_steps: where an episode is cut (by default where the environment cuts it).
+    environment, options, wrappers: as gymnasium names and makes it. returns: those to ask for.
+    episodes: for each of them, all side by side. max_steps: where an episode is cut (by default where the
+    environment cuts it).
     """
 
     environment: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    wrappers: tuple[str, ...] = ()
     returns: tuple[float, ...]
     episodes: int = 20
     max_steps: int | None = None
     seed: int = 0
+
+    def make(self) -> Any:
+        """An environment of the trial."""
+        return make_environment(self.environment, self.options, self.wrappers)
 
     def __post_init__(self) -> None:
         if not self.returns or not np.isfinite(self.returns).all():
@@ -87,7 +93,7 @@ def achieved(model: TrajectoryTransformer, task: Acting, trial: Trial) -> dict[f
     asked = np.repeat(np.array(goals, np.float64), trial.episodes)
     total, alive = np.zeros(len(asked)), np.arange(len(asked))
     actor = Actor(model, task, trial.seed)
-    with contextlib.closing(side_by_side(len(asked), trial.environment, trial.options)) as environments:
+    with contextlib.closing(side_by_side(len(asked), trial.make)) as environments:
         # every return is asked for in the same episodes
         seeds = [trial.seed * trial.episodes + number for number in range(trial.episodes)]
         seen, _ = environments.reset(seed=seeds * len(goals))
@@ -110,7 +116,7 @@ def achieved(model: TrajectoryTransformer, task: Acting, trial: Trial) -> dict[f
 
 def _steps(model: TrajectoryTransformer, task: Acting, trial: Trial) -> int:
     """The most steps of an episode; `InputError` for an environment of other sizes, or too long episodes."""
-    environment = make_environment(trial.environment, trial.options)
+    environment = trial.make()
     limit, actions = environment.spec.max_episode_steps, environment.action_space
     discrete = hasattr(actions, "n")
     size = int(actions.n) if discrete else actions.shape[0]
