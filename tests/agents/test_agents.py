@@ -5,6 +5,7 @@ import importlib.util
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,17 @@ def test_a_run_goes_on_in_the_middle_of_an_iteration(tmp_path: Path):
     assert isinstance(Run.open(tmp_path / "whole").model("cpu"), Policy)
 
 
+def test_a_run_goes_on_in_another_process(tmp_path: Path):
+    """In the middle of an iteration: what was collected is of a class that nothing has acted with yet."""
+    cart = {**recipe(4).to_dict()["task"], "environment": "CartPole-v1"}
+    words = {"task": cart, "training": {**recipe(4).training.to_dict(), "steps": 4}}
+    fit(Recipe.from_dict({**recipe(4).to_dict(), **words}), tmp_path / "run")
+    command = [sys.executable, "-m", "polyformer", "train", "--resume", str(tmp_path / "run"), "--steps", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"resumed {tmp_path / 'run'} at step 4" in done.stdout + done.stderr
+
+
 def test_what_was_collected_is_read_by_another_process(tmp_path: Path):
     """Which knows the class of it before it acts, and without TorchRL."""
     policy = policy_of()
@@ -219,7 +231,11 @@ def test_what_was_collected_is_read_by_another_process(tmp_path: Path):
         ({"environment": "nosuchmodule:Thing-v0"}, "does not import; pass --import nosuchmodule"),
         ({"wrappers": ("nosuchmodule:Thing",)}, "does not import; pass --import nosuchmodule"),
         ({"wrappers": ("os:system",)}, "wrappers: expected gymnasium's"),
-        ({"environment": "Pendulum-v1"}, "Box.*numbered ones; name a wrapper"),
+        ({"environment": "popgym:popgym-BattleshipEasy-v0"}, "MultiDiscrete.*gives a vector; name a wrapper"),
+        (
+            {"environment": "minigrid:MiniGrid-MemoryS7-v0"},
+            "not all of which are vectors of one size; name a",
+        ),
         ({"wrappers": ("gymnasium.wrappers:NoSuchWrapper",)}, "wrappers: expected gymnasium's"),
         ({"options": {"nosuch": 1}}, "gymnasium cannot make"),
     ],
@@ -228,6 +244,16 @@ def test_environments_that_are_unknown_are_refused(changes: dict[str, Any], mess
     task = AgentConfig(**{**WAY, **changes}).build()
     with pytest.raises(InputError, match=message):
         task.adapt(PolicyConfig())
+
+
+def test_the_command_line_refuses_unknown_spaces(tmp_path: Path, complaint: Callable[..., str]):
+    out = tmp_path / "run"
+    said = complaint("train", "gtrxl", "--task.environment", "popgym:popgym-BattleshipEasy-v0", "--out", out)
+    assert (
+        "has the actions 'MultiDiscrete([8 8])', and a policy chooses among numbered ones or gives a v"
+        in said
+    )
+    assert not out.exists()
 
 
 def test_observations_without_a_form_are_refused():

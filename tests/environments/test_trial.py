@@ -240,6 +240,66 @@ def test_it_goes_on_bit_by_bit_and_the_run_stands_without_its_data(
     assert "CartPole-v1: 1 episodes" in capsys.readouterr().out
 
 
+def test_episodes_without_returns_are_refused(tmp_path: Path, complaint: Callable[..., str]):
+    file = tmp_path / "a.jsonl"
+    episode: dict[str, Any] = {"observations": [[0.1], [0.2]], "actions": [0, 1]}
+    for rewards, message in [
+        (
+            {},
+            "row 1: no column 'rewards'; it has 'observations', 'actions': an episode needs its rew",
+        ),
+        ({"gains": [1, 2]}, "say which one is the rewards with columns, as in {rewards: gains}"),
+        ({"rewards": None}, "row 1: 'rewards': expected a number, or a list of numbers, for each step"),
+        ({"rewards": [1.0, float("nan")]}, "'rewards': not a finite number (NaN, or too large) at step 1"),
+    ]:
+        file.write_text((json.dumps({**episode, **rewards}) + "\n") * 2)
+        words = ("train", "dt", "--data", file, "--model", "dt-tiny", "--out", tmp_path / "run")
+        assert message in complaint(*words).split("polyformer: error: ")[1]
+        assert not (tmp_path / "run").exists()
+
+
+def test_longer_episodes_than_the_table_are_refused(
+    minari_here: Path, tmp_path: Path, complaint: Callable[..., str]
+):
+    small = ("--model", "dt-tiny", "--model.max_timesteps", "29", "--out", tmp_path / "run")
+    said = complaint("train", "dt", "--data", CART, *small)
+    assert (
+        "max_timesteps: an episode has 30 steps, and the model's table 29; set --model.max_timesteps 30"
+        in said
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_wrappers_are_recorded_and_put_around_the_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complaint: Callable[..., str]
+):
+    pytest.importorskip("minigrid")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    words = ("--policies", "random", "--episodes", "3", "--max-steps", "4", "--out", "grid/seen-v0")
+    wrapper = "minigrid.wrappers:ImgObsWrapper"
+    assert main(["record", "minigrid:MiniGrid-Empty-5x5-v0", *words, "--wrappers", wrapper]) == 0
+    model, task = untrained("minari:grid/seen-v0")
+    assert task.state_size == 7 * 7 * 3
+    assert task.config.environment_wrappers[0] == wrapper
+    config = task.config
+    where = Trial(
+        environment=config.environment or "",
+        options=config.environment_options or {},
+        wrappers=config.environment_wrappers,
+        returns=(1.0,),
+        episodes=2,
+    )
+    assert len(achieved(model, task, where)[1.0]) == 2
+    for wrapper, message in [
+        (
+            "gymnasium.wrappers:RescaleAction",
+            "'gymnasium.wrappers:RescaleAction' does not take this environment",
+        ),
+        ("mine:Wrapper", "pass --import mine"),
+    ]:
+        assert message in complaint("record", "CartPole-v1", *words[:-1], "cart-v0", "--wrappers", wrapper)
+
+
 def test_a_run_makes_no_module_be_imported(tmp_path: Path, minari_here: Path, complaint: Callable[..., str]):
     task = {"kind": "act", "context": 5, "batch_tokens": 240, "environment": "antigravity:CartPole-v1"}
     fit(recipe(task=task), tmp_path / "run")

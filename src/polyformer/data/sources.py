@@ -290,7 +290,10 @@ def _no_column(
 ) -> InputError:
     names = ", ".join(map(quote, row))
     asked = quote(column) if column == role else f"{quote(column)} (columns gives it for {quote(role)})"
-    way = f"say which one is the {role} with columns, as in {{{role}: {next(iter(row), 'name'):.40}}}"
+    spare = [name for name in row if role not in ROLES or name not in ROLES]
+    way = f"say which one is the {role} with columns, as in {{{role}: {next(iter(spare), 'name'):.40}}}"
+    if row and not spare:
+        way = f"an episode needs its {role}, a list with an entry for each step; add them to every row"
     if config.header is None and {config.format, *Path(path or "").suffixes} & {"csv", "tsv", ".csv", ".tsv"}:
         way += "; if the first line is not a heading, name the columns with header"
     return InputError(
