@@ -15,7 +15,7 @@ pytest.importorskip("popgym")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torchrl.collectors")
-from polyformer.agents.episode import episode_weights
+from polyformer.agents.episode import played_episode
 from polyformer.bench.reproduce.gtrxl import (
     POLICIES,
     GTrXLClaim,
@@ -115,8 +115,9 @@ def test_the_weights_of_an_episode_are_those_of_its_steps():
     policy = create_model("gtrxl", hidden_size=8, memory_length=5, intermediate_size=8)
     assert isinstance(policy, Policy)
     environment = make_environment("popgym:popgym-RepeatPreviousEasy-v0")
-    weights, rewards = episode_weights(policy, environment, 0, 9)
-    assert weights.shape == (1, 9, 1 + 5)
+    episode = played_episode(policy, environment, 0, 9)
+    weights, rewards = episode.weights.mean(1), episode.rewards
+    assert episode.weights.shape == (1, 2, 9, 1 + 5)
     assert len(rewards) == 9
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 9))
     assert not weights[0, 2, 3:].any()  # before the first step there was none
@@ -124,7 +125,7 @@ def test_the_weights_of_an_episode_are_those_of_its_steps():
     alone = create_model("policy-feedforward", hidden_size=8)
     assert isinstance(alone, Policy)
     with pytest.raises(InputError, match="attends to nothing"):
-        episode_weights(alone, environment, 0, 9)
+        played_episode(alone, environment, 0, 9)
 
 
 def test_an_unknown_policy_is_refused():

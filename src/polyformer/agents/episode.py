@@ -1,11 +1,16 @@
-"""An episode on a sheet: the weights by which each step attends to the steps before it, layer by layer."""
+"""An episode of a policy: what it saw, the weights by which each step attends to those before it, and these
+on a sheet, layer by layer."""
 
+import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from polyformer.agents.playing import Playing
 from polyformer.core.errors import InputError
 from polyformer.core.figures import new_figure, save_figure
 from polyformer.model.policy import Policy
@@ -14,30 +19,60 @@ COLUMNS = 4
 """Layers side by side."""
 
 
-@torch.no_grad()
-def episode_weights(policy: Policy, environment: Any, seed: int, most: int) -> tuple[Tensor, list[float]]:
-    """An episode of the most probable actions, of at most `most` steps: weights [L, T, 1 + M] of the steps 0
-    to M ago, the mean over heads, and the rewards. Raises `InputError` for a policy without attention."""
-    state, weights, rewards = None, list[Tensor](), list[float]()
-    observation, _ = environment.reset(seed=seed)
-    device = next(policy.parameters()).device
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """T steps. weights [L, H, T, 1 + M] of the steps 0 to M ago; rewards; observations [T, S]; pictures, what
+    the environment draws of each [height, width, 3] in bytes, none where it does not."""
+
+    weights: Tensor
+    rewards: list[float]
+    observations: np.ndarray
+    pictures: list[np.ndarray]
+
+
+def played_episode(policy: Policy, environment: Any, seed: int, most: int) -> Episode:
+    """An episode of the most probable actions, of at most `most` steps.
+
+    Raises `InputError` for a policy without attention.
+    """
+    playing = Playing(policy, environment.action_space, attends=True)
+    weights, rewards, observations = list[Tensor](), list[float](), list[np.ndarray]()
+    pictures = list[np.ndarray | None]()
+    seen, _ = environment.reset(seed=seed)
     for _ in range(most):
-        seen = torch.as_tensor(observation, dtype=torch.float32, device=device)
-        output = policy(seen[None, None], state=state, output_attentions=True)
-        if not output.attentions:
+        observations.append(np.asarray(seen))
+        pictures.append(_picture(environment))
+        action = playing(seen)
+        if not playing.attentions:
             raise InputError("episode: this policy attends to nothing; take one with a decoder")
-        state = output.state
-        weights.append(torch.stack([layer[0, :, 0].mean(0).flip(-1) for layer in output.attentions]))
-        observation, reward, terminated, truncated, _ = environment.step(int(output.logits.argmax()))
+        weights.append(torch.stack(playing.attentions).flip(-1))
+        seen, reward, terminated, truncated, _ = environment.step(action)
         rewards.append(float(reward))
         if terminated or truncated:
             break
-    return torch.stack(weights, 1), rewards
+    drawn = [picture for picture in pictures if picture is not None]
+    return Episode(
+        torch.stack(weights, 2), rewards, np.stack(observations), drawn if len(drawn) == len(pictures) else []
+    )
 
 
-def draw_episode(path: str | Path, weights: Tensor, rewards: list[float]) -> None:
-    """Draw the weights [L, T, 1 + M] of an episode into `path`: a picture a layer, steps to the right, the
-    past upwards. Raises `InputError` where matplotlib is not installed."""
+def _picture(environment: Any) -> np.ndarray | None:
+    """What the environment draws of its state, if it does."""
+    if environment.render_mode != "rgb_array":
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            picture = environment.render()
+        except Exception:  # a library that draws is missing
+            return None
+    return picture if isinstance(picture, np.ndarray) and picture.ndim == 3 else None
+
+
+def draw_sheet(path: str | Path, episode: Episode) -> None:
+    """Draw the weights of an episode into `path`, the mean over heads: a picture a layer, steps to the right,
+    the past upwards. Raises `InputError` where matplotlib is not installed."""
+    weights = episode.weights.mean(1)
     layers = len(weights)
     columns = min(COLUMNS, layers)
     rows = -(-layers // columns)
@@ -55,5 +90,6 @@ def draw_episode(path: str | Path, weights: Tensor, rewards: list[float]) -> Non
         axis.set_xlabel("step of the episode")
     for axis in axes[:, 0]:
         axis.set_ylabel("steps ago")
-    figure.suptitle(f"attention to the steps before, mean over heads; return {sum(rewards):.2f}", fontsize=9)
+    total = sum(episode.rewards)
+    figure.suptitle(f"attention to the steps before, mean over heads; return {total:.2f}", fontsize=9)
     save_figure(figure, Path(path))

@@ -31,6 +31,7 @@ EXAMPLES = """examples:
   polyformer evaluate runs/spalm --data new.txt --frozen runs/wikitext2 --datastore stores/wikitext2
   polyformer evaluate runs/memorizing --store-size 65536
   polyformer evaluate runs/dt --returns 100,300,500 --episodes 50
+  polyformer evaluate runs/gtrxl-1 --episode episode.gif
 """
 
 
@@ -84,6 +85,10 @@ class Options:
         metavar="ID",
     )
     max_steps: int | None = option("of a Decision Transformer: where an episode is cut")
+    episode: str | None = option(
+        "of an agent: draw an episode and its attention into this file: .gif, a frame a step, or a sheet",
+        metavar="FILE",
+    )
     device: Device = device()
 
 
@@ -120,6 +125,10 @@ def run(options: Options) -> None:
 
     run = Run.open(options.run)
     acts = refuse_unless_acting(options, run)
+    if options.episode is not None:
+        from polyformer.commands.evaluate_episode import draw
+
+        return draw(options.episode, run, run.measured(options.device))
     model, recipe = run.measured(options.device), run.recipe
     needs = recipe.task.needs
     files: dict[str, str] = {}

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from polyformer.agents.episode import draw_episode, episode_weights
+from polyformer.agents.episode import draw_sheet, played_episode
 from polyformer.bench.claims import taken_up
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
@@ -137,10 +137,10 @@ def parameters(config: GTrXLClaim, name: str, width: int) -> int:
 
 
 @functools.cache
-def _sizes(recipe: str) -> dict[str, int]:
+def _sizes(recipe: str) -> dict[str, Any]:
     """The environment's, by the names of a policy's options."""
     sizes = Recipe.from_dict(find_recipe(recipe)).task.build(None).adapt(PolicyConfig())
-    return {name: getattr(sizes, name) for name in ("observation_size", "num_actions")}
+    return {name: getattr(sizes, name) for name in ("observation_size", "num_actions", "continuous")}
 
 
 def _options(config: GTrXLClaim, name: str, width: int) -> dict[str, Any]:
@@ -213,6 +213,6 @@ def _draw(fitted: Fitted, path: Path) -> None:
     assert isinstance(task, AgentConfig)
     assert isinstance(policy, Policy)
     environment = make_environment(task.environment, task.options, task.wrappers)
-    draw_episode(path, *episode_weights(policy, environment, 0, task.episode_steps))
+    draw_sheet(path, played_episode(policy, environment, 0, task.episode_steps))
     environment.close()
     print(f"attention in an episode: {path}")
