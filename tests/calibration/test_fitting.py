@@ -54,17 +54,30 @@ def test_the_normal_equations_give_least_squares(ridge: float):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(90, 7, generator=generator, dtype=torch.float64)
     y = torch.randn(90, 5, generator=generator, dtype=torch.float64)
+    weights = torch.rand(90, generator=generator, dtype=torch.float64)
     equations = NormalEquations(7, 5)
     for start in (0, 40):
-        equations.add(x[start : start + 40 + start], y[start : start + 40 + start])
+        part = slice(start, start + 40 + start)
+        equations.add(x[part], y[part], weights[part])
+    root = weights.sqrt().unsqueeze(1)
+    x, y, ones = root * x, root * y, root
     penalty = (ridge * x.square().sum() / 7) ** 0.5  # as rows of their own, without the bias
-    ones = torch.ones(90, 1, dtype=torch.float64)
     above = torch.cat([torch.cat([x, ones], 1), torch.eye(8, dtype=torch.float64)[:7] * penalty])
     below = torch.cat([y, torch.zeros(7, 5, dtype=torch.float64)])
     right = torch.linalg.lstsq(above, below).solution
-    torch.testing.assert_close(equations.solved(ridge), right)
-    error = (x @ right[:-1] + right[-1] - y).square().sum()
+    torch.testing.assert_close(equations.solved([ridge])[0], right)
+    error = (x @ right[:-1] + ones * right[-1] - y).square().sum()
     assert equations.error(right) == pytest.approx(float(error))
+
+
+def test_too_few_rows_have_the_solution_of_least_norm():
+    x = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = x @ torch.ones(9, 2, dtype=torch.float64)
+    equations = NormalEquations(9, 2)
+    equations.add(x, y, torch.ones(4))
+    a = torch.linalg.lstsq(x - x.mean(0), y - y.mean(0), driver="gelsd").solution
+    right = torch.cat([a, y.mean(0, keepdim=True) - x.mean(0, keepdim=True) @ a])
+    torch.testing.assert_close(equations.solved([0.0])[0], right)
 
 
 def test_the_ridge_is_the_one_of_least_error_on_rows_held_out():
@@ -73,11 +86,15 @@ def test_the_ridge_is_the_one_of_least_error_on_rows_held_out():
     truth = torch.randn(20, 1, generator=generator, dtype=torch.float64)
     for equations, count in ((fitted, 25), (held_out, 200)):
         x = torch.randn(count, 20, generator=generator, dtype=torch.float64)
-        equations.add(x, x @ truth + 4 * torch.randn(count, 1, generator=generator, dtype=torch.float64))
+        equations.add(
+            x,
+            x @ truth + 4 * torch.randn(count, 1, generator=generator, dtype=torch.float64),
+            torch.ones(count),
+        )
     ridges = (1e-6, 1.0, 1e6)
     ridge, solution = chosen(fitted, held_out, ridges)
     assert ridge == 1.0, "few rows of much noise need some, not all"
-    assert held_out.error(solution) == min(held_out.error(fitted.solved(r)) for r in ridges)
+    assert held_out.error(solution) == min(map(held_out.error, fitted.solved(ridges)))
 
 
 def test_an_exit_is_the_regression_of_the_end_on_its_state():
@@ -88,17 +105,19 @@ def test_an_exit_is_the_regression_of_the_end_on_its_state():
     for number, (h, fit) in enumerate(zip(before, fitted)):
         assert fit.layer == number + 1
         assert fit.ridge in RIDGES
-        x = torch.cat([h, torch.ones(len(h), 1, dtype=torch.float64)], 1)
-        penalty = torch.full((SIZE + 1,), float(fit.ridge * h.square().sum() / SIZE), dtype=torch.float64)
+        size = end.square().mean(1, keepdim=True).sqrt()
+        x, y = torch.cat([h, torch.ones(len(h), 1, dtype=torch.float64)], 1) / size, (end - h) / size
+        penalty = torch.full((SIZE + 1,), float(fit.ridge * (h / size).square().sum() / SIZE)).double()
         penalty[-1] = 0
-        right = torch.linalg.lstsq(x.T @ x + penalty.diag(), x.T @ (end - h)).solution
+        right = torch.linalg.lstsq(x.T @ x + penalty.diag(), x.T @ y).solution
         own = exits(of).exits[number].map
         torch.testing.assert_close(own.weight, right[:-1].T.float())
         torch.testing.assert_close(own.bias, right[-1].float())
         *others, last = states(of, [text[n] for n in held_out])
-        error = (others[number] @ right[:-1] + right[-1] + others[number] - last).square().sum()
-        assert fit.error == pytest.approx(float(error), rel=1e-4)
-        assert fit.before == pytest.approx(float((others[number] - last).square().sum()), rel=1e-4)
+        size = last.square().mean(1, keepdim=True).sqrt()
+        error = (others[number] @ right[:-1] + right[-1] + others[number] - last) / size
+        assert fit.error == pytest.approx(float(error.square().sum()), rel=1e-4)
+        assert fit.before == pytest.approx(float(((others[number] - last) / size).square().sum()), rel=1e-4)
 
 
 @torch.no_grad()

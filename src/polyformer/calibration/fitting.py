@@ -3,12 +3,13 @@
 With h_t the state of token t after an exit's layer, and e_t that after the last layer before its norm, the
 exit's translation h + A h + b is the ridge regression of e - h on h,
 
-    A, b = argmin sum_t |h_t + A h_t + b - e_t|^2 + r s |A|^2        (ridge.py has r and s)
+    A, b = argmin sum_t |h_t + A h_t + b - e_t|^2 / |e_t|^2 + r s |A|^2        (ridge.py has r and s)
 
-with r chosen by the error on `HELD_OUT` of the rows. Nothing else is trained: head and norm read what they
-always read. Belrose et al. 2023 (Eliciting latent predictions with the tuned lens) train the same map by
-gradients, on the distributions. A shortlist gets the rows of the output matrix for the tokens that the whole
-model predicts most often in the text.
+The norm divides by the size of e_t, and so does the error: else the few tokens of huge states, which others
+attend to for want of a better place, would be all that counts. r is chosen by the error on `HELD_OUT` of the
+rows. Head and norm read what they always read. Belrose et al. 2023 (Eliciting latent predictions with the
+tuned lens) train the same map by gradients, on the distributions. A shortlist gets the rows of the output
+matrix for the tokens that the whole model predicts most often in the text.
 """
 
 import dataclasses
@@ -35,8 +36,8 @@ ROWS = 8
 
 @dataclasses.dataclass(frozen=True)
 class FittedExit:
-    """The exit after `layer`: the ridge that was chosen, and the squared error on the rows held out, beside
-    that of an exit that translates nothing."""
+    """The exit after `layer`: the ridge that was chosen, and the error on the rows held out, `before` that of
+    an exit that translates nothing."""
 
     layer: int
     ridge: float
@@ -75,8 +76,9 @@ def fit_exits(
             with recorded_states() as records:
                 hidden = model(ids).last_hidden_state
             *states, end = (state.flatten(0, 1) for state in records[0])
+            weights = 1 / end.square().mean(1).clamp_min(torch.finfo(end.dtype).tiny)
             for equations, state in zip(own, states):
-                equations.add(state, end - state)
+                equations.add(state, end - state, weights)
             if isinstance(exits.rule, Shortlist):
                 choices = model.predictions(hidden).argmax(-1).flatten().cpu()
                 predicted += torch.bincount(choices, minlength=len(predicted))

@@ -1,8 +1,8 @@
 """Ridge regression in one pass over rows of any number: the normal equations are what is kept.
 
-With X [N, E] and a column of ones, and Y [N, F],
+With rows x_t of X [N, E] and y_t of Y [N, F], of weights w_t,
 
-    A, b = argmin sum |X A + b - Y|^2 + r s |A|^2,      s = mean of X^2, times N
+    A, b = argmin sum_t w_t |x_t A + b - y_t|^2 + r s |A|^2,      s = sum_t w_t |x_t|^2 / E
 
 so that r has no unit. The squared error of any A, b on rows follows from their normal equations too, which
 is how r is chosen by rows that were not fitted to.
@@ -17,30 +17,46 @@ from polyformer.core.errors import InputError
 
 
 class NormalEquations:
-    """X^T X [E + 1, E + 1], X^T Y [E + 1, F] and sum Y^2, in float64, of the rows added so far."""
+    """X^T W X [E + 1, E + 1], with a column of ones in X, X^T W Y [E + 1, F] and the trace of Y^T W Y, in
+    float64, of the rows added so far."""
 
     def __init__(self, inputs: int, outputs: int):
         self.xx = torch.zeros(inputs + 1, inputs + 1, dtype=torch.float64)
         self.xy = torch.zeros(inputs + 1, outputs, dtype=torch.float64)
-        self.yy, self.count = 0.0, 0
+        self.yy = 0.0
 
-    def add(self, x: Tensor, y: Tensor) -> None:
-        """Rows x [N, E] and y [N, F] more."""
+    @property
+    def weight(self) -> float:
+        """The sum of the weights."""
+        return float(self.xx[-1, -1])
+
+    def add(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
+        """Rows x [N, E] and y [N, F] more, of weights [N]."""
         x = torch.cat([x, x.new_ones(len(x), 1)], 1).to(self.xx)
-        y = y.to(self.xy)
-        self.xx += x.T @ x
-        self.xy += x.T @ y
-        self.yy, self.count = self.yy + float(y.square().sum()), self.count + len(x)
+        y, weights = y.to(self.xy), weights.to(self.xx)
+        weighted = x * weights.unsqueeze(1)
+        self.xx += weighted.T @ x
+        self.xy += weighted.T @ y
+        self.yy += float(weights @ y.square().sum(1))
 
-    def solved(self, ridge: float) -> Tensor:
-        """A above b, [E + 1, F]."""
-        penalty = ridge * self.xx.diagonal()[:-1].mean()
-        matrix = self.xx.clone()
-        matrix.diagonal()[:-1].add_(penalty)
-        return torch.linalg.lstsq(matrix, self.xy, driver="gelsd").solution  # also of too few rows
+    def solved(self, ridges: Sequence[float]) -> list[Tensor]:
+        """A above b for each of the ridges, [E + 1, F].
+
+        With X and Y less their means A = (X^T W X + r s I)^+ X^T W Y, of one eigendecomposition for all.
+        """
+        x, y = self.xx[:-1, -1:] / self.weight, self.xy[-1:] / self.weight  # the means [E, 1] and [1, F]
+        values, vectors = torch.linalg.eigh(self.xx[:-1, :-1] - self.weight * x @ x.T)
+        turned = vectors.T @ (self.xy[:-1] - self.weight * x @ y)
+        least = values[-1] * len(values) * torch.finfo(values.dtype).eps  # what rounding leaves of 0
+        solutions = []
+        for ridge in ridges:
+            size = values.clamp_min(0) + ridge * self.xx.diagonal()[:-1].mean()
+            a = vectors @ torch.where(size > least, turned.T / size, 0).T
+            solutions.append(torch.cat([a, y - x.T @ a]))
+        return solutions
 
     def error(self, solution: Tensor) -> float:
-        """sum |X A + b - Y|^2 of a solution [E + 1, F]."""
+        """sum_t w_t |x_t A + b - y_t|^2 of a solution [E + 1, F]."""
         squares = (solution * (self.xx @ solution - 2 * self.xy)).sum()
         return float(squares) + self.yy
 
@@ -52,8 +68,8 @@ def chosen(
 
     Raises `InputError` where no row is held out.
     """
-    if not held_out.count or not fitted.count:
+    if not held_out.weight or not fitted.weight:
         raise InputError("ridge: expected rows to fit to and rows held out")
-    solutions = {ridge: fitted.solved(ridge) for ridge in ridges}
+    solutions = dict(zip(ridges, fitted.solved(ridges)))
     best = min(ridges, key=lambda ridge: held_out.error(solutions[ridge]))
     return best, solutions[best]
