@@ -6,10 +6,10 @@ exit's translation h + A h + b is the ridge regression of e - h on h,
     A, b = argmin sum_t |h_t + A h_t + b - e_t|^2 / |e_t|^2 + r s |A|^2        (ridge.py has r and s)
 
 The norm divides by the size of e_t, and so does the error: else the few tokens of huge states, which others
-attend to for want of a better place, would be all that counts. r is chosen by the error on `HELD_OUT` of the
-rows. Head and norm read what they always read. Belrose et al. 2023 (Eliciting latent predictions with the
-tuned lens) train the same map by gradients, on the distributions. A shortlist gets the rows of the output
-matrix for the tokens that the whole model predicts most often in the text.
+attend to for want of a better place, would be all that counts. r is chosen by how far the exit's predictions
+are from those of the end on rows held out, one of `HELD_OUT`. Head and norm read what they always read.
+Belrose et al. 2023 (Eliciting latent predictions with the tuned lens) train the same map by gradients. A
+shortlist gets the rows of the output matrix for the tokens that the whole model predicts most often.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from polyformer.calibration.ridge import NormalEquations, chosen
+from polyformer.calibration.ridge import NormalEquations
 from polyformer.core.errors import InputError
 from polyformer.depth import recorded_states
 from polyformer.depth.exits import Exits
@@ -27,21 +27,24 @@ from polyformer.depth.exits.shortlist import Shortlist
 from polyformer.model import Transformer
 from polyformer.ops.linear import Linear
 
-RIDGES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 HELD_OUT = 10
 """One row of so many."""
 ROWS = 8
 """Read at once."""
+TOKENS = 1024
+"""At most so many of those held out are predicted for, in parts of `PART`."""
+PART = 128
 
 
 @dataclasses.dataclass(frozen=True)
 class FittedExit:
-    """The exit after `layer`: the ridge that was chosen, and the error on the rows held out, `before` that of
-    an exit that translates nothing."""
+    """The exit after `layer`: the ridge that was chosen, the mean KL divergence of its predictions from those
+    of the end on tokens held out, and `before` that with the map as it was."""
 
     layer: int
     ridge: float
-    error: float
+    divergence: float
     before: float
 
 
@@ -60,34 +63,39 @@ def fit_exits(
     exits = fittable(model)
     if len(rows) < 2:
         raise InputError(f"fit: expected two rows or more, of which one is held out, got {len(rows)}")
-    count, size = len(exits.exits), model.config.hidden_size
-    sums = [[NormalEquations(size, size) for _ in range(count)] for _ in ("fitted", "held out")]
+    size, device, model = model.config.hidden_size, next(model.parameters()).device, model.eval()
+    equations = [NormalEquations(size, size) for _ in exits.exits]
     predicted = torch.zeros(model.config.vocab_size, dtype=torch.long)
-    device, model = next(model.parameters()).device, model.eval()
-    every = min(HELD_OUT, len(rows))
-    parts = (
-        [row for n, row in enumerate(rows) if n % every],
-        [row for n, row in enumerate(rows) if not n % every],
-    )
-    read = 0
-    for part, own in zip(parts, sums):
-        for start in range(0, len(part), ROWS):
-            ids = torch.tensor(part[start : start + ROWS], device=device)
-            with recorded_states() as records:
-                hidden = model(ids).last_hidden_state
-            *states, end = (state.flatten(0, 1) for state in records[0])
-            weights = 1 / end.square().mean(1).clamp_min(torch.finfo(end.dtype).tiny)
-            for equations, state in zip(own, states):
-                equations.add(state, end - state, weights)
-            if isinstance(exits.rule, Shortlist):
-                choices = model.predictions(hidden).argmax(-1).flatten().cpu()
-                predicted += torch.bincount(choices, minlength=len(predicted))
-            read += ids.numel()
-            show(read)
+    held_out = [row for n, row in enumerate(rows) if n % HELD_OUT == 0]
+    fitted = [row for n, row in enumerate(rows) if n % HELD_OUT]
+    for start in range(0, len(fitted), ROWS):
+        states, end, hidden = course(model, fitted[start : start + ROWS], device)
+        weights = 1 / end.square().mean(1).clamp_min(torch.finfo(end.dtype).tiny)
+        for own, state in zip(equations, states):
+            own.add(state, end - state, weights)
+        if isinstance(exits.rule, Shortlist):
+            choices = model.predictions(hidden).argmax(-1).flatten().cpu()
+            predicted += torch.bincount(choices, minlength=len(predicted))
+        show(min(start + ROWS, len(fitted)) * len(rows[0]))
+    states, _, hidden = course(model, held_out[: max(1, TOKENS // len(rows[0]))], device)
     if isinstance(exits.rule, Shortlist):
         fill(exits.rule, model, predicted, hidden)
-    linear = exits.config.translation == "linear"
-    return [translate(exits, number, *equations) for number, equations in enumerate(zip(*sums)) if linear]
+    if exits.config.translation != "linear":
+        return []
+    return [
+        translate(model, exits, number, own, state, hidden.flatten(0, 1))
+        for number, (own, state) in enumerate(zip(equations, states))
+    ]
+
+
+def course(
+    model: Transformer, rows: Sequence[Sequence[int]], device: torch.device
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """States [N, E] after the exits' layers, those after the last, and what the head reads, [B, T, E]."""
+    with recorded_states() as records:
+        hidden = model(torch.tensor(rows, device=device)).last_hidden_state
+    *states, end = (state.flatten(0, 1) for state in records[0])
+    return states, end, hidden
 
 
 def fittable(model: Transformer) -> Exits:
@@ -105,15 +113,38 @@ def fittable(model: Transformer) -> Exits:
     return exits
 
 
-def translate(exits: Exits, number: int, fitted: NormalEquations, held_out: NormalEquations) -> FittedExit:
-    """Solve for one exit, and write what comes out."""
-    ridge, solution = chosen(fitted, held_out, RIDGES)
+def translate(
+    model: Transformer, exits: Exits, number: int, equations: NormalEquations, states: Tensor, hidden: Tensor
+) -> FittedExit:
+    """Solve for one exit with every ridge, and write what predicts best for the `states` [N, E] held out, of
+    which the head reads `hidden` [N, E] at the end."""
     exit = exits.exits[number]
     assert isinstance(exit, Exit)
-    assert isinstance(exit.map, Linear)
-    exit.map.weight.copy_(solution[:-1].T)
-    exit.map.bias.copy_(solution[-1])
-    return FittedExit(exits.layers[number], ridge, held_out.error(solution), held_out.yy)
+    linear = exit.map
+    assert isinstance(linear, Linear)
+
+    def write(solution: Tensor) -> None:
+        linear.weight.copy_(solution[:-1].T)
+        linear.bias.copy_(solution[-1])
+
+    before, tried = divergence(model, exit, states, hidden), dict[float, float]()
+    solutions = dict(zip(RIDGES, equations.solved(RIDGES)))
+    for ridge, solution in solutions.items():
+        write(solution)
+        tried[ridge] = divergence(model, exit, states, hidden)
+    best = min(RIDGES, key=lambda ridge: tried[ridge])
+    write(solutions[best])
+    return FittedExit(exits.layers[number], best, tried[best], before)
+
+
+def divergence(model: Transformer, exit: Exit, states: Tensor, hidden: Tensor) -> float:
+    """The mean of KL(p, q) over the tokens: p of what the head reads at the end, `hidden` [N, E], q at the
+    exit, of its `states` [N, E]."""
+    total = 0.0
+    for state, end in zip(states.split(PART), hidden.split(PART)):
+        p, q = (model.predictions(x.unsqueeze(0)).float().log_softmax(-1) for x in (end, exit(state)))
+        total += float((p.exp() * (p - q)).sum())
+    return total / len(states)
 
 
 def fill(rule: Shortlist, model: Transformer, predicted: Tensor, hidden: Tensor) -> None:

@@ -4,8 +4,7 @@ With rows x_t of X [N, E] and y_t of Y [N, F], of weights w_t,
 
     A, b = argmin sum_t w_t |x_t A + b - y_t|^2 + r s |A|^2,      s = sum_t w_t |x_t|^2 / E
 
-so that r has no unit. The squared error of any A, b on rows follows from their normal equations too, which
-is how r is chosen by rows that were not fitted to.
+so that r has no unit.
 """
 
 from collections.abc import Sequence
@@ -13,17 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import InputError
-
 
 class NormalEquations:
-    """X^T W X [E + 1, E + 1], with a column of ones in X, X^T W Y [E + 1, F] and the trace of Y^T W Y, in
-    float64, of the rows added so far."""
+    """X^T W X [E + 1, E + 1], with a column of ones in X, and X^T W Y [E + 1, F], in float64, of the rows
+    added so far."""
 
     def __init__(self, inputs: int, outputs: int):
         self.xx = torch.zeros(inputs + 1, inputs + 1, dtype=torch.float64)
         self.xy = torch.zeros(inputs + 1, outputs, dtype=torch.float64)
-        self.yy = 0.0
 
     @property
     def weight(self) -> float:
@@ -37,7 +33,6 @@ class NormalEquations:
         weighted = x * weights.unsqueeze(1)
         self.xx += weighted.T @ x
         self.xy += weighted.T @ y
-        self.yy += float(weights @ y.square().sum(1))
 
     def solved(self, ridges: Sequence[float]) -> list[Tensor]:
         """A above b for each of the ridges, [E + 1, F].
@@ -54,22 +49,3 @@ class NormalEquations:
             a = vectors @ torch.where(size > least, turned.T / size, 0).T
             solutions.append(torch.cat([a, y - x.T @ a]))
         return solutions
-
-    def error(self, solution: Tensor) -> float:
-        """sum_t w_t |x_t A + b - y_t|^2 of a solution [E + 1, F]."""
-        squares = (solution * (self.xx @ solution - 2 * self.xy)).sum()
-        return float(squares) + self.yy
-
-
-def chosen(
-    fitted: NormalEquations, held_out: NormalEquations, ridges: Sequence[float]
-) -> tuple[float, Tensor]:
-    """Of `ridges` the one whose solution for the first rows has the least error on the others, and that.
-
-    Raises `InputError` where no row is held out.
-    """
-    if not held_out.weight or not fitted.weight:
-        raise InputError("ridge: expected rows to fit to and rows held out")
-    solutions = dict(zip(ridges, fitted.solved(ridges)))
-    best = min(ridges, key=lambda ridge: held_out.error(solutions[ridge]))
-    return best, solutions[best]

@@ -32,6 +32,6 @@ def fit(model: "Transformer", folder: str, text: str, tokens: int) -> None:
     print(file=sys.stderr)
     for exit in fitted:
         print(
-            f"exit after layer {exit.layer}: squared error {exit.error / exit.before:.3f} of that without "
-            f"a map, on rows held out (ridge {exit.ridge:g})"
+            f"exit after layer {exit.layer}: {exit.divergence:.3f} nats from the end on rows held out, "
+            f"{exit.before:.3f} before (ridge {exit.ridge:g})"
         )

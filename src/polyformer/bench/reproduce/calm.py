@@ -15,6 +15,7 @@ trained with them; layers in place of FLOPs.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -196,7 +197,7 @@ def fixed(results: Results) -> list[tuple[float, float]]:
 
 def at(points: Sequence[tuple[float, float]], x: float) -> float | None:
     """The line through the points, which rise in x, at x; None outside them."""
-    for (left, low), (right, high) in zip(points, points[1:]):
+    for (left, low), (right, high) in itertools.pairwise(points):
         if left <= x <= right:
             return high if left == right else low + (high - low) * (x - left) / (right - left)
     return None
