@@ -45,7 +45,7 @@ SHARED = {
     "depth": {"active", "base", "recording"},
     "feedforward": {"base"},
     "block": {"base"},
-    "heads": {"base", "problem_types", "vocabulary"},
+    "heads": {"base", "problem_types", "transform", "vocabulary"},
     "presets": {"base"},
     "objectives": {"base"},
     "tasks": {"base", "labels", "masking", "metrics", "text"},

@@ -94,6 +94,7 @@ class NaiveRope(Naive, kind="rope"):
         """The angle of pair m from one position to the next."""
         config = self.position.config
         base, extension = config.base, config.extension
+        base = config.bases[self.layer % len(config.bases)] if config.bases else base
         theta = base ** (-2 * m / width)
         if extension is None:
             return theta

@@ -1,5 +1,6 @@
 """RoPE: angles, layouts, fractions, extensions; what it shares between layers and keeps exact far away."""
 
+import dataclasses
 import math
 
 import pytest
@@ -41,6 +42,18 @@ def test_each_pair_is_turned_by_its_angle(layout: str, fraction: float):
     for i in range(5):
         expected = torch.stack([naive.rotated(vector, 4 + i) for vector in x[:, :, i].flatten(0, 1)])
         torch.testing.assert_close(actual[:, :, i].flatten(0, 1), expected, rtol=0, atol=1e-12)
+
+
+def test_layers_turn_by_bases_of_their_own():
+    """Two bases in turn: each layer is a scheme of its base alone, within one call too."""
+    x, context = torch.randn(1, 2, 5, 8, dtype=torch.float64), Context(5, 5)
+    position = rope(bases=(77.0, 500.0))
+    for layer in range(5):
+        alone = rope(base=(77.0, 500.0)[layer % 2])
+        site = dataclasses.replace(SITE[0], layer=layer)
+        assert torch.equal(position.rotate(x, x, context, site)[0], rotated(alone, x))
+    with pytest.raises(InputError, match="bases: expected a wavelength factor above 1, got 1"):
+        rope(bases=[5.0, 1.0])
 
 
 def test_the_first_position_is_left_alone_and_lengths_are_kept():

@@ -28,6 +28,10 @@ class BlockConfig(Config):
         """The wiring of `sublayers` sub-layers, with as many norms as it needs."""
         raise NotImplementedError
 
+    def at(self, layer: int) -> "BlockConfig":
+        """What layer `layer` of a stack has; the same in all, unless the member says otherwise."""
+        return self
+
     def width(self, hidden_size: int) -> int:
         """The width of what a stack of such layers puts out."""
         return hidden_size

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyformer.block.base import Block, BlockConfig, SubLayer
 from polyformer.ops.norms import NormConfig
@@ -18,30 +18,38 @@ class PreNormConfig(BlockConfig):
     """x + dropout(f(norm(x))), for every sub-layer f.
 
     `finite`: in float16 what overflows stays at the largest number, so that the next norm makes no NaN of it.
-    T5 trained in bfloat16, and its feed-forwards write more than float16 holds.
+    T5 trained in bfloat16, and its feed-forwards write more than float16 holds. `first_norm`: whether the
+    first sub-layer of the first layer has a norm; ModernBERT's reads embeddings that are normed already.
     """
 
     finite: bool = False
+    first_norm: bool = True
 
     kind: ClassVar[str] = "pre"
     paper: ClassVar[str] = "Xiong et al. 2020, section 3"
 
     @classmethod
     def examples(cls) -> tuple["PreNormConfig", ...]:
-        """With and without `finite`."""
-        return cls(), cls(finite=True)
+        """Each option once."""
+        return cls(), cls(finite=True), cls(first_norm=False)
+
+    def at(self, layer: int) -> "PreNormConfig":
+        """With the first norm in every layer but the first."""
+        return self if self.first_norm or layer == 0 else dataclasses.replace(self, first_norm=True)
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "PreNorm":
         """A norm for each sub-layer."""
-        return PreNorm(hidden_size, sublayers, norm, dropout, self.finite)
+        return PreNorm(hidden_size, sublayers, norm, dropout, self)
 
 
 class PreNorm(Block):
     """The residual stream is never normalised itself; the stack adds one norm at its end."""
 
-    def __init__(self, hidden_size: int, norms: int, norm: NormConfig, dropout: float, finite: bool):
+    def __init__(self, hidden_size: int, norms: int, norm: NormConfig, dropout: float, config: PreNormConfig):
         super().__init__(hidden_size, norms, norm, dropout)
-        self.finite = finite
+        self.finite = config.finite
+        if not config.first_norm:
+            self.norms[0] = nn.Identity()
 
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
         """x = x + dropout(f(norm(x))) for each f in turn."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
 from polyformer.heads.problem_types import check_problem, label_loss, mean_cross_entropy
+from polyformer.heads.transform import TransformConfig, build_transform
 from polyformer.ops.activations import activation
 from polyformer.ops.dropout import Dropout
 from polyformer.ops.linear import Linear
@@ -34,6 +35,7 @@ class ClassifyConfig(HeadConfig):
     marks_first: bool = False  # the first token is global where the caller marks none, as Longformer's
     problem: str | None = None
     end_token: int | None = None
+    transform: TransformConfig | None = None  # in the place of the tanh layer
 
     kind: ClassVar[str] = "classify"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.1"
@@ -42,6 +44,8 @@ class ClassifyConfig(HeadConfig):
         check_pooling(self.pooling)
         activation(self.activation)
         check_problem(self.problem)
+        if self.hidden and self.transform is not None:
+            raise InputError("hidden, transform: expected one of them; set hidden to False")
         _check_labels(self.num_labels)
 
     def parts(self) -> dict[str, str]:
@@ -55,6 +59,7 @@ class ClassifyConfig(HeadConfig):
             cls(num_labels=3, problem="multi_label"),
             cls(pooling="last", hidden=False),
             cls(pooling="mean", activation="gelu", bias=False, drops_twice=True, num_labels=1),
+            cls(hidden=False, transform=TransformConfig()),
         )
 
     def build(self, shape: HeadShape) -> "Classify":
@@ -86,11 +91,12 @@ class Classify(Head):
         self.drops_twice, self.end_token = config.drops_twice, config.end_token
         self.dense = Linear(hidden_size, hidden_size) if config.hidden else None
         self.activation = activation(config.activation)
+        self.transform = build_transform(config.transform, hidden_size)
         self.dropout = Dropout(config.dropout)
         self.output = Linear(hidden_size, config.num_labels, bias=config.bias)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        """logits = W_o act(W pool(h)), without act(W .) where `hidden` is False."""
+        """logits = W_o act(W pool(h)), without act(W .) where `hidden` is False, or with a `transform`."""
         if self.end_token is None:
             pooled = pool(inputs.hidden, inputs.mask, self.pooling)
         else:
@@ -98,7 +104,7 @@ class Classify(Head):
         if self.dense is not None:
             pooled = self.dropout(pooled) if self.drops_twice else pooled
             pooled = self.activation(self.dense(pooled))
-        logits = self.output(self.dropout(pooled))
+        logits = self.output(self.dropout(self.transform(pooled)))
         return None if labels is None else label_loss(self.problem, logits, labels), lambda: logits
 
     def _ends(self, inputs: HeadInput) -> Tensor:
@@ -122,6 +128,7 @@ class TagConfig(HeadConfig):
 
     num_labels: int = 2
     dropout: float = 0.1
+    transform: TransformConfig | None = None
 
     kind: ClassVar[str] = "tag"
     paper: ClassVar[str] = "Devlin et al. 2019, section 5.3"
@@ -129,8 +136,13 @@ class TagConfig(HeadConfig):
     def __post_init__(self) -> None:
         _check_labels(self.num_labels)
 
+    @classmethod
+    def examples(cls) -> tuple["TagConfig", ...]:
+        """Without and with a transform."""
+        return cls(), cls(transform=TransformConfig())
+
     def build(self, shape: HeadShape) -> "Tag":
-        """Dropout, linear E -> num_labels."""
+        """Transform, dropout, linear E -> num_labels."""
         return Tag(shape.hidden_size, self)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
@@ -143,12 +155,13 @@ class Tag(Head):
 
     def __init__(self, hidden_size: int, config: TagConfig):
         super().__init__()
+        self.transform = build_transform(config.transform, hidden_size)
         self.dropout = Dropout(config.dropout)
         self.output = Linear(hidden_size, config.num_labels)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         """logits_t = W h_t + b."""
-        logits = self.output(self.dropout(inputs.hidden))
+        logits = self.output(self.dropout(self.transform(inputs.hidden)))
         return None if labels is None else mean_cross_entropy(logits, labels), lambda: logits
 
 
@@ -161,18 +174,19 @@ class SpanConfig(HeadConfig):
 
     separator: int | None = None
     span_dropout: float = 0.0  # of the hidden states
+    transform: TransformConfig | None = None
 
     kind: ClassVar[str] = "span"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.2"
 
     def build(self, shape: HeadShape) -> "Span":
-        """Dropout, linear E -> 2."""
-        return Span(shape.hidden_size, self.span_dropout)
+        """Transform, dropout, linear E -> 2."""
+        return Span(shape.hidden_size, self)
 
     @classmethod
     def examples(cls) -> tuple["SpanConfig", ...]:
-        """Without and with a separator, whose question is global."""
-        return cls(), cls(separator=2)
+        """Without and with a separator, whose question is global, and with a transform."""
+        return cls(), cls(separator=2), cls(transform=TransformConfig())
 
     def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
         """1 before the first `separator`; 0 everywhere in rows without one."""
@@ -190,14 +204,15 @@ class SpanConfig(HeadConfig):
 class Span(Head):
     """labels [B, 2], first and last token of the answer or -100; predictions [B, T, 2], padding at -inf."""
 
-    def __init__(self, hidden_size: int, dropout: float):
+    def __init__(self, hidden_size: int, config: SpanConfig):
         super().__init__()
-        self.dropout = Dropout(dropout)
+        self.transform = build_transform(config.transform, hidden_size)
+        self.dropout = Dropout(config.span_dropout)
         self.output = Linear(hidden_size, 2)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[B, T, 2] of hidden [B, T, E], padding as any other token."""
-        return self.output(self.dropout(hidden))
+        return self.output(self.dropout(self.transform(hidden)))
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         """(start_t, end_t) = W h_t + b; the loss is the mean of both cross-entropies over T."""

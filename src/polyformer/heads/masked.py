@@ -19,6 +19,9 @@ class MaskedConfig(VocabularyConfig):
 
     activation: str = "gelu"
     eps: float = 1e-12  # of the norm
+    dense_bias: bool = True
+    norm_bias: bool = True
+    bias: bool = True  # of the vocabulary
 
     kind: ClassVar[str] = "masked"
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1, task 1"
@@ -30,8 +33,13 @@ class MaskedConfig(VocabularyConfig):
         """The whole head predicts masked tokens."""
         return {"tokens": ""}
 
+    @classmethod
+    def examples(cls) -> "tuple[MaskedConfig, ...]":
+        """With and without biases."""
+        return cls(), cls(dense_bias=False, norm_bias=False, bias=False)
+
     def build(self, shape: HeadShape) -> "MaskedHead":
-        """Linear E -> width of a token vector, activation, norm, vocabulary with bias."""
+        """Linear E -> width of a token vector, activation, norm, vocabulary."""
         return MaskedHead(shape, self)
 
 
@@ -39,10 +47,10 @@ class MaskedHead(VocabularyHead):
     """Predicts the masked tokens."""
 
     def __init__(self, shape: HeadShape, config: MaskedConfig):
-        super().__init__(shape, bias=True)
+        super().__init__(shape, bias=config.bias)
         self.activation = activation(config.activation)
-        self.dense = Linear(shape.hidden_size, shape.vector_size)
-        self.norm = nn.LayerNorm(shape.vector_size, eps=config.eps)
+        self.dense = Linear(shape.hidden_size, shape.vector_size, bias=config.dense_bias)
+        self.norm = nn.LayerNorm(shape.vector_size, eps=config.eps, bias=config.norm_bias)
 
     def transform(self, hidden: Tensor) -> Tensor:
         """norm(act(W h + b))."""

@@ -72,7 +72,7 @@ class Layer(nn.Module):
             attention.cross().build(hidden_size, index) if cross else None
         )
         self.feedforward = feedforward.at(index).build(hidden_size)
-        self.block = block.build(hidden_size, 3 if cross else 2, norm, dropout)
+        self.block = block.at(index).build(hidden_size, 3 if cross else 2, norm, dropout)
         self.gathers = attention.gathers(index) and feedforward.at(index).tokenwise
 
     def new_state(self, reserve: int) -> "LayerState":

@@ -1,34 +1,50 @@
 """Layers of full and of windowed attention in turn, as families list them and as one pattern of ours."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from polyformer.attention import SoftmaxConfig
 from polyformer.checkpoints.config_mapping import Tree, get_path
-from polyformer.checkpoints.families.gpt_common import MECHANISM
 from polyformer.patterns import PerLayer, Window
+from polyformer.patterns.base import Pattern
 from polyformer.patterns.implied import Full
+
+T = TypeVar("T")
 
 
 def set_windows(tree: Tree, windows: list[int | None]) -> None:
     """Sets a decoder's pattern: each layer's window in tokens, the query's own among them, or None."""
-    period = tuple(Full() if tokens is None else Window(tokens - 1, 0) for tokens in _period(windows))
-    pattern = period[0] if len(period) == 1 else PerLayer(period)
-    config = SoftmaxConfig(pattern=None if period == (Full(),) else pattern)
-    tree["decoder"]["attention"]["mechanism"]["pattern"] = config.to_dict()["pattern"]
+    set_patterns(tree, "decoder", [None if tokens is None else Window(tokens - 1, 0) for tokens in windows])
 
 
 def get_windows(tree: Tree) -> list[int | None] | None:
     """The window of each layer of a decoder in tokens; None where it has no softmax attention."""
-    mechanism: Any = get_path(tree, MECHANISM) or {}
+    windows = get_patterns(tree, "decoder")
+    if windows is None:
+        return None
+    return [None if window is None else window.before + 1 for window in windows]
+
+
+def set_patterns(tree: Tree, side: str, windows: Sequence[Window | None]) -> None:
+    """Sets a stack's pattern: each layer's window, or None for the whole text."""
+    parts: list[Pattern] = [Full() if window is None else window for window in period(windows)]
+    pattern = parts[0] if len(parts) == 1 else PerLayer(tuple(parts))
+    config = SoftmaxConfig(pattern=None if parts == [Full()] else pattern)
+    tree[side]["attention"]["mechanism"]["pattern"] = config.to_dict()["pattern"]
+
+
+def get_patterns(tree: Tree, side: str) -> list[Window | None] | None:
+    """The window of each layer of a stack, or None; None for all where it has no softmax attention."""
+    mechanism: Any = get_path(tree, f"{side}.attention.mechanism") or {}
     if mechanism.get("kind") != "softmax":
         return None
     config = SoftmaxConfig.from_dict(mechanism)
-    patterns = [config.at(layer).pattern for layer in range(tree["decoder"]["num_hidden_layers"])]
-    return [pattern.before + 1 if isinstance(pattern, Window) else None for pattern in patterns]
+    patterns = [config.at(layer).pattern for layer in range(tree[side]["num_hidden_layers"])]
+    return [pattern if isinstance(pattern, Window) else None for pattern in patterns]
 
 
-def _period(windows: list[int | None]) -> list[int | None]:
+def period(values: Sequence[T]) -> list[T]:
     """The shortest beginning of a list whose repetition gives all of it."""
-    lengths = range(1, len(windows) + 1)
-    period = next(n for n in lengths if all(window == windows[i % n] for i, window in enumerate(windows)))
-    return windows[:period]
+    lengths = range(1, len(values) + 1)
+    length = next(n for n in lengths if all(value == values[i % n] for i, value in enumerate(values)))
+    return list(values[:length])

@@ -6,9 +6,9 @@
 `layout` says which channels are a pair: m and m + W/2 ("halves": GPT-NeoX, Llama), or 2m and 2m + 1
 ("pairs": the paper, GPT-J). Values are not rotated. A model trained on short texts reads longer ones with an
 `extension` (context_extension.py). No parameters; a few passes over q and k, angles in float64, made once for
-all layers. Su et al. 2021, section 3.2; a fraction of the channels as in GPT-J and GPT-NeoX. YaRN's
-temperature multiplies the rotated channels, as in its authors' code: with a `fraction` below 1 the others
-keep their size.
+all layers of a base: ModernBERT's layers of windows have a smaller one. Su et al. 2021, section 3.2; a
+fraction of the channels as in GPT-J and GPT-NeoX. YaRN's temperature multiplies the rotated channels, as in
+its authors' code: with a `fraction` below 1 the others keep their size.
 """
 
 import dataclasses
@@ -39,6 +39,7 @@ class RopeConfig(PositionConfig):
     layout: Layout = "halves"
     fraction: float = 1.0  # of each head's channels, rounded down
     base: float = 10000.0
+    bases: tuple[float, ...] = ()  # of the layers in turn, again and again, in the place of `base`
     extension: RopeExtensionConfig | None = None
 
     kind: ClassVar[str] = "rope"
@@ -49,19 +50,31 @@ class RopeConfig(PositionConfig):
             raise InputError(f"layout: expected 'halves' or 'pairs', got {quote(self.layout)}")
         if not 0 < self.fraction <= 1:
             raise InputError(f"fraction: expected more than 0 and at most 1, got {self.fraction}")
-        if self.base <= 1:
-            raise InputError(f"base: expected a wavelength factor above 1, got {self.base}")
+        for name, base in (("base", self.base), *(("bases", base) for base in self.bases)):
+            if base <= 1:
+                raise InputError(f"{name}: expected a wavelength factor above 1, got {base}")
 
     def build(self, shape: Shape) -> "Rope":
         """The module of the scheme, for a whole stack."""
         return Rope(self, shape.head_size)
+
+    def at(self, layer: int) -> "RopeConfig":
+        """What layer `layer` of a stack has: one base."""
+        if not self.bases:
+            return self
+        return dataclasses.replace(self, base=self.bases[layer % len(self.bases)], bases=())
 
     @classmethod
     def examples(cls) -> tuple["RopeConfig", ...]:
         """Small instances that the contract tests run."""
         ways = [way for kind in EXTENSIONS for way in kind.examples()]
         partial = cls(layout="pairs", fraction=0.5, base=500.0)
-        return (cls(), partial, *(dataclasses.replace(partial, extension=way) for way in ways))
+        return (
+            cls(),
+            cls(bases=(500.0, 20.0)),
+            partial,
+            *(dataclasses.replace(partial, extension=way) for way in ways),
+        )
 
 
 class Rope(Position):
@@ -78,15 +91,16 @@ class Rope(Position):
 
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
         """R_i q_i and R_j k_j."""
-        key = self.config, self.width, q.dtype, q.device
-        cos, sin = context.once(key, lambda: self._waves(q, context))
+        config = self.config.at(site.layer)
+        key = config, self.width, q.dtype, q.device
+        cos, sin = context.once(key, lambda: self._waves(q, context, config))
         return self._rotated(q, cos, sin), self._rotated(k, cos, sin)
 
-    def _waves(self, q: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    def _waves(self, q: Tensor, context: Context, config: RopeConfig) -> tuple[Tensor, Tensor]:
         """cos and sin (with a pair's signs) [B or 1, 1, Tq, W] at the positions of the queries."""
         rows, slots = (torch.arange(n, device=q.device) for n in (q.shape[0], q.shape[2]))
         pos = context.query_position(rows.unsqueeze(1), slots)
-        angles = pos.unsqueeze(-1).unsqueeze(-3) * frequencies(self.config, self.width, q.device)
+        angles = pos.unsqueeze(-1).unsqueeze(-3) * frequencies(config, self.width, q.device)
         cos, sin = angles.cos(), angles.sin()
         waves = _joined(cos, cos, self.config.layout), _joined(-sin, sin, self.config.layout)
         size = 1.0 if self.config.extension is None else self.config.extension.size
