@@ -91,6 +91,20 @@ def family_table() -> str:
     return "\n".join(lines)
 
 
+def architecture_table() -> str:
+    """The architectures of transformers that are tested with our attention."""
+    from polyformer.inside.architectures import ARCHITECTURES
+
+    lines = [
+        "| architecture | class | kind | windows of its own | more than a mask |",
+        "|---|---|---|---|---|",
+    ]
+    for row in sorted(ARCHITECTURES, key=lambda row: (row.kind, row.name)):
+        windows = "yes" if row.window is not None else ""
+        lines.append(f"| {row.name} | `{row.model}` | {row.kind} | {windows} | {row.features} |")
+    return "\n".join(lines)
+
+
 def verified() -> str:
     """The version of transformers that the families are tested against."""
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
@@ -101,7 +115,13 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-TABLES = {"members": member_table, "presets": preset_table, "families": family_table, "verified": verified}
+TABLES = {
+    "members": member_table,
+    "presets": preset_table,
+    "families": family_table,
+    "architectures": architecture_table,
+    "verified": verified,
+}
 
 
 def generated(text: str) -> str:

@@ -217,6 +217,7 @@ def test_a_config_that_was_changed_by_hand_is_refused(tmp_path: Path):
 
 def test_wrong_arguments():
     model = llama()
+    attach: Any = polyformer.attach
     for arguments, options, message in (
         (("Windw(3)",), {}, "unknown pattern 'Windw'"),
         ((3,), {}, "attention: expected a Pattern or a mask_mod"),
@@ -230,7 +231,7 @@ def test_wrong_arguments():
         ((), {"score_mod": 3}, "score_mod: expected a function, got 3"),
     ):
         with pytest.raises(InputError) as error:
-            polyformer.attach(model, *arguments, **options)
+            attach(model, *arguments, **options)
         assert message in str(error.value)
     assert model.config._attn_implementation == "sdpa", "nothing was changed"
     with pytest.raises(InputError, match="no layer of Linear asks"):

@@ -37,7 +37,7 @@ def test_masks_of_a_models_own(kind: str):
     generator = torch.Generator().manual_seed(0)
     seen = (torch.rand(2, 1, 12, 12, generator=generator) < 0.5) | torch.eye(12, dtype=torch.bool)
     numbers = torch.randn(2, 1 if kind == "float" else 4, 12, 12, generator=generator)
-    mask = seen
+    mask: Any = seen
     if kind in ("float", "heads"):
         mask = numbers.masked_fill(~seen, torch.finfo(torch.float32).min)
     if kind == "learned":
@@ -111,8 +111,9 @@ def test_gradient_checkpointing():
 def test_what_would_be_lost_is_refused():
     q = torch.randn(1, 2, 3, 4)
     for name in ("cache", "indices", "block_indices", "sinks"):
+        options: dict[str, Any] = {name: torch.zeros(1)}
         with pytest.raises(InputError, match=f"^{name}: "):
-            forward(nn.Identity(), q, q, q, None, **{name: torch.zeros(1)})
+            forward(nn.Identity(), q, q, q, None, **options)
 
 
 @pytest.mark.parametrize("pattern", [None, "Window(3) | Global(1)"])

@@ -1,7 +1,8 @@
 """Measure speed and memory, beside other libraries where they are installed.
 
 all: the project's own table, ours beside what people would take, as JSON; report: such files as Markdown.
-attention: one attention layer, by pattern or mechanism and length. families: one model with each kind of
+attached: BERT of transformers with a pattern attached. attention: one attention layer, by pattern or
+mechanism and length. families: one model with each kind of
 attention. generation: tokens a second. models: whole models beside transformers. neighbours: searches in a
 datastore. store: look-ups in a Memorizing Transformer's store. training: training steps.
 """
@@ -18,6 +19,7 @@ EXAMPLES = """examples:
   polyformer bench attention
   polyformer bench attention --help      # its settings and their defaults
   polyformer bench attention --members "Window(256)" "Window(256) + alibi" --lengths 4096 8192 --backward
+  polyformer bench attached --pattern "Window(64) | Global(1)"
   polyformer bench training --layers 6 --repeats 3
   polyformer bench families --presets bert-base --head classify --data IMDB-DIR --tokenizer DIR --backward
   polyformer bench generation --libraries transformers ctranslate2 polyformer
@@ -27,7 +29,16 @@ EXAMPLES = """examples:
 """
 
 What = Literal[
-    "all", "attention", "families", "generation", "models", "neighbours", "report", "store", "training"
+    "all",
+    "attached",
+    "attention",
+    "families",
+    "generation",
+    "models",
+    "neighbours",
+    "report",
+    "store",
+    "training",
 ]
 
 

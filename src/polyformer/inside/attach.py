@@ -1,8 +1,7 @@
 """`attach` and `detach`: patterns, position schemes and score functions for the layers of any model of
 transformers that dispatches."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -13,15 +12,17 @@ from polyformer.inside.setting import IMPLEMENTATION, SAVED, Which, apply, setti
 from polyformer.patterns.base import MaskMod, Pattern, ScoreMod
 from polyformer.position.base import PositionConfig
 
+Model = TypeVar("Model", bound=nn.Module)
+
 
 def attach(
-    model: nn.Module,
+    model: Model,
     attention: str | Pattern | MaskMod | None = None,
     *,
     layers: Which = None,
     position: str | dict[str, Any] | PositionConfig | None = None,
     score_mod: ScoreMod | None = None,
-) -> nn.Module:
+) -> Model:
     """Gives the self-attention layers of a transformers model a pattern, a position scheme, a `score_mod`.
 
     All layers then run `attend`. What a model's own mask hides stays hidden: the future, padding, other
@@ -71,7 +72,7 @@ def _run_ours(model: Any) -> None:
     setattr(config, IMPLEMENTATION, NAME)
 
 
-def detach(model: nn.Module) -> nn.Module:
+def detach(model: Model) -> Model:
     """Takes away what `attach` gave the layers; they run what they ran before (sdpa, for a loaded model).
 
     Raises `InputError` for a model to which nothing is attached.
@@ -86,6 +87,6 @@ def detach(model: nn.Module) -> nn.Module:
         if hasattr(config, field):
             delattr(config, field)
     before = getattr(model, "_polyformer_before", None)
-    set_implementation: Callable[[str], None] = model.set_attn_implementation  # type: ignore[assignment]
-    set_implementation(before or "sdpa")
+    anything: Any = model
+    anything.set_attn_implementation(before or "sdpa")
     return model
