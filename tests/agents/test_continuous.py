@@ -31,6 +31,24 @@ SIZES = {"hidden_size": 8, "memory_length": 4, "intermediate_size": 8}
 ROWS, STEPS = 3, 12
 
 
+class Aim(gymnasium.Env):
+    """An episode is a step: a number is seen, and its triple is to be said."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-4, 6, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.seen = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+        return self.seen, {}
+
+    def step(self, action: np.ndarray) -> Any:
+        return self.seen, -float(abs(action - 3 * self.seen).sum()), True, False, {}
+
+
+gymnasium.register("agents_test/Aim-v0", Aim)
+
+
 def pendulum_policy() -> Policy:
     task = AgentConfig(environment="Pendulum-v1").build()
     torch.manual_seed(0)
@@ -76,22 +94,32 @@ def test_actions_count_from_one_bound_to_the_other():
     assert in_units(cart) is cart
 
 
-def recipe(steps: int) -> Recipe:
+def recipe(updates: int, **changes: Any) -> Recipe:
     task = {"kind": "agent", "environment": "Pendulum-v1", "rows": ROWS, "steps": STEPS, "segment": 4}
+    task |= {"passes": 2, "minibatches": 3, "episodes": 2, "episode_steps": 5}
     return Recipe.from_dict(
         {
-            "task": {**task, "passes": 2, "minibatches": 3, "episodes": 2, "episode_steps": 5},
+            "task": {**task, **changes},
             "model": {"preset": "gtrxl", **SIZES},
             "optimizer": {"kind": "adamw", "lr": 0.03, "weight_decay": 0.0},
             "schedule": "constant",
             "training": {
-                "steps": steps,
+                "steps": updates,
                 "engine": {"device": "cpu"},
                 "reporting": {"evaluate_every": 6},
                 "saving": {"checkpoint_every": 4},
             },
         }
     )
+
+
+def test_a_policy_learns_where_to_aim(tmp_path: Path):
+    """It misses by far less than at first, and its deviation becomes small."""
+    aim = {"environment": "agents_test/Aim-v0", "rows": 18, "steps": 16, "episodes": 64}
+    begin = fit(recipe(1, **aim), tmp_path / "begin").scores["validation"]["return"]
+    fitted = fit(recipe(96, **aim), tmp_path / "run")
+    assert fitted.scores["validation"]["return"] > 0.3 * begin
+    assert float(read_tensors(fitted.run.folder / "model.safetensors")["log_deviations"]) < -0.5
 
 
 def test_a_run_goes_on_and_is_recorded(
