@@ -18,6 +18,7 @@ EXAMPLES = """examples:
   polyformer reproduce memorizing --data BOOK         # a larger store, and one given to a trained model
   polyformer reproduce gtrxl                          # GTrXL's policies beside a plain Transformer-XL's
   polyformer reproduce long-texts --model DIR --data DIR  # a checkpoint reads beyond its length
+  polyformer reproduce long-documents --model DIR --data BOOK  # a passage finds its chapter
   polyformer reproduce memorizing-pretrained --model DIR --data BOOK    # a store for a real checkpoint
   polyformer reproduce random-features                # orthogonal positive features have the smallest error
   polyformer reproduce image-locality                 # local attention around a pixel suffices to predict it
