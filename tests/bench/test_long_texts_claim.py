@@ -63,7 +63,8 @@ def test_a_run_measures_trains_and_goes_on(tmp_path: Path, capsys: pytest.Captur
         out=str(tmp_path / "claim"),
     )
     first = run(claim)
-    assert set(first) == {DENSE, *SIZES.attentions, *SIZES.extensions, "Window(8), trained on"}
+    sparse = {f"Window(8) | Global(4), {name}" for name in SIZES.extensions}
+    assert set(first) == {DENSE, *SIZES.attentions, *SIZES.extensions, *sparse, "Window(8), trained on"}
     text = (tmp_path / "claim" / "text" / "validation.txt").read_text()
     ids = torch.tensor([tokenizer.encode(text)[:65]])
     plain = Transformer.from_pretrained(tmp_path / "model").eval()

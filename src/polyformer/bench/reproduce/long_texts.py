@@ -1,8 +1,9 @@
 """A trained decoder reads texts longer than it takes: a window, a window with sinks, slower rotations.
 
-A checkpoint reads the beginning of a held-out text in pieces of several lengths, as it is, with each of the
-`attentions`, and with each of the `extensions` of its rotary positions, whose factor is the longest length by
-that of training. Each of `trained_on` is then trained for `steps` rows of `row_length` tokens and read again.
+A checkpoint reads the beginning of a held-out text in pieces of several lengths: as it is, with each of the
+`attentions`, and with each of the `extensions` of its rotary positions, densely and with the last attention;
+their factor is the longest length by that of training. Each of `trained_on` is then trained for `steps` rows
+of `row_length` tokens and read again.
 
 The claims, and their rules, at the longest length:
 1. Xiao et al. 2024 (StreamingLLM), section 3.1, table 1: a window forgets the first tokens, on which trained
@@ -11,7 +12,9 @@ The claims, and their rules, at the longest length:
 2. Peng et al. 2024 (YaRN), section 4: it reads beyond the length of training without training. It holds where
    YaRN's perplexity is at most `NEAR` times the checkpoint's at its own length, and below the checkpoint's.
 
-Deviations: one text, the beginning of it; time and memory of one reading each.
+Deviations: one text, the beginning of it; time and memory of one reading each. StreamingLLM numbers positions
+within its cache, so that the first tokens are never far away; here they keep their own, and beyond the length
+of training their distance is unknown to the model unless its rotations are slowed.
 """
 
 import dataclasses
@@ -84,6 +87,13 @@ def run(config: LongTextsClaim) -> Figures:
     for name in config.attentions:
         results.measure(name, lambda name=name: converted(model, name))
     for name in config.extensions if max(config.lengths) > own else ():
+        sparse = f"{config.attentions[-1]}, {name}"
+        results.measure(
+            sparse,
+            lambda name=name: extended(
+                converted(model, config.attentions[-1]), name, own, max(config.lengths)
+            ),
+        )
         results.measure(name, lambda name=name: extended(model, name, own, max(config.lengths)))
     for number, name in enumerate(config.trained_on if config.steps else ()):
         start = folder / f"start-{number}"
