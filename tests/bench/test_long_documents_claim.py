@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from polyformer import InputError, create_model
 from polyformer.bench.reproduce.long_documents import (
-    Found,
     LongDocumentsClaim,
+    Ranking,
     cut_out,
     ranked,
     run,
@@ -60,7 +60,7 @@ def test_a_text_is_cut_or_read_in_pieces():
 )
 def test_the_rule(sparse: float, said: str):
     rows = {"cut at 16": 0.2, "mean of pieces of 16": 0.5, "dense, 64": 0.4, "Window(4), 64": sparse}
-    results = {name: Found(0.0, 0.0, value, 1.0) for name, value in rows.items()}
+    results = {name: Ranking(0.0, 0.0, value, 1.0) for name, value in rows.items()}
     assert f"is read: {said} (" in verdict(SIZES, results)
 
 
@@ -89,7 +89,7 @@ def test_a_run_ranks_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert list(results) == ["cut at 16", "mean of pieces of 16", "dense, 128", "Window(4), 128"]
     with (tmp_path / "out" / "long-documents.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["reciprocal"]) for row in rows] == [found.reciprocal for found in results.values()]
+    assert [float(row["reciprocal"]) for row in rows] == [ranking.reciprocal for ranking in results.values()]
     with pytest.raises(InputError, match="two documents or more of 20000 tokens, got 0"):
         run(LongDocumentsClaim(model=claim.model, data=claim.data, short=10_000, long=10_000))
 

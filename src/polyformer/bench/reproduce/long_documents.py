@@ -66,7 +66,7 @@ class LongDocumentsClaim(Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Ranking:
     """first, tenth: share of the passages whose document is the first, or among the first ten. reciprocal:
     the mean of 1 / rank. seconds: to embed the documents."""
 
@@ -76,7 +76,7 @@ class Found:
     seconds: float
 
 
-def run(config: LongDocumentsClaim) -> dict[str, Found]:
+def run(config: LongDocumentsClaim) -> dict[str, Ranking]:
     """Embed and rank all; write OUT/long-documents.csv, print a table and the verdict."""
     torch.manual_seed(config.seed)
     model, tokenizer = encoder(config.model).eval(), load_tokenizer(config.model)
@@ -94,7 +94,7 @@ def run(config: LongDocumentsClaim) -> dict[str, Found]:
     passages, rest = cut_out(rows, config.passage, config.seed)
     longer, _ = convert(model, max_positions=max(config.long, model.config.max_position_embeddings))
     queries = vectors(model, passages, frame, config.short)
-    results: dict[str, Found] = {}
+    results: dict[str, Ranking] = {}
 
     def add(name: str, embedded: Tensor, seconds: float) -> None:
         results[name] = ranked(queries, embedded, seconds)
@@ -111,8 +111,8 @@ def run(config: LongDocumentsClaim) -> dict[str, Found]:
         add(f"{name}, {config.long}", *timed(convert(longer, name)[0], rest, frame, config.long))
     file = io.StringIO()
     writer = csv.writer(file)
-    writer.writerow(["documents", *(field.name for field in dataclasses.fields(Found))])
-    writer.writerows([name, *dataclasses.astuple(found)] for name, found in results.items())
+    writer.writerow(["documents", *(field.name for field in dataclasses.fields(Ranking))])
+    writer.writerows([name, *dataclasses.astuple(ranking)] for name, ranking in results.items())
     atomic_write(Path(config.out) / "long-documents.csv", file.getvalue().encode())
     print(verdict(config, results))
     return results
@@ -192,25 +192,25 @@ def timed(
     return embedded[0], seconds
 
 
-def ranked(queries: Tensor, documents: Tensor, seconds: float) -> Found:
+def ranked(queries: Tensor, documents: Tensor, seconds: float) -> Ranking:
     """Query i looks for document i, by their cosine."""
     scores = (
         torch.nn.functional.normalize(queries, dim=-1) @ torch.nn.functional.normalize(documents, dim=-1).T
     )
     ranks = (scores > scores.diagonal()[:, None]).sum(1) + 1
     share = [float((ranks <= most).double().mean()) for most in (1, 10)]
-    return Found(share[0], share[1], float((1 / ranks.double()).mean()), seconds)
+    return Ranking(share[0], share[1], float((1 / ranks.double()).mean()), seconds)
 
 
-def line(name: str, found: Found) -> str:
+def line(name: str, ranking: Ranking) -> str:
     """A row of the table."""
     return (
-        f"{name:<32}first {found.first:.3f}  among ten {found.tenth:.3f}  mean reciprocal rank "
-        f"{found.reciprocal:.3f}  {found.seconds:7.1f} s"
+        f"{name:<32}first {ranking.first:.3f}  among ten {ranking.tenth:.3f}  mean reciprocal rank "
+        f"{ranking.reciprocal:.3f}  {ranking.seconds:7.1f} s"
     )
 
 
-def verdict(config: LongDocumentsClaim, results: dict[str, Found]) -> str:
+def verdict(config: LongDocumentsClaim, results: dict[str, Ranking]) -> str:
     """What the figures say of the claim."""
     sparse = results[f"{config.attentions[-1]}, {config.long}"].reciprocal
     short, full = results[cut(config)].reciprocal, results[dense(config)].reciprocal
