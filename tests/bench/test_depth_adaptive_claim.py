@@ -1,5 +1,6 @@
 """The claim about exits of translators in sizes that prove nothing: it runs, goes on, and judges right."""
 
+import dataclasses
 import gzip
 from pathlib import Path
 
@@ -8,7 +9,11 @@ import pytest
 from polyformer.bench.reproduce.depth_adaptive import (
     DepthAdaptiveClaim,
     Measured,
+    Threshold,
     choose,
+    each,
+    pairs,
+    recipe,
     run,
     verdict,
 )
@@ -42,6 +47,31 @@ def test_the_threshold_of_the_fewest_layers_is_chosen_among_the_good():
     assert choose(searched, 31) is None
 
 
+def test_thresholds_for_each_exit_are_searched_from_that_of_all():
+    config = DepthAdaptiveClaim(data="", thresholds=(0.9, 0.5, 0.1))
+
+    def tried(threshold: Threshold) -> Measured:
+        assert isinstance(threshold, tuple)
+        first, second = threshold
+        return Measured(30 - (first < 0.5) - (second < 0.5), 3 * first + 2 * second, 0)
+
+    start = (0.5, 0.5)
+    assert each(config, start, tried(start), tried, 29) == (0.1, 0.5)
+    assert each(config, start, tried(start), tried, 28) == (0.1, 0.1)
+    assert each(config, start, tried(start), tried, 29.5) == start
+    assert each(dataclasses.replace(config, sweeps=0), start, tried(start), tried, 0) == start
+
+
+def test_other_pairs_than_multi30k_are_named_by_their_files(tmp_path: Path):
+    for name in ("a.src.en", "a.ref.vi", "tst.en", "tst.vi"):
+        (tmp_path / name).write_text(f"{name}\n")
+    files = {"train": "a.{src.en,ref.vi}", "validation": "tst.{en,vi}", "test": "tst.{en,vi}"}
+    config = DepthAdaptiveClaim(data=str(tmp_path), **files)
+    assert recipe(config)["data"]["path"] == str(tmp_path / "a.{src.en,ref.vi}")
+    assert pairs(config, "train") == (["a.src.en"], ["a.ref.vi"])
+    assert pairs(config, "test") == (["tst.en"], ["tst.vi"])
+
+
 def test_the_verdict_needs_quality_and_few_layers():
     config = DepthAdaptiveClaim(data="")
     whole = {"whole": Measured(30, 6, 0)}
@@ -49,6 +79,8 @@ def test_the_verdict_needs_quality_and_few_layers():
     assert verdict(config, {**whole, "threshold 0.5": Measured(29.2, 3, 0)}).startswith("not")
     assert verdict(config, {**whole, "threshold 0.5": Measured(30, 5, 0)}).startswith("not")
     assert verdict(config, whole).startswith("not")
+    own = {"threshold 0.5": Measured(30, 5, 0), "thresholds 0.5 0.4": Measured(30, 3, 0)}
+    assert verdict(config, {**whole, **own}).startswith("not"), "the claim is of one threshold"
 
 
 def test_without_data_it_says_which():

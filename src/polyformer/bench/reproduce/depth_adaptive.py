@@ -2,19 +2,22 @@
 layers (Elbayad et al. 2020, Depth-Adaptive Transformer, section 5, figure 4), CPU-sized.
 
 One encoder-decoder is trained with an exit after every layer of its decoder, aligned, and a unit at each that
-learns when to leave from an oracle. Validation sentences choose the threshold (grid search): the lowest whose
-BLEU lies at most `margin` below that of the whole model. Test sentences are then translated by the whole
-model, with that threshold, and with all tokens leaving after one and the same layer: what a smaller depth,
-fixed beforehand, gives.
+learns when to leave from an oracle. Validation sentences choose the threshold (grid search): that of the
+fewest layers whose BLEU lies at most `margin` below that of the whole model. From there each exit gets a
+threshold of its own: exit by exit all of the grid is tried, the others as they are, and what takes the fewest
+layers within the margin stays (`sweeps` times through all exits). Test sentences are then translated by the
+whole model, with the one threshold and with those, and with all tokens leaving after one and the same layer:
+what a smaller depth, fixed beforehand, gives.
 
-The claim holds where the test BLEU with the threshold lies at most `points` below the whole model's, with
+The claim holds where the test BLEU with the one threshold lies at most `points` below the whole model's, with
 three quarters of the decoder's layers or fewer.
 
-Deviations: Multi30k in place of IWSLT'14 and WMT'14, a model a hundred times smaller, greedy search.
+Deviations: Multi30k, or other pairs, in place of IWSLT'14 and WMT'14, a model a hundred times smaller, greedy
+search.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,6 @@ from polyformer.recipes.find import absolute, with_data
 from polyformer.tasks import Translation
 from polyformer.training.config import at_least
 
-FILES = {"path": "train.{en,de}.gz", "validation": "val.{en,de}.gz", "test": "test_2016_flickr.{en,de}.gz"}
 SHARE = 0.75
 """Of the decoder's layers, at most."""
 
@@ -41,7 +43,10 @@ SHARE = 0.75
 class DepthAdaptiveClaim(Config):
     """Sizes of the run; a second call goes on with what OUT holds."""
 
-    data: str | None = None  # a directory with {train,val,test_2016_flickr}.{en,de}.gz
+    data: str | None = None  # a directory with the files below, by default Multi30k's
+    train: str = "train.{en,de}.gz"
+    validation: str = "val.{en,de}.gz"
+    test: str = "test_2016_flickr.{en,de}.gz"
     layers: int = 6  # of the decoder; the encoder has half as many
     width: int = 128
     heads: int = 4
@@ -51,6 +56,7 @@ class DepthAdaptiveClaim(Config):
     lr: float = 2e-3
     rule: str = "classifier(target=exit)"
     thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+    sweeps: int = 1  # through the exits, each with a threshold of its own; 0: one for all
     sentences: int = 200  # of validation and test, at most
     margin: float = 0.3
     points: float = 0.5
@@ -59,10 +65,12 @@ class DepthAdaptiveClaim(Config):
 
     def __post_init__(self) -> None:
         at_least(2, layers=self.layers)
+        at_least(0, sweeps=self.sweeps)
         at_least(1, steps=self.steps, sentences=self.sentences, width=self.width, heads=self.heads)
         if self.data is None:
             raise InputError(
-                "data: the built-in text has no translations; name Multi30k's directory with --data DIR"
+                "data: the built-in text has no translations; name Multi30k's directory with --data DIR, or "
+                "another with --train, --validation and --test, as 'train.{en,vi}'"
             )
 
 
@@ -76,6 +84,8 @@ class Measured:
 
 
 Results = dict[str, Measured]
+Threshold = float | tuple[float, ...]
+"""One for all exits, or one for each."""
 
 
 def run(config: DepthAdaptiveClaim) -> Results:
@@ -84,16 +94,22 @@ def run(config: DepthAdaptiveClaim) -> Results:
     fitted = taken_up(Recipe.from_dict(recipe(config)), folder / "run")
     task, model = fitted.task, fitted.model
     assert isinstance(task, Translation)
-    searched = {}
     validation, test = (pairs(config, split) for split in ("validation", "test"))
-    whole = measured(task, model, validation, None)
-    for threshold in config.thresholds:
-        searched[threshold] = measured(task, model, validation, threshold)
-        show(f"validation, threshold {threshold}", searched[threshold])
-    chosen = choose(searched, whole.bleu - config.margin)
+
+    def tried(threshold: Threshold) -> Measured:
+        value = measured(task, model, validation, threshold)
+        show(f"validation, {name_of(threshold)}", value)
+        return value
+
+    least = measured(task, model, validation, None).bleu - config.margin
+    searched = {threshold: tried(threshold) for threshold in config.thresholds}
+    chosen = choose(searched, least)
     results = {"whole": measured(task, model, test, None)}
     if chosen is not None:
-        results[f"threshold {chosen}"] = measured(task, model, test, chosen)
+        results[name_of(chosen)] = measured(task, model, test, chosen)
+        own = each(config, (chosen,) * (config.layers - 1), searched[chosen], tried, least)
+        if len({*own}) > 1:
+            results[name_of(own)] = measured(task, model, test, own)
     for layer in range(1, config.layers):
         at = [float(layer != exit) for exit in range(1, config.layers)]
         results[f"all after layer {layer}"] = measured(task, model, test, at)
@@ -128,7 +144,7 @@ def recipe(config: DepthAdaptiveClaim) -> dict[str, Any]:
             "decoder.depth": f"exits(rule={config.rule})",
             **sizes,
         },
-        "data": absolute(with_data(dict(FILES), folder_of(config))),
+        "data": absolute(with_data(files(config), folder_of(config))),
         "tokenizer": {"algorithm": "bpe", "vocab_size": config.vocabulary},
         "optimizer": {"kind": "adam", "lr": config.lr},
         "schedule": {"kind": "cosine", "warmup": min(200, config.steps // 4 + 1), "floor": 0.02},
@@ -141,9 +157,15 @@ def recipe(config: DepthAdaptiveClaim) -> dict[str, Any]:
     }
 
 
+def files(config: DepthAdaptiveClaim) -> dict[str, str]:
+    """Those of the data, by their role in a recipe."""
+    return {"path": config.train, "validation": config.validation, "test": config.test}
+
+
 def pairs(config: DepthAdaptiveClaim, split: str) -> tuple[list[str], list[str]]:
     """Sources and references of a split."""
-    data = DataConfig.from_dict(absolute(with_data({"path": FILES[split]}, folder_of(config))))
+    named = {"path": getattr(config, split)}
+    data = DataConfig.from_dict(absolute(with_data(named, folder_of(config))))
     rows = [dict(row) for row in read(data, ("source", "target"), data.path)][: config.sentences]
     return [str(row["source"]) for row in rows], [str(row["target"]) for row in rows]
 
@@ -185,17 +207,47 @@ def choose(searched: dict[float, Measured], least: float) -> float | None:
     return min(good)[1] if good else None
 
 
+def each(
+    config: DepthAdaptiveClaim,
+    start: tuple[float, ...],
+    value: Measured,
+    tried: Callable[[Threshold], Measured],
+    least: float,
+) -> tuple[float, ...]:
+    """A threshold for each exit: from `start`, which measured `value`, exit by exit that of the fewest layers
+    whose BLEU is `least` or more, the others as they are."""
+    best = start
+    for number in list(range(len(start))) * config.sweeps:
+        for threshold in config.thresholds:
+            others = (*best[:number], threshold, *best[number + 1 :])
+            if others == best:
+                continue
+            other = tried(others)
+            if other.bleu >= least and other.layers < value.layers:
+                best, value = others, other
+    return best
+
+
+def name_of(threshold: Threshold) -> str:
+    """How tables call it."""
+    values = threshold if isinstance(threshold, tuple) else (threshold,)
+    return f"threshold{'s' * (len(values) > 1)} {' '.join(map(str, values))}"
+
+
 def show(name: str, value: Measured) -> None:
     """One line."""
-    print(f"{name:<28}BLEU {value.bleu:6.2f}  layers {value.layers:5.2f}  {value.seconds:7.1f} s", flush=True)
+    print(f"{name:<44}BLEU {value.bleu:6.2f}  layers {value.layers:5.2f}  {value.seconds:7.1f} s", flush=True)
 
 
 def verdict(config: DepthAdaptiveClaim, results: Results) -> str:
-    """What the figures say of the claim."""
+    """What the figures say of the claim, and beside it of thresholds for each exit."""
     whole = results["whole"]
-    chosen = [value for name, value in results.items() if name.startswith("threshold")]
+    chosen = [value for name, value in results.items() if name.startswith("threshold ")]
     if not chosen:
         return f"not reproduced: no threshold is within {config.margin} BLEU of the whole model in validation"
     lost, share = whole.bleu - chosen[0].bleu, chosen[0].layers / config.layers
+    own = [value for name, value in results.items() if name.startswith("thresholds ")]
     text = f"{chosen[0].bleu:.2f} BLEU beside {whole.bleu:.2f}, with {share:.0%} of the decoder's layers"
+    if own:
+        text += f"; a threshold for each exit: {own[0].bleu:.2f}, {own[0].layers / config.layers:.0%}"
     return f"{'reproduced' if lost <= config.points and share <= SHARE else 'not reproduced'}: {text}"
