@@ -119,7 +119,7 @@ def test_a_score_mod_and_a_mask_mod(name: str):
         return (kv_idx % 2 == 0) | (q_idx == kv_idx)
 
     def nearer(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return score - 0.3 * (q_idx - kv_idx)
+        return score - 0.05 * (q_idx - kv_idx) ** 2
 
     polyformer.attach(model, even, score_mod=nearer)
     assert "a mask_mod, score_mod nearer" in str(polyformer.explain(model))
@@ -129,7 +129,7 @@ def test_a_score_mod_and_a_mask_mod(name: str):
     torch.testing.assert_close(torch.cat([first.logits, rest], 1), whole, rtol=0, atol=1e-5)
     distance = torch.arange(20).view(-1, 1) - torch.arange(20)
     seen = (distance >= 0) & ((torch.arange(20) % 2 == 0) | (distance == 0))
-    bias = torch.where(seen, -0.3 * distance, torch.finfo(torch.float32).min)
+    bias = torch.where(seen, -0.05 * distance**2, torch.finfo(torch.float32).min)
     polyformer.detach(model)
     if name == "Gemma2":
         model.set_attn_implementation("eager")
@@ -240,3 +240,16 @@ def test_wrong_arguments():
         polyformer.explain(nn.Linear(2, 2))
     with pytest.raises(InputError, match="nothing is attached to this LlamaForCausalLM"):
         polyformer.detach(model)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_adapters_around_a_model_and_inside():
+    """LoRA before and after `attach`: what PEFT wraps is still attention."""
+    peft = pytest.importorskip("peft")
+    expected = polyformer.attach(llama(), "Window(2)")(IDS).logits
+    options = peft.LoraConfig(target_modules=["q_proj"], r=2)
+    outside = peft.get_peft_model(polyformer.attach(llama(), "Window(2)"), options)
+    inside = polyformer.attach(peft.get_peft_model(llama(), options), "Window(2)")
+    for model in (outside, inside):
+        torch.testing.assert_close(model(IDS).logits, expected)
+        assert len(polyformer.explain(model).lines) == 2
