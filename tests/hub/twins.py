@@ -91,6 +91,20 @@ SIZES: dict[str, dict[str, Any]] = {
     "gptj": GPT | {"rotary_dim": 4, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 2},
     "ctrl": {**GPT, "dff": 24, "pad_token_id": 0},
     "llama": LLAMA,
+    "modernbert": {
+        "vocab_size": V,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 64,
+        "local_attention": 24,
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 2,
+        "cls_token_id": 2,
+        "sep_token_id": 2,
+    },
     "mistral": LLAMA | {"sliding_window": 12},  # eager ones give NaN behind a window of padding
     "qwen2": LLAMA | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     "gpt_neo": {

@@ -32,6 +32,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "gpt_neo": {"window_size": 40},
     "longformer": {"attention_window": [40, 40]},
     "mistral": {"sliding_window": 40},
+    "modernbert": {"local_attention": 80},
     "qwen2": {"sliding_window": 40},
     "reformer": {"attn_layers": ["local", "local"], "local_attn_chunk_length": 20},
 }

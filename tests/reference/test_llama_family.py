@@ -293,3 +293,15 @@ def test_defaults(family: str, preset: str):
 def test_defaults_of_qwen2():
     theirs = transformers.Qwen2Config()
     assert FAMILIES["qwen2"].config({}, "ForCausalLM") == read_config(theirs)
+
+
+@torch.no_grad()
+def test_dynamic_angles_are_the_default_ones_up_to_the_trained_length():
+    """What the refusal says of it: there `default` may be written in its place."""
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, **BASE}
+    theirs = their_model("Llama", "ForCausalLM", 0, rope_parameters=dynamic).eval()
+    ours = polyformer.checkpoints.from_transformers(
+        their_model("Llama", "ForCausalLM", 0, rope_parameters=BASE)
+    )
+    ids = torch.arange(SIZES["max_position_embeddings"])[None]
+    torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-5)

@@ -91,6 +91,7 @@ TINY: dict[str, dict[str, Any]] = {
     "gpt2": DECODER,
     "gptj": {**DECODER, "rotary_dim": 4},
     "llama": LLAMA,
+    "modernbert": {**COMMON, "local_attention": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     "mistral": {**LLAMA, "sliding_window": 4},
     "qwen2": {**LLAMA, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
     "longformer": {**COMMON, "attention_window": [4, 8], "pad_token_id": 1, "max_position_embeddings": 21},

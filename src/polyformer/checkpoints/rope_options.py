@@ -21,8 +21,9 @@ KNOWN = (
 )
 TYPES = ("default", "linear", "yarn", "llama3")
 REASONS = {
-    "dynamic": "its angles change with the length of the text, under keys that are rotated already",
-    "longrope": "its angles change with the length of the text, under keys that are rotated already",
+    "dynamic": "its angles change with the longest text of a batch, under keys that are rotated already; for "
+    "texts of at most max_position_embeddings tokens write 'default', the same there, for longer ones 'yarn'",
+    "longrope": "its angles change with the longest text of a batch, under keys that are rotated already",
     "proportional": "a share of the channels with the frequencies of all is not there",
 }
 

@@ -108,13 +108,13 @@ def run(options: Options) -> None:
         from polyformer.commands.evaluate_datastore import measure
 
         return measure(options)
-    if measure_checkpoint(options):
-        return
     for name in DATASTORE:
         searches = options.frozen is not None and name in ("neighbours", "search")
         if getattr(options, name) is not None and not searches:
             without = ", and without --frozen" if options.frozen is not None else ""
             raise InputError(f"--{name.rstrip('_')}: goes with --datastore{without}")
+    if measure_checkpoint(options):
+        return
     from polyformer.data import DataConfig, load, read
     from polyformer.memory.base import set_length
     from polyformer.memory.memorizing import set_store
@@ -161,10 +161,8 @@ def run(options: Options) -> None:
 
 def measure_checkpoint(options: Options) -> bool:
     """Whether it is of a checkpoint, which is then measured; `InputError` for options of other models."""
-    from polyformer.recipes.run import is_checkpoint
-
-    whole = ("frozen", "memory_length", "store_size", *DATASTORE, *ACTING)
     from polyformer.model.saving import CONFIG
+    from polyformer.recipes.run import is_checkpoint
 
     folder = Path(options.run)
     if not is_checkpoint(folder) or (folder.is_dir() and not {*folder.glob(CONFIG), *folder.glob("*.gguf")}):
@@ -172,7 +170,7 @@ def measure_checkpoint(options: Options) -> bool:
             if getattr(options, name) is not None and options.datastore is None:
                 raise InputError(f"--{name}: goes with a checkpoint or with --datastore; leave it out")
         return False
-    for name in whole:
+    for name in ("frozen", "memory_length", "store_size", *ACTING):
         if getattr(options, name) is not None:
             raise InputError(f"--{name.rstrip('_').replace('_', '-')}: not for a checkpoint; leave it out")
     from polyformer.commands.evaluate_checkpoint import measure
