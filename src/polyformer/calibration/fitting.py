@@ -27,7 +27,7 @@ from polyformer.depth.exits.shortlist import Shortlist
 from polyformer.model import Transformer
 from polyformer.ops.linear import Linear
 
-RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+RIDGES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 HELD_OUT = 10
 """One row of so many."""
 ROWS = 8

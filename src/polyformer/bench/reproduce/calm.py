@@ -114,7 +114,7 @@ class Figures:
         self.rows = held_out(config)
         self.write, self.references = writing(config, self.rows)
         self.settings = {**config.to_dict(), "out": None, "thresholds": None}
-        self.similarity = RougeL()
+        self.similarity, self.prompt, self.warm = RougeL(), config.prompt, False
         self.whole: list[str] = []
         self.results: Results = {}
         if self.file.is_file():
@@ -129,6 +129,9 @@ class Figures:
     def measure(self, name: str, threshold: float | Sequence[float] | None) -> None:
         """Write and read with exits at `threshold`, or one for each exit, or without, if not done yet."""
         if name not in self.results:
+            if not self.warm:  # what a first generation makes ready is no way's own time
+                continuing(self.rows[:1].tolist(), self.prompt, str)[0](self.model)
+                self.warm = True
             result = written(self.model, self.write, threshold)
             self.whole = self.whole or result.texts
             self.results[name] = Measured(
