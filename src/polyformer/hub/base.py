@@ -15,6 +15,7 @@ from polyformer.hub.cache import PolyformerCache, adopted, caches
 from polyformer.hub.config import TRAJECTORY, PolyformerConfig
 from polyformer.hub.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Arguments, settle_text, taking
 from polyformer.hub.offload import loaded
+from polyformer.hub.remote import auto_map, write_module
 from polyformer.hub.resize import check_resizable, resize
 from polyformer.model import Transformer
 from polyformer.model.arguments import OutputOptions
@@ -235,7 +236,15 @@ class PolyformerModel(transformers.PreTrainedModel):
                 raise unknown("argument of save_pretrained", name, SAVED_BY)
         if options.pop("safe_serialization", True) is not True:
             raise InputError("safe_serialization: weights are written as safetensors alone; leave it out")
+        self.config.auto_map = auto_map(type(self))
+        writes = arguments[0] if arguments else options.get("is_main_process", True)
+        if writes and not os.path.isfile(save_directory):
+            write_module(save_directory, self.config.auto_map)  # before what may be uploaded from there
         super().save_pretrained(save_directory, *arguments, **options)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Nothing: what is saved names the package's classes, and holds no copy of their source."""
 
     def get_encoder(self, modality: str | None = None) -> "Encoder":
         """The encoder of an encoder-decoder as a module of its own; `modality` changes nothing."""

@@ -60,6 +60,10 @@ class PolyformerConfig(transformers.PreTrainedConfig):
         if start is not None:  # the base class takes settings of generation for old files' and drops them
             self.decoder_start_token_id = start
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Nothing: what is saved names the package's class, and holds no copy of its source."""
+
     def settled(self) -> ModelConfig | TrajectoryConfig:
         """Our configuration, with what was set beside it."""
         if self.polyformer is None:
