@@ -1,6 +1,7 @@
 """House rules that a machine can check: sizes of files and functions, docstrings, names, the formatter."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,3 +69,9 @@ def test_what_is_public_has_a_docstring(file: str):
 def test_half_of_the_files_have_at_most_a_hundred_lines():
     lengths = sorted(len(file.read_text(encoding="utf-8").splitlines()) for file in PACKAGE)
     assert lengths[len(lengths) // 2] <= 100
+
+
+def test_files_of_tests_have_names_of_their_own():
+    """pytest imports them by their names alone."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert not [name for name, number in names.items() if number > 1]

@@ -77,7 +77,7 @@ def test_a_setting_of_a_bench_takes_all_values_after_it():
         (train, ["--a.b", "--steps"], "--a.b: expected a value after it"),
         (train, ["--a.b", "[1"], "--a.b, line 1: not YAML .*; put quotes around a text"),
         (generate, [], "RUN is missing; see polyformer command --help"),
-        (bench, ["speed"], "WHAT: expected 'all' or 'attention' or .*, got 'speed'"),
+        (bench, ["speed"], "WHAT: expected 'all' or .*'attention' or .*, got 'speed'"),
     ],
 )
 def test_complaints(command: Any, words: list[str], message: str):

@@ -20,8 +20,10 @@ def initialize(model: nn.Module, initializer_range: float | None) -> None:
     | biases; norms             | 0; 1 and 0            | the same                     |
 
     The scaling of last matrices is GPT-2's (Radford et al. 2019, section 2.3). On the `meta` device nothing
-    is done.
+    is done: torch would work out every shape again, which takes most of the time of building a model there.
     """
+    if all(parameter.is_meta for parameter in model.parameters()):
+        return
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Linear):

@@ -58,11 +58,12 @@ class RopeConfig(PositionConfig):
         """The module of the scheme, for a whole stack."""
         return Rope(self, shape.head_size)
 
-    def at(self, layer: int) -> "RopeConfig":
-        """What layer `layer` of a stack has: one base."""
+    @property
+    def in_turn(self) -> tuple["RopeConfig", ...]:
+        """What layers have in turn: one base each."""
         if not self.bases:
-            return self
-        return dataclasses.replace(self, base=self.bases[layer % len(self.bases)], bases=())
+            return (self,)
+        return tuple(dataclasses.replace(self, base=base, bases=()) for base in self.bases)
 
     @classmethod
     def examples(cls) -> tuple["RopeConfig", ...]:
@@ -83,6 +84,7 @@ class Rope(Position):
     def __init__(self, config: RopeConfig, head_size: int):
         super().__init__()
         self.config, self.width = config, int(head_size * config.fraction)
+        self.in_turn = config.in_turn
         if self.width < 2 or self.width % 2:
             raise InputError(
                 f"fraction: expected an even number of rotated channels, got {self.width} "
@@ -91,7 +93,7 @@ class Rope(Position):
 
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
         """R_i q_i and R_j k_j."""
-        config = self.config.at(site.layer)
+        config = self.in_turn[site.layer % len(self.in_turn)]
         key = config, self.width, q.dtype, q.device
         cos, sin = context.once(key, lambda: self._waves(q, context, config))
         return self._rotated(q, cos, sin), self._rotated(k, cos, sin)
