@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from polyformer.core.errors import InputError
+from polyformer.core.files import read_json, write_json
 from polyformer.data import load
 from polyformer.recipes import Recipe, Run, fit
 from polyformer.recipes.find import absolute, with_data
@@ -54,6 +55,55 @@ def taken_up(recipe: Recipe, folder: Path) -> Fitted:
         if data is not None and kept != settled(recipe, data):
             raise InputError(f"{folder} holds a run of other settings; choose another place with --out")
     return fit(recipe, folder, resume=begun)
+
+
+class KeptFigures:
+    """Figures in a file, written as they are measured, which a second call goes on with.
+
+    Raises `InputError` for a file of other settings.
+    """
+
+    def __init__(self, file: Path, settings: dict[str, Any]):
+        self.file, self.settings = file, settings
+        self.stored: dict[str, Any] = {}
+        if file.is_file():
+            self.stored = read_json(file, dict)
+            if self.stored.get("settings") != settings:
+                raise InputError(f"{file} holds figures of other settings; choose another place with --out")
+
+    def write(self, **figures: Any) -> None:
+        """All figures, by what they are of."""
+        write_json(self.file, {"settings": self.settings, **figures})
+
+
+def recipe_from_checkpoint(
+    start: Path,
+    tokenizer: str,
+    text: str,
+    *,
+    row_length: int,
+    steps: int,
+    lr: float,
+    precision: str,
+    seed: int,
+    **task: Any,
+) -> dict[str, Any]:
+    """A run of language modelling over the file `text` from the checkpoint `start`, a row in each step."""
+    return {
+        "task": {"kind": "lm", "row_length": row_length, "batch_tokens": row_length, **task},
+        "model": {"pretrained": str(start.absolute())},
+        "data": {"path": text, "format": "text", "validation_fraction": 0.0},
+        "tokenizer": {"path": str(Path(tokenizer).absolute())},
+        "optimizer": {"kind": "adamw", "lr": lr, "weight_decay": 0.0},
+        "schedule": {"kind": "cosine", "warmup": min(20, steps)},
+        "training": {
+            "steps": steps,
+            "engine": {"precision": precision},
+            "reporting": {"log_every": 10, "evaluate_every": steps},
+            "saving": {"checkpoint_every": 100},
+        },
+        "seed": seed,
+    }
 
 
 def wikitext(folder: str | None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyformer.bench.claims import KeptFigures
 from polyformer.bench.plot import line_plot
 from polyformer.calibration.calibrate import exits_of
 from polyformer.calibration.similarity import RougeL
@@ -31,7 +32,7 @@ from polyformer.calibration.texts import ROWS, Write, continuing, written
 from polyformer.checkpoints import from_pretrained
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write, read_json, write_json
+from polyformer.core.files import atomic_write
 from polyformer.data import DataConfig, read
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.depth import whole_depth
@@ -110,21 +111,15 @@ class Figures:
     """
 
     def __init__(self, config: CalmClaim, model: Transformer):
-        self.model, self.file = model, Path(config.out) / "figures.json"
+        self.model = model
         self.rows = held_out(config)
         self.write, self.references = writing(config, self.rows)
-        self.settings = {**config.to_dict(), "out": None, "thresholds": None}
         self.similarity, self.prompt, self.warm = RougeL(), config.prompt, False
-        self.whole: list[str] = []
-        self.results: Results = {}
-        if self.file.is_file():
-            stored = read_json(self.file, dict)
-            if stored.get("settings") != self.settings:
-                raise InputError(
-                    f"{self.file} holds figures of other settings; choose another place with --out"
-                )
-            self.whole = stored["whole"]
-            self.results = {name: Measured(**values) for name, values in stored["results"].items()}
+        settings = {**config.to_dict(), "out": None, "thresholds": None}
+        self.kept = KeptFigures(Path(config.out) / "figures.json", settings)
+        self.whole: list[str] = self.kept.stored.get("whole", [])
+        stored = self.kept.stored.get("results", {}).items()
+        self.results: Results = {name: Measured(**values) for name, values in stored}
 
     def measure(self, name: str, threshold: float | Sequence[float] | None) -> None:
         """Write and read with exits at `threshold`, or one for each exit, or without, if not done yet."""
@@ -142,7 +137,7 @@ class Figures:
                 result.seconds,
             )
             values = {name: dataclasses.asdict(value) for name, value in self.results.items()}
-            write_json(self.file, {"settings": self.settings, "whole": self.whole, "results": values})
+            self.kept.write(whole=self.whole, results=values)
         value, faster = self.results[name], self.results[WHOLE].seconds / self.results[name].seconds
         print(
             f"{name:<22}layers {value.layers:5.2f}  consistency {value.consistency:.3f}  "

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyformer.bench.before_after import Measured, Piece, measured, reading
-from polyformer.bench.claims import taken_up
+from polyformer.bench.claims import KeptFigures, recipe_from_checkpoint, taken_up
 from polyformer.bench.plot import line_plot
 from polyformer.bench.remembering import first_tokens
 from polyformer.checkpoints import convert, from_pretrained
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.files import atomic_write, read_json, write_json
+from polyformer.core.files import atomic_write
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.model import Transformer
 from polyformer.recipes import Recipe
@@ -144,20 +144,16 @@ class Results:
     """
 
     def __init__(self, config: LongTextsClaim, file: Path, text: str, model: Transformer):
-        self.config, self.file, self.values = config, file, Figures()
+        self.config = config
         tokenizer = load_tokenizer(config.model)
         self.ids = tokenizer.encode(Path(text).read_text(encoding="utf-8"))[: config.tokens + 1]
         self.read = reading(model, tokenizer)
         free = dict.fromkeys(("out", "lengths", "attentions", "extensions", "trained_on"))
-        self.settings = {**config.to_dict(), **free}
-        if file.is_file():
-            stored = read_json(file, dict)
-            if stored.get("settings") != self.settings:
-                raise InputError(f"{file} holds figures of other settings; choose another place with --out")
-            self.values = {
-                name: {int(length): row for length, row in lengths.items()}
-                for name, lengths in stored["figures"].items()
-            }
+        self.kept = KeptFigures(file, {**config.to_dict(), **free})
+        self.values: Figures = {
+            name: {int(length): row for length, row in lengths.items()}
+            for name, lengths in self.kept.stored.get("figures", {}).items()
+        }
 
     def measure(self, name: str, make: Any) -> None:
         """Read the text at every length by the model that `make` gives, unless that was done."""
@@ -176,7 +172,7 @@ class Results:
                     "tokens_per_second": speed,
                     "mib": result.mib,
                 }
-                write_json(self.file, {"settings": self.settings, "figures": self.values})
+                self.kept.write(figures=self.values)
             row = rows[length]
             print(
                 f"{name}, {length:,} tokens: perplexity {row['perplexity']:.2f}, "
@@ -228,18 +224,6 @@ def _said(holds: bool) -> str:
 
 def recipe(config: LongTextsClaim, text: str, start: Path) -> dict[str, Any]:
     """A run over the text from the checkpoint `start`."""
-    return {
-        "task": {"kind": "lm", "row_length": config.row_length, "batch_tokens": config.row_length},
-        "model": {"pretrained": str(start.absolute())},
-        "data": {"path": text, "format": "text", "validation_fraction": 0.0},
-        "tokenizer": {"path": str(Path(config.model).absolute())},
-        "optimizer": {"kind": "adamw", "lr": config.lr, "weight_decay": 0.0},
-        "schedule": {"kind": "cosine", "warmup": min(20, config.steps)},
-        "training": {
-            "steps": config.steps,
-            "engine": {"precision": config.precision},
-            "reporting": {"log_every": 10, "evaluate_every": config.steps},
-            "saving": {"checkpoint_every": 100},
-        },
-        "seed": config.seed,
-    }
+    names = "row_length", "steps", "lr", "precision", "seed"
+    sizes = {name: getattr(config, name) for name in names}
+    return recipe_from_checkpoint(start, config.model, text, **sizes)

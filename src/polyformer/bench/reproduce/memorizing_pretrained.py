@@ -23,14 +23,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from polyformer.bench.claims import taken_up
+from polyformer.bench.claims import KeptFigures, recipe_from_checkpoint, taken_up
 from polyformer.bench.plot import line_plot
 from polyformer.bench.remembering import first_tokens
 from polyformer.bench.reproduce.memorizing import RISES, Measured, table
 from polyformer.checkpoints import convert, from_pretrained
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write, read_json, write_json
+from polyformer.core.files import atomic_write
 from polyformer.core.labels import IGNORED
 from polyformer.memory.memorizing import Trains, set_store
 from polyformer.model import Transformer
@@ -131,27 +131,10 @@ def run(config: PretrainedClaim) -> Measured:
 
 def recipe(config: PretrainedClaim, text: str, start: Path, memory: str | None = None) -> dict[str, Any]:
     """A run over the text in order, from the checkpoint `start`, with its own memory or another."""
-    model = {"pretrained": str(start.absolute())}
-    return {
-        "task": {
-            "kind": "lm",
-            "feed": "in_order",
-            "row_length": config.length,
-            "batch_tokens": config.length,
-        },
-        "model": model if memory is None else {**model, "memory": memory},
-        "data": {"path": text, "format": "text", "validation_fraction": 0.0},
-        "tokenizer": {"path": str(Path(config.model).absolute())},
-        "optimizer": {"kind": "adamw", "lr": config.lr, "weight_decay": 0.0},
-        "schedule": {"kind": "cosine", "warmup": min(20, config.steps)},
-        "training": {
-            "steps": config.steps,
-            "engine": {"precision": config.precision},
-            "reporting": {"log_every": 10, "evaluate_every": config.steps},
-            "saving": {"checkpoint_every": 100},
-        },
-        "seed": config.seed,
-    }
+    names = "steps", "lr", "precision", "seed"
+    sizes = {"row_length": config.length, **{name: getattr(config, name) for name in names}}
+    run = recipe_from_checkpoint(start, config.model, text, feed="in_order", **sizes)
+    return run if memory is None else {**run, "model": {**run["model"], "memory": memory}}
 
 
 def held_out(config: PretrainedClaim, task: LanguageModelling, file: str) -> Tensor:
@@ -167,15 +150,10 @@ class Figures:
     """
 
     def __init__(self, config: PretrainedClaim, file: Path):
-        self.config, self.file = config, file
-        self.values: dict[str, dict[int, float]] = {}
-        self.settings = {**config.to_dict(), "out": None, "stores": None}
-        if file.is_file():
-            stored = read_json(file, dict)
-            if stored.get("settings") != self.settings:
-                raise InputError(f"{file} holds figures of other settings; choose another place with --out")
-            measured = stored["perplexity"].items()
-            self.values = {name: {int(k): x for k, x in sizes.items()} for name, sizes in measured}
+        self.config = config
+        self.kept = KeptFigures(file, {**config.to_dict(), "out": None, "stores": None})
+        stored = self.kept.stored.get("perplexity", {}).items()
+        self.values = {name: {int(k): x for k, x in sizes.items()} for name, sizes in stored}
 
     def measure(self, name: str, size: int, model: Transformer, ids: Tensor, length: int) -> None:
         """Read the tokens in segments of `length` with a store of this size, unless that was done."""
@@ -183,7 +161,7 @@ class Figures:
         if size not in sizes:
             set_store(model, size)
             sizes[size] = perplexity(model, ids, length, self.config.precision)
-            write_json(self.file, {"settings": self.settings, "perplexity": self.values})
+            self.kept.write(perplexity=self.values)
         print(f"{name}, store of {size}, segments of {length}: perplexity {sizes[size]:.3f}", flush=True)
 
 
