@@ -20,7 +20,8 @@ ORDER = [
     *("inside", "transformers_attention"),
     *("feedforward", "block", "stack", "heads", "plugins", "architecture", "outputs", "generation", "model"),
     *("hub", "presets", "checkpoints", "data", "objectives", "environments", "agents", "training", "tasks"),
-    *("trials", "recipes", "datastore", "calibration", "visual", "bench", "documentation", "commands", "cli"),
+    *("trials", "recipes", "datastore", "calibration", "prompting"),
+    *("visual", "bench", "documentation", "commands", "cli"),
     "__main__",
 ]
 """A part imports from itself and from earlier ones only."""

@@ -17,6 +17,7 @@ COMMANDS = (
     "classify",
     "tag",
     "answer",
+    "prompt",
     "list",
     "convert",
     "calibrate",

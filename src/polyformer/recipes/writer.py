@@ -63,12 +63,16 @@ class Writer(Reader):
         retrieval: Retrieval | None = None,
     ) -> Generated:
         """The same as tokens, with what came of a draft (see `polyformer.generation.generate`)."""
-        (ids,), (marks, _) = self.encode([prompt]), self.tokenizer.encode_for_model("")
-        if len(ids) > 1 and marks and marks[-1] in (self.tokenizer.eos_id, self.tokenizer.sep_id):
-            ids = ids[:-1]  # the mark that ends a text, which is to go on
-        prompt_ids = torch.tensor([ids], device=next(model.parameters()).device)
+        prompt_ids = torch.tensor([self.start(prompt)], device=next(model.parameters()).device)
         more = {"draft": draft, "mixture": mixture, "retrieval": retrieval}
         return model.generate(prompt_ids, None, config, streamer, self.tokenizer.decode, **more)
+
+    def start(self, prompt: str) -> list[int]:
+        """The token ids of a text that begins with `prompt` and is to go on."""
+        (ids,), (marks, _) = self.encode([prompt]), self.tokenizer.encode_for_model("")
+        if len(ids) > 1 and marks and marks[-1] in (self.tokenizer.eos_id, self.tokenizer.sep_id):
+            return ids[:-1]  # without the mark that ends a text
+        return ids
 
     def drawing(self) -> torch.Generator | None:
         """What samples are drawn from, where these settings draw any: torch's own generator begins alike in
