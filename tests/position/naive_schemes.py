@@ -289,3 +289,18 @@ class NaiveEtcLabels(Naive, kind="etc_labels"):
         number = distance if long_query == long_key else int(pair.same_segment)
         vectors = self.position.tables[self.layer].weight.view(len(order), -1, len(q))
         return super().score(q, k + vectors[order.index((piece, number)), pair.head], pair)
+
+
+class NaiveConcatenated(Naive, kind="concatenated"):
+    """W [x ; s], a channel of the output at a time; s is what the other scheme adds to nothing."""
+
+    def input(self, x: Tensor, p: int) -> Tensor:
+        if self.layer:
+            return x
+        position = self.position
+        vectors = {"Sinusoidal": NaiveSinusoidal, "Learned": NaiveLearned}[type(position.vectors).__name__]
+        beside = vectors(position.vectors, 0).input(x.new_zeros(position.width), p)
+        both = [*x, *beside]
+        return torch.stack(
+            [sum(w * number for w, number in zip(row, both)) for row in position.projection.weight]
+        )

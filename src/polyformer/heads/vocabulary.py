@@ -96,11 +96,14 @@ class LanguageModelHead(VocabularyHead):
     predicts_next = True
 
     def __init__(self, shape: HeadShape, config: LanguageModelConfig):
-        if shape.vector_size != shape.hidden_size:
+        if not shape.tied:
+            shape = dataclasses.replace(shape, table_size=None)
+        elif shape.vector_size != shape.hidden_size:
             raise InputError(
                 f"embedding.size: head 'language_model' needs token vectors of hidden_size "
-                f"{shape.hidden_size}, got {shape.vector_size}; use 'masked', with a layer between them, or "
-                "behind a block that widens (join 'concat') a table of the output's own: tied=False"
+                f"{shape.hidden_size}, got {shape.vector_size}; for narrower ones, or behind a block that "
+                "widens (join 'concat'), give the output a table of its own: tied=False; or use 'masked', "
+                "with a layer between them"
             )
         super().__init__(shape, config.bias, config.label_smoothing, config.frozen_bias)
         self.factor = shape.hidden_size**-0.5 if config.scaled else 1.0

@@ -50,13 +50,13 @@ class Transformer(PretrainedMixin):
         self.decoder_tokens: Table | None = None
         if both and not config.embedding.shared:
             self.decoder_tokens = config.embedding.tokens(config.vocab_size, width)
-        for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
-            cross = both and name == "decoder"
-            self.add_module(name, None if stack is None else Stack(stack, width, positions, cross, size))
-            self.add_module(
-                f"{name}_embedding",
-                None if stack is None else Embedding(config.embedding, width, stack.norm, stack.dropout),
-            )
+        for name, part in (("encoder", config.encoder), ("decoder", config.decoder)):
+            stack = embedding = None
+            if part is not None:
+                stack = Stack(part, width, positions, both and name == "decoder", size)
+                embedding = Embedding(config.embedding, width, part.norm, part.dropout, stack.position.widens)
+            self.add_module(name, stack)
+            self.add_module(f"{name}_embedding", embedding)
         self.head = config.head.build(config.head_shape())
         initialize(self, config.initializer_range)
         if config.weights == "int8":

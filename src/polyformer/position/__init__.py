@@ -13,6 +13,7 @@ from polyformer.position.base import (
     related,
     sinusoids,
 )
+from polyformer.position.concatenated import ConcatenatedConfig
 from polyformer.position.da import DistanceAwareConfig
 from polyformer.position.deberta import DebertaConfig
 from polyformer.position.etc_labels import EtcLabelsConfig
@@ -30,6 +31,7 @@ from polyformer.position.transformer_xl import TransformerXLConfig
 __all__ = [
     "AlibiConfig",
     "AxialConfig",
+    "ConcatenatedConfig",
     "DebertaConfig",
     "DistanceAwareConfig",
     "EtcLabelsConfig",

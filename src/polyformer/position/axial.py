@@ -27,6 +27,7 @@ class AxialConfig(PositionConfig):
     widths: tuple[int, ...] | None = None
 
     kind: ClassVar[str] = "axial"
+    adds_vector: ClassVar[bool] = True
     paper: ClassVar[str] = "Kitaev et al. 2020 (Reformer), appendix D"
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,12 @@ class Site:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PositionConfig(Config):
-    """Family of position schemes: `build(shape)` makes the module."""
+    """Family of position schemes: `build(shape)` makes the module.
+
+    `adds_vector`: all it does is to add one vector for each position to the first layer's input.
+    """
+
+    adds_vector: ClassVar[bool] = False
 
     def build(self, shape: Shape) -> "Position":
         """The module for all layers of a stack of this shape."""
@@ -68,6 +74,9 @@ class Position(nn.Module):
 
     adds_to_queries = False
     """Whether vectors of its own meet the keys beside the queries."""
+
+    widens = False
+    """Whether `embed` brings the embedding sum to the width of the stack."""
 
     num_relations: int | None = None
     """How many labels of pairs it embeds; None when it takes none."""

@@ -26,6 +26,7 @@ class GridConfig(PositionConfig):
     shape: tuple[int, ...]
 
     kind: ClassVar[str] = "grid"
+    adds_vector: ClassVar[bool] = True
     paper: ClassVar[str] = "Parmar et al. 2018 (Image Transformer), section 3.1"
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ class LearnedConfig(PositionConfig):
     offset: int = 0
 
     kind: ClassVar[str] = "learned"
+    adds_vector: ClassVar[bool] = True
     paper: ClassVar[str] = "Vaswani et al. 2017, table 3, row E"
 
     def build(self, shape: Shape) -> "Learned":

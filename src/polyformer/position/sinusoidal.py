@@ -29,6 +29,7 @@ class SinusoidalConfig(PositionConfig):
     offset: int = 0
 
     kind: ClassVar[str] = "sinusoidal"
+    adds_vector: ClassVar[bool] = True
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.5"
 
     def __post_init__(self) -> None:

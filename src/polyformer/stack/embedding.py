@@ -61,17 +61,28 @@ class EmbeddingConfig(Config):
 
 
 class Embedding(nn.Module):
-    """Token vectors [B, T, size] to the input of the first layer [B, T, E]."""
+    """Token vectors [B, T, size] to the input of the first layer [B, T, E].
 
-    def __init__(self, config: EmbeddingConfig, hidden_size: int, norm: NormConfig, dropout: float):
+    widened: whether the positions bring the sum to E themselves (`Position.widens`).
+    """
+
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        hidden_size: int,
+        norm: NormConfig,
+        dropout: float,
+        widened: bool = False,
+    ):
         super().__init__()
         width = config.width(hidden_size)
         self.factor = math.sqrt(width) if config.scaled else 1.0
         self.types = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.languages = nn.Embedding(config.num_languages, width) if config.num_languages else None
-        self.norm = norm.build(width) if config.normed else nn.Identity()
+        self.norm = norm.build(hidden_size if widened else width) if config.normed else nn.Identity()
         self.dropout = Dropout(dropout if config.embedding_dropout is None else config.embedding_dropout)
-        self.widen = nn.Identity() if config.size is None else Linear(width, hidden_size)
+        as_wide = widened or config.size is None
+        self.widen = nn.Identity() if as_wide else Linear(width, hidden_size)
 
     def forward(self, tokens: Tensor, position: Position, pos: Tensor, inputs: ModelInputs) -> Tensor:
         """The sum; types default to 0, languages to none. `InputError` where it has no such table."""
