@@ -37,6 +37,7 @@ def test_rows(tmp_path: Path):
     assert rows[0]["answers"] == {"text": ["a city"], "answer_start": [8]}
     assert rows[1] == {
         "id": "2",
+        "article": "T",
         "question": "Why?",
         "context": "Oslo is a city.",
         "answers": {"text": [], "answer_start": []},

@@ -15,6 +15,7 @@ from polyformer.data.gzipped import lines_of, opened
 from polyformer.data.images import read_cifar10, read_cifar100, read_idx
 from polyformer.data.pictures import SUFFIXES as PICTURES
 from polyformer.data.pictures import read_image
+from polyformer.data.qnli import read_qnli
 from polyformer.data.squad import read_squad
 from polyformer.data.tables import Header, Row, read_csv, read_jsonl, read_tsv
 
@@ -165,6 +166,7 @@ READERS: dict[str, Reader] = {
     "cifar10": read_cifar10,
     "cifar100": read_cifar100,
     "squad": read_squad,
+    "qnli": read_qnli,
     "npz": read_npz,
 }
 

@@ -177,7 +177,10 @@ def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> Non
             guessed.say(role, Path(guessed.data[role]).name, "by its name", f"--data.{role}")
     if "validation" not in {*options, *guessed.data} and not has_validation(path):
         share = options.get("validation_fraction", 0.05)
-        guessed.say("validation", f"{share:.0%} of its rows", "for it has none", "--data.validation")
+        whole = ""
+        if options.get("format") == "qnli" and not {"together", "streaming"} & {*options}:
+            guessed.data["together"], whole = "article", ", whole articles"
+        guessed.say("validation", f"{share:.0%} of its rows{whole}", "for it has none", "--data.validation")
 
 
 def _exists(path: str) -> bool:

@@ -3,7 +3,7 @@
 How a source is named stands in `polyformer.data.origins`; the formats of files in `polyformer.data.formats`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -12,6 +12,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.data.episodes import ROLES, checked_episodes
 from polyformer.data.formats import Row
+from polyformer.data.held_out import part, parted
 from polyformer.data.images import IMAGE, default_images
 from polyformer.data.origins import has_validation, open_source, source_name
 from polyformer.data.pictures import Mode, decoded_rows
@@ -54,6 +55,7 @@ Format = Literal[
     "conll",
     "conllu",
     "squad",
+    "qnli",
     "npz",
     "idx",
     "image",
@@ -80,6 +82,7 @@ class DataConfig(Config):
     streaming: bool = False  # read as training goes, for data larger than memory
     validation_fraction: float = 0.05  # held out, evenly spread; 0: none
     test_fraction: float = 0.0  # the same, held out before; not while streaming, nor with a test source
+    together: str | None = None  # a column whose equal values are not parted: of SQuAD's files "article"
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation_fraction <= 0.5:
@@ -94,6 +97,10 @@ class DataConfig(Config):
             )
         if self.test_fraction and (self.test or self.streaming):
             raise InputError("test_fraction: rows are held out in memory, and where no test source is named")
+        if self.together is not None and self.streaming:
+            raise InputError(
+                "together: rows of one group are brought together in memory, not while streaming"
+            )
 
 
 class Splits(NamedTuple):
@@ -137,63 +144,50 @@ def _hold_out(config: DataConfig, needs: Sequence[str]) -> "tuple[Rows, Rows]":
     if config.streaming:
         kept = _streamed(config, needs, config.path, "train", fraction, held=False)
         return kept, _streamed(config, needs, config.path, "train", fraction, held=True)
-    rows = list(_rows(config, needs, config.path, "train"))
-    kept, held = _parted(rows, needs, fraction)
+    kept, held = _parted(config, needs, _grouped(config, needs), fraction)
     if not kept or not held:
         raise InputError(
             f"validation_fraction: {source_name(config.path)} is too short to hold some of it out; "
             "name a validation source, or set validation_fraction=0"
         )
-    return _in_memory(kept, config.path), _in_memory(held, config.path)
+    return _in_memory(_needed(kept, needs), config.path), _in_memory(_needed(held, needs), config.path)
 
 
 def _hold_out_twice(config: DataConfig, needs: Sequence[str]) -> Splits:
     """Rows for a test held out first, and from the rest those to validate with, where no source is named."""
     name = config.validation or (config.path if has_validation(config.path) else None)
-    kept, test = _parted(list(_rows(config, needs, config.path, "train")), needs, config.test_fraction)
+    kept, test = _parted(config, needs, _grouped(config, needs), config.test_fraction)
     held: list[Row] = []
     if name:
         held = list(_rows(config, needs, name, "validation"))
     elif config.validation_fraction and kept:
-        kept, held = _parted(kept, needs, config.validation_fraction)
+        kept, held = _parted(config, needs, kept, config.validation_fraction)
     if not kept or not test or not (held or config.validation_fraction == 0):
         raise InputError(
             f"test_fraction: {source_name(config.path)} is too short to hold so much of it out; "
             "name a test source, or set test_fraction=0"
         )
+    kept, held, test = (_needed(rows, needs) for rows in (kept, held, test))
     validation = _in_memory(held, name or config.path) if held else None
     return Splits(_in_memory(kept, config.path), validation, _in_memory(test, config.path))
 
 
-def _parted(rows: list[Row], needs: Sequence[str], fraction: float) -> tuple[list[Row], list[Row]]:
-    """The rows to keep and those held out; of a few texts, the ends are held out."""
-    if tuple(needs) == ("text",) and len(rows) * fraction < 2:
-        return _cut(rows, fraction)
-    kept, held = list(_part(rows, fraction, held=False)), list(_part(rows, fraction, held=True))
-    return kept, held or [kept.pop()]
+def _grouped(config: DataConfig, needs: Sequence[str]) -> list[Row]:
+    """The training rows, with the column that says which of them belong together."""
+    together = (config.together,) if config.together is not None else ()
+    return list(_rows(config, tuple(dict.fromkeys((*needs, *together))), config.path, "train"))
 
 
-def _part(rows: Iterable[Row], fraction: float, held: bool) -> Iterator[Row]:
-    """The rows held out, or the others: `fraction` of the rows, of plain texts of their characters."""
-    due = 0.0
-    for row in rows:
-        size = len(row["text"]) if row.keys() == {"text"} else 1
-        due += fraction * size
-        chosen = due >= size / 2
-        due -= size * chosen
-        if chosen == held:
-            yield row
+def _parted(
+    config: DataConfig, needs: Sequence[str], rows: list[Row], fraction: float
+) -> tuple[list[Row], list[Row]]:
+    """The rows to keep and those held out."""
+    return parted(rows, needs, fraction, config.together)
 
 
-def _cut(rows: list[Row], fraction: float) -> tuple[list[Row], list[Row]]:
-    """The beginnings and the ends of a few long texts, cut after a line, else after a word."""
-    kept, held = [], []
-    for text in (row["text"] for row in rows):
-        limit = round(len(text) * (1 - fraction))
-        place = text.rfind("\n", 0, limit) + 1 or text.rfind(" ", 0, limit) + 1
-        kept.append({"text": text[:place]})
-        held.append({"text": text[place:]})
-    return [row for row in kept if row["text"].strip()], [row for row in held if row["text"].strip()]
+def _needed(rows: list[Row], needs: Sequence[str]) -> list[Row]:
+    """The rows with no other columns than are needed."""
+    return [{name: row[name] for name in needs} for row in rows]
 
 
 def _in_memory(rows: list[Row], path: str | None) -> "datasets.Dataset":
@@ -233,7 +227,7 @@ def _stream(
     config: DataConfig, needs: tuple[str, ...], path: str | None, split: str, fraction: float, held: bool
 ) -> Iterator[Row]:
     rows = _rows(config, needs, path, split)
-    yield from _part(rows, fraction, held) if fraction else rows
+    yield from part(rows, fraction, held) if fraction else rows
 
 
 def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:

@@ -25,16 +25,24 @@ _NO_MARKS = str.maketrans("", "", string.punctuation)
 
 
 def read_squad(path: Path, header: object = None) -> Iterator[Row]:
-    """{id, question, context, answers}: the questions of a JSON file of SQuAD 1.1 or 2.0, in order."""
+    """{id, article, question, context, answers}: the questions of a JSON file of SQuAD 1.1 or 2.0, in order.
+
+    article: its title, or its number where it has none.
+    """
     with opened(path) as file:
         try:
             articles = parse_json(file.read(JSON_BYTES + 1), path, dict)["data"]
-            paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-            for paragraph in paragraphs:
+            paragraphs = [
+                (str(article.get("title", number)), paragraph)
+                for number, article in enumerate(articles, 1)
+                for paragraph in article["paragraphs"]
+            ]
+            for title, paragraph in paragraphs:
                 for asked in paragraph["qas"]:
                     answers = asked["answers"]
                     yield {
                         "id": asked["id"],
+                        "article": title,
                         "question": asked["question"],
                         "context": paragraph["context"],
                         "answers": {
@@ -42,7 +50,7 @@ def read_squad(path: Path, header: object = None) -> Iterator[Row]:
                             "answer_start": [answer["answer_start"] for answer in answers],
                         },
                     }
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path}: not a file of SQuAD: expected data > paragraphs > context, qas > question, answers "
                 f"({type(error).__name__}: {error})"

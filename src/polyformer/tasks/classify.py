@@ -75,7 +75,8 @@ class PairClassificationConfig(ClassificationConfig):
 
 
 class Classification(LabelTask):
-    """Metrics: loss (nats a text), accuracy, and f1_macro, the mean over the labels of their F1.
+    """Metrics: loss (nats a text), accuracy, f1_macro, the mean over the labels of their F1, and majority,
+    the accuracy of always taking the label that is the most frequent in these data.
 
     A label with no text and no prediction counts as F1 0.
     """
@@ -153,7 +154,12 @@ class Classification(LabelTask):
         confusion = np.array(totals[1:]).reshape(len(self.labels), -1)  # [label, prediction]
         correct, number = np.diag(confusion), max(confusion.sum(), 1)
         f1 = 2 * correct / np.maximum(confusion.sum(0) + confusion.sum(1), 1)
-        metrics = {"loss": totals[0] / number, "accuracy": correct.sum() / number, "f1_macro": f1.mean()}
+        metrics = {
+            "loss": totals[0] / number,
+            "accuracy": correct.sum() / number,
+            "f1_macro": f1.mean(),
+            "majority": confusion.sum(1).max() / number,
+        }
         return {name: float(value) for name, value in metrics.items()}
 
     @torch.no_grad()
