@@ -1,4 +1,7 @@
-"""Translate texts with a trained model: one text, or every line of standard input."""
+"""Translate texts with a trained model, or summarise them: one text, or every line of standard input.
+
+A run writes for each text what it was trained to write: a translation, a summary.
+"""
 
 from dataclasses import dataclass
 
@@ -8,6 +11,7 @@ from polyformer.core.errors import InputError
 EXAMPLES = """examples:
   polyformer translate runs/multi30k-1 "Two dogs are running through the snow."
   polyformer translate runs/multi30k-1 --num-beams 1 < english.txt > german.txt
+  polyformer translate runs/summarize-1 < articles.txt     # an article on each line
   polyformer translate m2m100 --source-language en --target-language de "Two dogs are running."
 """
 
@@ -17,7 +21,8 @@ class Options:
     """What `polyformer translate` takes."""
 
     run: str = argument(
-        "folder of a trained run of the task translate, or of an encoder-decoder checkpoint", metavar="RUN"
+        "folder of a trained run of the task translate or summarize, or of an encoder-decoder checkpoint",
+        metavar="RUN",
     )
     text: str | None = argument("the text to translate (default: every line of standard input)", None)
     num_beams: int | None = option(
@@ -39,9 +44,9 @@ def run(options: Options) -> None:
     from polyformer.ops.workers import suited
     from polyformer.recipes.run import writer
     from polyformer.recipes.writer import Writer
-    from polyformer.tasks import Translation
+    from polyformer.tasks import Writing
 
-    task, model = writer(options.run, Translation, options.device)
+    task, model = writer(options.run, Writing, options.device)
     languages = options.source_language, options.target_language
     if isinstance(task, Writer):
         task.between(*languages)

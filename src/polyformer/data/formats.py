@@ -17,6 +17,7 @@ from polyformer.data.pictures import SUFFIXES as PICTURES
 from polyformer.data.pictures import read_image
 from polyformer.data.qnli import read_qnli
 from polyformer.data.squad import read_squad
+from polyformer.data.summaries import summary_row
 from polyformer.data.tables import Header, Row, read_csv, read_jsonl, read_tsv
 
 Reader = Callable[[Path, Header], Iterator[Row]]
@@ -66,6 +67,12 @@ def read_articles(path: Path, header: Header = None) -> Iterator[Row]:
             before, line = line, after
     if any(map(str.strip, article)):
         yield {"text": "".join(article)}
+
+
+def read_summaries(path: Path, header: Header = None) -> Iterator[Row]:
+    """{source, target}: of every article of WikiText all but its first paragraph, and that."""
+    rows = (summary_row(article["text"]) for article in read_articles(path))
+    yield from (row for row in rows if row is not None)
 
 
 def read_parquet(path: Path, header: Header = None) -> Iterator[Row]:
@@ -155,6 +162,7 @@ READERS: dict[str, Reader] = {
     "lines": read_lines,
     "paragraphs": read_paragraphs,
     "articles": read_articles,
+    "summaries": read_summaries,
     "jsonl": read_jsonl,
     "csv": read_csv,
     "tsv": read_tsv,

@@ -141,7 +141,9 @@ def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str
     if row is None:
         return  # the reader says that there is nothing
     names = [*row, *stated]
-    wanted = kind if kind in KINDS else "translate" if kind == "tlm" else "lm" if kind else None
+    wanted = (
+        kind if kind in KINDS else "translate" if kind in ("tlm", "summarize") else "lm" if kind else None
+    )
     answer = roles(names, wanted)
     if answer is None:
         if kind is not None:

@@ -48,6 +48,7 @@ Format = Literal[
     "lines",
     "paragraphs",
     "articles",
+    "summaries",
     "jsonl",
     "csv",
     "tsv",

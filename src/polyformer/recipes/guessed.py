@@ -14,6 +14,7 @@ BASES = {
     "classify": "classify",
     "classify_pair": "classify",
     "translate": "translate",
+    "summarize": "summarize",
     "tag": "tag",
     "qa": "answer",
     "image": "image",

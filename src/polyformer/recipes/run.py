@@ -28,7 +28,7 @@ from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.model import Transformer, build_model, load_pretrained, read_config
 from polyformer.model.saving import CONFIG, WEIGHTS, read_generation, write_generation
 from polyformer.recipes.recipe import Recipe
-from polyformer.tasks import Answering, Classification, LanguageModelling, Tagging, Task, Translation
+from polyformer.tasks import Answering, Classification, LanguageModelling, Tagging, Task, Translation, Writing
 from polyformer.training.checkpoint import Checkpoints, load_model
 from polyformer.training.environment import versions
 from polyformer.training.state import step_of
@@ -46,6 +46,7 @@ WANTED: dict[type[Task], str] = {
     LanguageModelling: "generate",
     Tagging: "tag",
     Translation: "translate",
+    Writing: "translate",
 }
 """The command that uses what a task has trained."""
 

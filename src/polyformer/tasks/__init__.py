@@ -20,10 +20,12 @@ from polyformer.tasks.mlm import MaskedModelling, MaskedModellingConfig
 from polyformer.tasks.qa import Answering, AnsweringConfig
 from polyformer.tasks.sentence_pairs import NextSentenceConfig, SentenceOrderConfig, SentencePairs
 from polyformer.tasks.spans import SpanCorruption, SpanCorruptionConfig
+from polyformer.tasks.summarize import Summarization, SummarizationConfig
 from polyformer.tasks.tag import Tagging, TaggingConfig
 from polyformer.tasks.text import TextTask, TextTaskConfig
 from polyformer.tasks.tlm import TranslationModelling, TranslationModellingConfig
 from polyformer.tasks.translate import Translation, TranslationConfig
+from polyformer.tasks.writing import Writing, WritingConfig
 
 __all__ = [
     "Acting",
@@ -55,6 +57,8 @@ __all__ = [
     "SentencePairs",
     "SpanCorruption",
     "SpanCorruptionConfig",
+    "Summarization",
+    "SummarizationConfig",
     "Tagging",
     "TaggingConfig",
     "Task",
@@ -66,6 +70,8 @@ __all__ = [
     "TranslationModelling",
     "TranslationModellingConfig",
     "Workers",
+    "Writing",
+    "WritingConfig",
 ]
 
 import_modules(__name__)

@@ -20,7 +20,7 @@ from polyformer.data.spans import corrupt_spans, corrupted_lengths, span_counts,
 from polyformer.heads import HeadConfig, LanguageModelConfig
 from polyformer.tasks.base import Rows
 from polyformer.tasks.masking import TokenPrediction
-from polyformer.tasks.text import TextTaskConfig, required
+from polyformer.tasks.text import TextTaskConfig, required, starting_from_pad
 
 SENTINELS = 100  # as many as T5 has, or more where rows need them
 
@@ -76,11 +76,7 @@ class SpanCorruption(TokenPrediction):
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
         """As in T5, the decoder starts from <pad> where the tokenizer has no <bos>."""
-        config = super().adapt(config)
-        if config.special.bos is not None:
-            return config
-        start = required(config.special.pad, "<bos> or <pad>")
-        return dataclasses.replace(config, special=dataclasses.replace(config.special, bos=start))
+        return starting_from_pad(super().adapt(config))
 
     @property
     def positions(self) -> int:

@@ -201,6 +201,14 @@ def with_tables(config: ModelConfig, **least: int) -> ModelConfig:
     return dataclasses.replace(config, embedding=dataclasses.replace(config.embedding, **sizes))
 
 
+def starting_from_pad(config: ModelConfig) -> ModelConfig:
+    """`config` whose decoder starts from <pad> where the tokenizer has no <bos>, as in T5."""
+    if config.special.bos is not None:
+        return config
+    start = required(config.special.pad, "<bos> or <pad>")
+    return dataclasses.replace(config, special=dataclasses.replace(config.special, bos=start))
+
+
 def check_batch_size(batch_tokens: int, name: str, longest: int) -> None:
     """Raises `InputError` if a batch has no room for the longest row, which is called `name`."""
     if batch_tokens < longest:

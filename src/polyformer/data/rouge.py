@@ -1,0 +1,35 @@
+"""ROUGE: how many words, pairs of words and words in order two texts share (Lin 2004), by rouge-score."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from polyformer.core.errors import InputError
+
+KINDS = "rouge1", "rouge2", "rougeL"
+
+
+class Words:
+    """Words of any language, in lower case: the package's own tokenizer keeps a to z and digits alone."""
+
+    def tokenize(self, text: str) -> list[str]:
+        """Runs of letters and digits, and every other character that is no space."""
+        return re.findall(r"\w+|[^\w\s]", text.lower())
+
+
+def scorer(*kinds: str) -> Any:
+    """The package's scorer of these kinds; `InputError` where it is not installed."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise InputError(
+            f"ROUGE: it needs rouge-score; pip install 'polyformer[calibrate]' ({error})"
+        ) from error
+    return RougeScorer([*kinds], tokenizer=Words())
+
+
+def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """F1 of each of `KINDS`, the mean over the texts, 0 to 100. Words are not reduced to their stems."""
+    scoring = scorer(*KINDS)
+    scores = [scoring.score(reference, text) for text, reference in zip(texts, references, strict=True)]
+    return {kind: 100 * sum(score[kind].fmeasure for score in scores) / len(scores) for kind in KINDS}

@@ -1,0 +1,78 @@
+"""What tasks share whose model writes one text for another: pairs of source and target.
+
+The encoder reads source <eos>; the decoder writes target <eos>, starting from <bos>, or from <pad> where the
+tokenizer has none (T5). Batches hold pairs of similar length, by token count.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from polyformer.architecture import ModelConfig
+from polyformer.data import Tokenizer
+from polyformer.data.batching import Row
+from polyformer.generation import BeamConfig, GenerationConfig
+from polyformer.heads import HeadConfig, LanguageModelConfig
+from polyformer.model import Transformer
+from polyformer.tasks.text import TextTask, TextTaskConfig, required, starting_from_pad
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WritingConfig(TextTaskConfig):
+    """Options of such tasks."""
+
+    max_length: int = 256  # tokens of a training pair's longer side, <eos> included
+    beam: BeamConfig = BeamConfig(num_beams=4)
+
+    needs: ClassVar[tuple[str, ...]] = ("source", "target")
+    text_columns: ClassVar[tuple[str, ...]] = ("source", "target")
+    length_option: ClassVar[str] = "max_length"
+
+
+class Writing(TextTask):
+    """Metrics while it trains: loss (nats a target token) and perplexity."""
+
+    config: Any
+    stacks = "encoder-decoder"
+    head: HeadConfig = LanguageModelConfig(label_smoothing=0.1)
+
+    def __init__(self, config: WritingConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self.eos = required(tokenizer.eos_id, "<eos>")
+
+    def adapt(self, config: Any) -> ModelConfig:
+        """As for every task of texts; the decoder starts from <pad> where there is no <bos>."""
+        return starting_from_pad(super().adapt(config))
+
+    @abc.abstractmethod
+    def room(self, width: int) -> int:
+        """How many tokens may be written for sources of at most `width` tokens."""
+
+    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
+        """What the encoder reads of each text."""
+        return [[*ids, self.eos] for ids in self.tokenizer.encode_batch(texts)]
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """What the decoder is to write."""
+        return [[*ids, self.eos] for ids in self.tokenizer.encode_batch(texts)]
+
+    def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
+        """Pairs of token ids."""
+        sources = self.encode_sources([row["source"] for row in rows])
+        targets = self.encode_targets([row["target"] for row in rows])
+        return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets)]
+
+    def translate(
+        self, model: Transformer, texts: Sequence[str], beam: BeamConfig | None = None
+    ) -> list[str]:
+        """What the model writes for each text, by beam search, in batches of texts of similar length."""
+        search: BeamConfig = beam or self.config.beam
+        sources = self.encode_sources(texts)
+        outputs = [""] * len(texts)
+        for numbers, batch in self.batched(model, sources, self.batch_tokens // search.num_beams):
+            config = GenerationConfig(max_new_tokens=self.room(batch["input_ids"].shape[1]), beam=search)
+            generated = model.generate(batch["input_ids"], batch["attention_mask"], config)
+            for number, text in zip(numbers, generated.texts(self.tokenizer.decode)):
+                outputs[number] = text.strip()
+        return outputs
