@@ -77,6 +77,11 @@ class ModelConfig(Saved):
                 f"encoder.depth: {quote(self.encoder.depth.kind)} is for decoders, which predict token "
                 "by token; use 'act', or 'fixed'"
             )
+        if self.encoder is not None and self.head.again and not self.encoder.norm.tokenwise:
+            raise InputError(
+                f"encoder.norm: head {quote(self.head.kind)} runs the last layer again, and "
+                f"{quote(self.encoder.norm.kind)} would count its tokens twice; use 'layer'"
+            )
         if self.decoder is not None:
             self.decoder.attention.mechanism.require("causal")
             if not self.head.causal:

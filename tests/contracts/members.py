@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from norm_statistics import fit_statistics
 from torch import Tensor
 
 from polyformer.architecture import ModelConfig, SpecialTokens
@@ -164,6 +165,7 @@ class Case:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
+            fit_statistics(model, self.batch(4))
         return model.to(dtype).eval()
 
     def batch(self, rows: int = 2, length: int = LENGTH) -> dict[str, Tensor]:

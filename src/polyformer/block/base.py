@@ -45,8 +45,12 @@ class Block(nn.Module):
         self.norms = nn.ModuleList(norm.build(hidden_size) for _ in range(norms))
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
-        """The output of the layer, of the shape of x."""
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
+        """The output of the layer, of the shape of x.
+
+        real: [B, T] bool, the tokens that are not padding, for norms of all tokens (`ops.norms.normalize`);
+        None where all are, or where every token is normalised by itself.
+        """
         raise NotImplementedError
 
     def first_reads(self, x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from polyformer.block.base import Block, BlockConfig, SubLayer
 from polyformer.core.errors import InputError, unknown
 from polyformer.ops.linear import Linear, linears
-from polyformer.ops.norms import NormConfig
+from polyformer.ops.norms import NormConfig, normalize
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,10 +64,10 @@ class Gated(Block):
         super().__init__(hidden_size, norms, norm, dropout)
         self.gates = nn.ModuleList(GATES[config.gate](hidden_size, config.gate_bias) for _ in range(norms))
 
-    def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
         """x = g(x, dropout(ReLU(f(norm(x))))) for each f in turn."""
         for norm, gate, sublayer in zip(self.norms, self.gates, sublayers):
-            x = gate(x, self.dropout(sublayer(norm(x)).relu()))
+            x = gate(x, self.dropout(sublayer(normalize(norm, x, real)).relu()))
         return x
 
     def first_reads(self, x: Tensor) -> Tensor:

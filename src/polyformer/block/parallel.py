@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyformer.block.base import Block, BlockConfig, SubLayer
-from polyformer.ops.norms import NormConfig
+from polyformer.ops.norms import NormConfig, normalize
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,9 @@ class ParallelConfig(BlockConfig):
 class Parallel(Block):
     """Sub-layers side by side."""
 
-    def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
         """x + sum_f dropout(f(norm(x)))."""
-        normed = self.norms[0](x)
+        normed = normalize(self.norms[0], x, real)
         for sublayer in sublayers:
             x = x + self.dropout(sublayer(normed))
         return x

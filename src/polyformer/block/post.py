@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyformer.block.base import Block, BlockConfig, SubLayer
-from polyformer.ops.norms import NormConfig
+from polyformer.ops.norms import NormConfig, normalize
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,10 +26,10 @@ class PostNormConfig(BlockConfig):
 class PostNorm(Block):
     """The wiring of 2017."""
 
-    def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
         """x = norm(x + dropout(f(x))) for each f in turn."""
         for norm, sublayer in zip(self.norms, sublayers):
-            x = norm(x + self.dropout(sublayer(x)))
+            x = normalize(norm, x + self.dropout(sublayer(x)), real)
         return x
 
     def first_reads(self, x: Tensor) -> Tensor:

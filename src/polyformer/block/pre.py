@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.block.base import Block, BlockConfig, SubLayer
-from polyformer.ops.norms import NormConfig
+from polyformer.ops.norms import NormConfig, normalize
 
 LARGEST = torch.finfo(torch.float16).max
 
@@ -51,10 +51,10 @@ class PreNorm(Block):
         if not config.first_norm:
             self.norms[0] = nn.Identity()
 
-    def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
         """x = x + dropout(f(norm(x))) for each f in turn."""
         for norm, sublayer in zip(self.norms, sublayers):
-            y = self.dropout(sublayer(norm(x)))
+            y = self.dropout(sublayer(normalize(norm, x, real)))
             x = _finite(x + (y if y.dtype == x.dtype else _finite(y))) if self.finite else x + y
         return x
 

@@ -52,7 +52,7 @@ class ReversibleConfig(BlockConfig):
 class Reversible(Block):
     """x [2, B, T, E], both streams, through sub-layers, each [B, T, E] -> [B, T, E]."""
 
-    def forward(self, x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
         """(a, b) -> (b, a + dropout(f(norm(b)))) for each f in turn."""
         a, b = x
         for index, sublayer in enumerate(sublayers):

@@ -11,6 +11,7 @@ from polyformer.core.errors import unknown
 
 EXAMPLES = """examples:
   polyformer reproduce warmup                         # post-norm needs warm-up, pre-norm does not
+  polyformer reproduce batch-norm --data DIR          # batch normalisation beside layer normalisation
   polyformer reproduce warmup --help                  # the settings of one claim and their defaults
   polyformer reproduce extrapolation --data DIR       # ALiBi: train short, test long
   polyformer reproduce transformer-xl --data DIR      # a memory of earlier segments, at equal compute

@@ -99,6 +99,13 @@ class Context:
         return self.kv_len - self.q_len if self.q_start is None else self.q_start
 
     @property
+    def q_valid(self) -> Tensor | None:
+        """[B, Tq] bool, False where a query is padding; None where none is."""
+        if self.kv_valid is None:
+            return None
+        return self.kv_valid[:, self.offset : self.offset + self.q_len].bool()
+
+    @property
     def num_rows(self) -> int:
         """The number of batch rows that the tables tell apart; 1 where all rows are alike."""
         tables = [x for name in BY_ROW if (x := getattr(self, name)) is not None]

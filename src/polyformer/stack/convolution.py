@@ -16,7 +16,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.ops.activations import activation
 from polyformer.ops.linear import Linear
-from polyformer.ops.norms import NormConfig
+from polyformer.ops.norms import NormConfig, normalize
 from polyformer.sequence.context import Context
 
 
@@ -52,4 +52,5 @@ class Convolution(nn.Module):
             edge = (context.q_doc.diff(dim=-1) != 0).unsqueeze(-1)
             last = last.masked_fill(F.pad(edge, (0, 0, 1, 0)), 0)
             following = following.masked_fill(F.pad(edge, (0, 0, 0, 1)), 0)
-        return self.norm(y + self.activation(self.dropout(before(last) + here(x) + after(following))))
+        y = y + self.activation(self.dropout(before(last) + here(x) + after(following)))
+        return normalize(self.norm, y, context.q_valid)

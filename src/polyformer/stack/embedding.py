@@ -14,7 +14,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.ops.dropout import Dropout
 from polyformer.ops.linear import Linear
-from polyformer.ops.norms import NormConfig
+from polyformer.ops.norms import NormConfig, normalize
 from polyformer.position import Position
 from polyformer.sequence.inputs import ModelInputs
 from polyformer.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbedding
@@ -90,7 +90,9 @@ class Embedding(nn.Module):
         x = _added(x, self.types, pos, inputs.token_type_ids, "token_type_ids", "embedding.type_vocab_size")
         languages = None if inputs.langs is None else self.languages
         x = _added(x, languages, pos, inputs.langs, "langs", "embedding.num_languages")
-        return self.widen(self.dropout(self.norm(position.embed(x, pos, 0))))
+        mask = inputs.attention_mask  # with a state it may cover the past too
+        real = None if mask is None else mask[:, -x.shape[1] :].bool()
+        return self.widen(self.dropout(normalize(self.norm, position.embed(x, pos, 0), real)))
 
 
 def _added(

@@ -73,6 +73,7 @@ class Layer(nn.Module):
         )
         self.feedforward = feedforward.at(index).build(hidden_size)
         self.block = block.at(index).build(hidden_size, 3 if cross else 2, norm, dropout)
+        self.tokenwise = norm.tokenwise
         self.gathers = attention.gathers(index) and feedforward.at(index).tokenwise
 
     def new_state(self, reserve: int) -> "LayerState":
@@ -96,7 +97,8 @@ class Layer(nn.Module):
         """
         new: dict[str, State | None] = {}
         if active is None or not self.gathers:
-            y = self.block(x, self.sublayers(context, position, source, state, new, memory))
+            sublayers = self.sublayers(context, position, source, state, new, memory)
+            y = self.block(x, sublayers, None if self.tokenwise else context.q_valid)
             y = y if active is None else active.gathered(y)
         elif len(active):
             sublayers = self.sublayers(context, position, source, state, new, memory, active, x)

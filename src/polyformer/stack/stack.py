@@ -1,6 +1,7 @@
 """A stack of layers: an encoder, with a causal context a decoder, with a source the decoder of a pair."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from polyformer.depth import Call, Depth, DepthConfig, FixedConfig, Halting
 from polyformer.feedforward import DenseConfig, FeedForwardConfig
 from polyformer.memory import Memory, MemoryConfig, NoMemoryConfig
 from polyformer.memory.base import check_position
-from polyformer.ops.norms import LayerNormConfig, NormConfig
+from polyformer.ops.norms import LayerNormConfig, NormConfig, normalize
 from polyformer.position import PositionConfig, Shape, SinusoidalConfig, changes_scores
 from polyformer.sequence.context import Context
 from polyformer.sequence.tokens import Tokens
@@ -71,6 +72,7 @@ class StackConfig(Config):
             )
         self._check_feedforward()
         self._check_depth()
+        self._check_norm()
 
     def _check_feedforward(self) -> None:
         """Raises `InputError` for one with a state where a stack that keeps no activations has a memory."""
@@ -96,6 +98,20 @@ class StackConfig(Config):
                 raise InputError(
                     f"depth: {quote(self.depth.kind)} lets tokens leave out layers, {name} as configured "
                     "needs all of them; set one of them aside"
+                )
+
+    def _check_norm(self) -> None:
+        """Raises `InputError` for parts that norm tokens twice, or not all, beside a norm of all of them."""
+        others = {
+            "block": self.block.reversible,
+            "memory": not isinstance(self.memory, NoMemoryConfig),
+            "depth": not isinstance(self.depth, FixedConfig),
+        }
+        for name, present in others.items():
+            if present and not self.norm.tokenwise:
+                raise InputError(
+                    f"norm: {quote(self.norm.kind)} takes statistics of all tokens, each once, and "
+                    f"{name} {quote(getattr(self, name).kind)} norms some of them, or some twice; use 'layer'"
                 )
 
     def group(self, layer: int) -> int:
@@ -214,7 +230,7 @@ class Stack(nn.Module):
             y, memories = run_reversible(
                 self.sequence, x, pos, context, self.position, source, states, self.memory
             )
-            y = self._finished(merge_streams(y, dtype, self.join))
+            y = self._finished(merge_streams(y, dtype, self.join), context)
             return y, None if states is None else tuple(memories)
         skipped = self._skipped() if fresh else []
         halting = halting or self.begin(x, pos, context, source)
@@ -239,7 +255,8 @@ class Stack(nn.Module):
                     break
             new_states.append(state)
         x = merge_streams(x, dtype, self.join) if self.reversible else x
-        x = self._finished(x) if halting is None else halting.output(x, self._finished)
+        finished = functools.partial(self._finished, context=context)
+        x = finished(x) if halting is None else halting.output(x, finished)
         if collect is not None:
             collect.append(x)
         return x, tuple(map(self._forgetting, new_states)) if states else None
@@ -261,11 +278,15 @@ class Stack(nn.Module):
 
     def _run(self, layer: Layer, arguments: tuple[Any, ...]) -> tuple[Tensor, LayerState | None]:
         if self.recompute and self.training and torch.is_grad_enabled():
+            if not layer.tokenwise:
+                raise InputError(
+                    "recompute: a norm of all tokens would count every batch twice; set it to false"
+                )
             return torch.utils.checkpoint.checkpoint(_run, layer, *arguments, use_reentrant=False)  # type: ignore[return-value]
         return layer(*arguments)
 
-    def _finished(self, x: Tensor) -> Tensor:
-        return self.final_dropout(self.final_norm(x))
+    def _finished(self, x: Tensor, context: Context) -> Tensor:
+        return self.final_dropout(normalize(self.final_norm, x, context.q_valid))
 
     def _forgetting(self, state: LayerState) -> LayerState:
         """With no more keys and values than the memory has slots, where there is one."""
@@ -289,7 +310,7 @@ class Stack(nn.Module):
         input `read` [B, T, E] is read."""
         if self.reversible:
             raise InputError("block 'reversible' cannot run its last layer again; use 'pre' with this head")
-        return self._finished(self.sequence[-1].again(x, read, context, self.position))
+        return self._finished(self.sequence[-1].again(x, read, context, self.position), context)
 
     def new_states(self, reserve: int) -> tuple[LayerState, ...]:
         """The states before the first token, with room for `reserve` tokens; `InputError` if it has none.
