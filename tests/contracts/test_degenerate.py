@@ -14,7 +14,7 @@ from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig
 
 EMPTY = pytest.mark.parametrize(("rows", "length"), [(0, 7), (2, 0), (0, 0)])
-POOLING_HEADS = {"classify", "embed", "pretraining"}
+POOLING_HEADS = {"choose", "classify", "embed", "pretraining"}
 """The heads that refuse texts without a token: they make one vector of the tokens of a text."""
 
 

@@ -78,6 +78,7 @@ def verify(
     float32: float = 1e-5,
     hidden: bool = True,
     dead: tuple[str, ...] = (),
+    tolerance: float = 1e-10,
 ) -> Transformer:
     """Loads what `theirs` saved and compares predictions, loss, all gradients and the way back.
 
@@ -85,6 +86,7 @@ def verify(
     that one side alone is given (positions, say). mask: [B, T], the tokens that are compared; by default the
     decoder's or the input's attention mask. float32: the tolerance there. hidden:
     whether the hidden states of all layers are compared. dead: parameters that take part in nothing.
+    tolerance: in float64, larger where theirs computes a part in float32.
     """
     model = shaken(theirs)
     model.save_pretrained(folder / "theirs")
@@ -95,10 +97,10 @@ def verify(
     mine = ours(**inputs, **(labels or {}), **(only_ours or {}), output_hidden_states=hidden)
     wanted = labels if their_labels is None else their_labels
     other = model(**inputs, **(wanted or {}), **(only_theirs or {}), output_hidden_states=hidden)
-    compare(mine, other, mask)
+    compare(mine, other, mask, tolerance)
     if labels:
-        same(mine.loss, other.loss)
-        compare_gradients(ours, mine.loss, model, other.loss, dead)
+        same(mine.loss, other.loss, tolerance)
+        compare_gradients(ours, mine.loss, model, other.loss, dead, tolerance)
     back(ours, model, folder)
     with torch.no_grad():
         mine, other = (
@@ -122,7 +124,12 @@ def compare(mine: Any, other: Any, mask: Tensor | None, tolerance: float = 1e-10
 
 
 def compare_gradients(
-    ours: Transformer, loss: Tensor, theirs: nn.Module, other: Tensor, dead: tuple[str, ...]
+    ours: Transformer,
+    loss: Tensor,
+    theirs: nn.Module,
+    other: Tensor,
+    dead: tuple[str, ...],
+    tolerance: float,
 ) -> None:
     loss.backward()
     other.backward()
@@ -145,7 +152,7 @@ def compare_gradients(
         own = expected.get(name)
         assert name in actual or own is None or not own.any(), f"{name}: no gradient here"
         if name in actual:
-            same(actual[name], torch.zeros_like(actual[name]) if own is None else own)
+            same(actual[name], torch.zeros_like(actual[name]) if own is None else own, tolerance)
 
 
 def back(ours: Transformer, theirs: nn.Module, folder: Path) -> None:

@@ -125,20 +125,27 @@ class ConfigConversion(FamilyTables):
     def _read_labels(self, task: Task, hub: Tree, head: Tree) -> None:
         if task.labelled and "num_labels" in head:
             head["num_labels"] = len(hub.get("id2label") or ()) or hub.get("num_labels", self.num_labels)
+        if task.labelled and "num_labels" in (part := _scored(head)):
             dropouts = (hub.get(name) for name in self.head_dropouts)
-            head["dropout"] = next((p for p in dropouts if p is not None), head["dropout"])
+            part["dropout"] = next((p for p in dropouts if p is not None), part["dropout"])
         if task.labelled and "problem" in head:
             read_options((PROBLEM,), hub, head)
 
     def _write_labels(self, task: Task, head: Tree, kept: Tree) -> Tree:
-        if not task.labelled or "num_labels" not in head:
+        dropout = {self.head_dropouts[0]: _scored(head).get("dropout")} if self.head_dropouts else {}
+        if not task.labelled or "num_labels" not in _scored(head):
             return {}
+        if "num_labels" not in head:
+            return dropout
         names = kept.get("id2label") or {}
         if len(names) != head["num_labels"]:
             names = {str(i): f"LABEL_{i}" for i in range(head["num_labels"])}
         hub = {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
         if "problem" in head:
             hub |= write_options((PROBLEM,), head)
-        if self.head_dropouts:
-            hub[self.head_dropouts[0]] = head["dropout"]
-        return hub
+        return hub | dropout
+
+
+def _scored(head: Tree) -> Tree:
+    """What of a head has labels: the part that scores a text where it chooses among several, or all of it."""
+    return head["text"] if head["kind"] == "choose" else head

@@ -3,6 +3,7 @@
 from polyformer.core.registry import import_modules
 from polyformer.heads.adaptive import AdaptiveSoftmaxConfig
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, LastLayer
+from polyformer.heads.choose import ChooseConfig
 from polyformer.heads.classification import ClassifyConfig, SpanConfig, TagConfig
 from polyformer.heads.detection import DetectConfig
 from polyformer.heads.embed import EmbedConfig
@@ -14,6 +15,7 @@ from polyformer.heads.vocabulary import LanguageModelConfig
 
 __all__ = [
     "AdaptiveSoftmaxConfig",
+    "ChooseConfig",
     "ClassifyConfig",
     "DetectConfig",
     "EmbedConfig",

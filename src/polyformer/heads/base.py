@@ -77,7 +77,8 @@ class HeadInput:
     last: for heads that run that layer again.
     sentence_labels: [B], for heads that predict something of the whole text beside its tokens. ids: [B, T],
     the text's tokens, of an encoder-decoder the source's; None where they were read before. neighbour_ids:
-    [B, T, k], the tokens that followed similar contexts elsewhere, -1 for none.
+    [B, T, k], the tokens that followed similar contexts elsewhere, -1 for none. choices: how many rows that
+    follow one another are choices of one question; None where all are.
     """
 
     hidden: Tensor
@@ -87,6 +88,7 @@ class HeadInput:
     sentence_labels: Tensor | None = None
     ids: Tensor | None = None
     neighbour_ids: Tensor | None = None
+    choices: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,6 +110,7 @@ class Head(nn.Module):
     predicts_next = False  # whether a decoder's labels are shifted by one before they reach this head
     predicts_sentence = False  # whether it takes sentence_labels
     reads_neighbours = False  # whether it takes neighbour_ids
+    reads_choices = False  # whether texts [B, C, T] are the C choices of B questions
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         """The mean loss over labelled items (None without labels) and what makes the predictions."""

@@ -14,6 +14,7 @@ from polyformer.hub.config import PolyformerConfig
 from polyformer.hub.registration import wrap
 from polyformer.hub.tasks import (
     PolyformerForMaskedLM,
+    PolyformerForMultipleChoice,
     PolyformerForPreTraining,
     PolyformerForSequenceClassification,
     PolyformerForTokenClassification,
@@ -27,6 +28,7 @@ __all__ = [
     "PolyformerDecisionTransformer",
     "PolyformerForCausalLM",
     "PolyformerForMaskedLM",
+    "PolyformerForMultipleChoice",
     "PolyformerForPreTraining",
     "PolyformerForQuestionAnswering",
     "PolyformerForSeq2SeqLM",

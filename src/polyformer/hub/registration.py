@@ -13,6 +13,7 @@ from polyformer.hub.base import PolyformerModel
 from polyformer.hub.config import PolyformerConfig, config_of
 from polyformer.hub.tasks import (
     PolyformerForMaskedLM,
+    PolyformerForMultipleChoice,
     PolyformerForPreTraining,
     PolyformerForSequenceClassification,
     PolyformerForTokenClassification,
@@ -26,6 +27,7 @@ BY_HEAD: dict[str, type[PolyformerModel]] = {
     "masked": PolyformerForMaskedLM,
     "enhanced_masked": PolyformerForMaskedLM,
     "classify": PolyformerForSequenceClassification,
+    "choose": PolyformerForMultipleChoice,
     "tag": PolyformerForTokenClassification,
     "span": PolyformerForQuestionAnswering,
     "pretraining": PolyformerForPreTraining,
@@ -41,6 +43,7 @@ AUTO = {
     transformers.AutoModelForSeq2SeqLM: PolyformerForSeq2SeqLM,
     transformers.AutoModelForSequenceClassification: PolyformerForSequenceClassification,
     transformers.AutoModelForTokenClassification: PolyformerForTokenClassification,
+    transformers.AutoModelForMultipleChoice: PolyformerForMultipleChoice,
     transformers.AutoModelForQuestionAnswering: PolyformerForQuestionAnswering,
 }
 

@@ -9,6 +9,7 @@ from transformers import modeling_outputs as outputs
 from transformers.models.albert.modeling_albert import AlbertForPreTrainingOutput
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
+from polyformer.core.errors import InputError
 from polyformer.hub.base import PolyformerModel
 from polyformer.hub.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Arguments, taking
 from polyformer.outputs import ModelOutput
@@ -62,6 +63,35 @@ class PolyformerForTokenClassification(Labelled):
     """A label for every token."""
 
     result = outputs.TokenClassifierOutput
+
+
+class PolyformerForMultipleChoice(Labelled):
+    """Which of the texts [B, C, T] answers a question."""
+
+    result = outputs.MultipleChoiceModelOutput
+
+    @taking(*TEXT, "labels", *MORE_TEXT, *ASKED)
+    def forward(self, arguments: Arguments) -> Any:
+        """As transformers' models of this task are called, with their results."""
+        text = arguments.get("input_ids", arguments.get("inputs_embeds"))
+        if text is None or text.dim() != (3 if "input_ids" in arguments else 4):
+            raise InputError(
+                "input_ids: expected [batch, choices, length], "
+                f"got {None if text is None else tuple(text.shape)}"
+            )
+        arguments["shape"] = text.shape[:2]
+        for name in (*TEXT, *MORE_TEXT):
+            if name in arguments and arguments[name].shape[:2] == text.shape[:2]:
+                arguments[name] = arguments[name].flatten(0, 1)
+        return self._answered(arguments)
+
+    def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
+        shape = arguments.pop("shape")
+        rows = shape.numel()
+        for name in (*TEXT, *MORE_TEXT):
+            if name in arguments and len(arguments[name]) == rows and arguments[name].dim() > 1:
+                arguments[name] = arguments[name].unflatten(0, shape)
+        return self._logits(arguments)
 
 
 class PolyformerForPreTraining(Labelled):

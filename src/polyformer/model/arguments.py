@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from polyformer.core.errors import InputError
+from polyformer.core.labels import next_labels
 from polyformer.heads import Head
 from polyformer.model.checks import check_labels, refuse
 from polyformer.sequence.inputs import ModelInputs
+from polyformer.sequence.tokens import Tokens
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -56,6 +58,8 @@ class DecoderInputs:
 class Labels:
     """What the head is given beside hidden states: what should be predicted, and what else it reads.
 
+    `choices`: how many rows of the text belong to one question, as its shape told.
+
     Args:
         labels: what should be predicted, -100 where nothing should. For a decoder alone they are the
             input_ids: the shift by one happens here, and nothing is predicted across documents.
@@ -69,6 +73,7 @@ class Labels:
     shift_labels: Tensor | None = None
     sentence_labels: Tensor | None = None
     neighbour_ids: Tensor | None = None
+    choices: int | None = None
 
     def check(self, head: Head, has_encoder: bool) -> None:
         """Raises `InputError` for labels that `head` does not take."""
@@ -87,6 +92,23 @@ class Labels:
                 "shift_labels: a decoder's language-model head takes them in place of labels; "
                 "give labels alone"
             )
+
+    def of_choices(self, head: Head, inputs: ModelInputs) -> "tuple[ModelInputs, Labels]":
+        """For a head of multiple choice texts [B, C, T] as rows [B C, T], and what says so."""
+        ids = inputs.input_ids
+        if not head.reads_choices or not isinstance(ids, Tensor) or ids.dim() != 3:
+            return inputs, self
+        inputs, choices = inputs.with_choices_as_rows()
+        return inputs, dataclasses.replace(self, choices=choices)
+
+    def shifted(self, head: Head, document_ids: Tensor | None, tokens: Tokens) -> "Labels":
+        """Of a decoder alone that has read `tokens`: what each token should predict."""
+        if self.shift_labels is not None:
+            return dataclasses.replace(self, labels=self.shift_labels)
+        if self.labels is None or not head.predicts_next:
+            return self
+        following = next_labels(self.labels, document_ids, tokens.new_valid(self.labels.shape[1]))
+        return dataclasses.replace(self, labels=following)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ from polyformer.core.auxiliary_losses import sum_auxiliary_losses
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.initialization import initialize
-from polyformer.core.labels import next_labels
 from polyformer.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.generation.hub import from_hub
 from polyformer.heads import HeadInput
@@ -124,7 +123,7 @@ class Transformer(PretrainedMixin):
             global_attention_mask,
             relation_ids,
             inputs_embeds,
-        ).with_placeholder_ids()
+        ).with_placeholder_ids(choices=self.head.reads_choices)
         target = DecoderInputs(
             decoder_input_ids, decoder_attention_mask, decoder_relation_ids, decoder_inputs_embeds
         )
@@ -144,6 +143,7 @@ class Transformer(PretrainedMixin):
         """The sides that the model has, one after the other, and its head."""
         decoder_inputs = target.as_inputs()
         labels.check(self.head, self.encoder is not None)
+        inputs, labels = labels.of_choices(self.head, inputs)
         with training_pass(self):
             if self.encoder is not None and self.decoder is not None:
                 return self._run_both(inputs, decoder_inputs, labels, state, use_cache, options)
@@ -154,12 +154,7 @@ class Transformer(PretrainedMixin):
                 return self._finish(encoded, labels, options, inputs.text_ids)
             state = state or (self.new_state() if use_cache else None)
             decoded = self._side("decoder").run(inputs, options, state, unpads=self.unpads)
-            if labels.shift_labels is not None:
-                labels = dataclasses.replace(labels, labels=labels.shift_labels)
-            elif labels.labels is not None and self.head.predicts_next:
-                valid = decoded.tokens.new_valid(labels.labels.shape[1])
-                following = next_labels(labels.labels, inputs.document_ids, valid)
-                labels = dataclasses.replace(labels, labels=following)
+            labels = labels.shifted(self.head, inputs.document_ids, decoded.tokens)
             return self._finish(decoded, labels, options, inputs.text_ids, state)
 
     def _run_both(
@@ -304,7 +299,7 @@ class Transformer(PretrainedMixin):
         valid = ran.tokens.new_valid(ran.hidden.shape[1])
         table = self._output_weight()
         check_neighbours(labels.neighbour_ids, ran.hidden.shape[:2], self.config.vocab_size)
-        more = labels.sentence_labels, ids, labels.neighbour_ids
+        more = labels.sentence_labels, ids, labels.neighbour_ids, labels.choices
         head_input = HeadInput(ran.hidden, valid, table, ran.last_layer, *more)
         loss, predictions = self.head(head_input, labels.labels)
         losses = None

@@ -38,15 +38,26 @@ class ModelInputs:
     relation_ids: Tensor | None = None
     inputs_embeds: Tensor | None = None
 
-    def with_placeholder_ids(self, name: str = "inputs_embeds") -> "ModelInputs":
-        """With zeros for ids where token vectors stand in their place, which the caller gave as `name`."""
+    def with_placeholder_ids(self, name: str = "inputs_embeds", choices: bool = False) -> "ModelInputs":
+        """With zeros for ids where token vectors stand in their place, which the caller gave as `name`;
+        [B, C, T, E] too where there may be `choices`."""
         vectors = self.inputs_embeds
         if vectors is None:
             return self
-        if self.input_ids is not None or vectors.dim() != 3:
+        if self.input_ids is not None or vectors.dim() not in ((3, 4) if choices else (3,)):
             other = "ids too" if self.input_ids is not None else tuple(vectors.shape)
             raise InputError(f"{name}: expected [batch, length, width] in place of the ids, got {other}")
-        return dataclasses.replace(self, input_ids=vectors.new_zeros(vectors.shape[:2], dtype=torch.long))
+        return dataclasses.replace(self, input_ids=vectors.new_zeros(vectors.shape[:-1], dtype=torch.long))
+
+    def with_choices_as_rows(self) -> "tuple[ModelInputs, int]":
+        """The texts [B, C, T] of C choices of B questions as rows [B C, T], and C."""
+        ids = self.input_ids
+        assert ids is not None
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name, value in fields.items():
+            if value is not None and value.shape[:2] == ids.shape[:2]:
+                fields[name] = value.flatten(0, 1)
+        return ModelInputs(**fields), ids.shape[1]
 
     @property
     def text_ids(self) -> Tensor | None:

@@ -14,7 +14,11 @@ from polyformer.checkpoints.families.bert import (
     PRETRAINING_OPTIONS,
     BertFamily,
 )
-from polyformer.checkpoints.families.shared_tasks import QUESTION_ANSWERING, TOKEN_CLASSIFICATION
+from polyformer.checkpoints.families.shared_tasks import (
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+    multiple_choice,
+)
 from polyformer.checkpoints.family import Task, register
 from polyformer.checkpoints.key_mapping import layered
 from polyformer.core.errors import InputError
@@ -99,6 +103,7 @@ class Albert(BertFamily):
         "ForSequenceClassification": Task(ClassifyConfig(), {**POOLER, "classifier": "head.output"}),
         "ForTokenClassification": TOKEN_CLASSIFICATION,
         "ForQuestionAnswering": QUESTION_ANSWERING,
+        "ForMultipleChoice": multiple_choice("{base}pooler"),
     }
     sizes = ("albert-base", "albert-large", "albert-xxlarge")
 

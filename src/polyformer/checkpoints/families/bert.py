@@ -3,7 +3,11 @@
 from typing import ClassVar
 
 from polyformer.checkpoints.config_mapping import Tree, activation, option
-from polyformer.checkpoints.families.shared_tasks import QUESTION_ANSWERING, TOKEN_CLASSIFICATION
+from polyformer.checkpoints.families.shared_tasks import (
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+    multiple_choice,
+)
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.key_mapping import layered
 from polyformer.core.errors import InputError
@@ -120,5 +124,6 @@ class Bert(BertFamily):
         ),
         "ForTokenClassification": TOKEN_CLASSIFICATION,
         "ForQuestionAnswering": QUESTION_ANSWERING,
+        "ForMultipleChoice": multiple_choice("{base}pooler.dense"),
     }
     sizes = ("bert-base", "bert-large")

@@ -28,6 +28,7 @@ from polyformer.checkpoints.families.bert import (
     BertFamily,
 )
 from polyformer.checkpoints.families.roberta import CLASSIFIER
+from polyformer.checkpoints.families.shared_tasks import as_pooled
 from polyformer.checkpoints.family import Task, register
 from polyformer.core.errors import InputError, quote
 from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig, PretrainingConfig, TagConfig
@@ -102,6 +103,7 @@ class BigBird(BertFamily):
             unused_keys=UNPOOLED,
         ),
         "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}, unused_keys=UNPOOLED),
+        "ForMultipleChoice": as_pooled("{base}pooler"),
     }
     sizes = ("bigbird-base",)
 

@@ -22,6 +22,7 @@ from polyformer.checkpoints.families.deberta_common import (
     options,
     positive,
 )
+from polyformer.checkpoints.families.shared_tasks import multiple_choice
 from polyformer.checkpoints.family import register
 from polyformer.checkpoints.key_mapping import Converter, layered
 from polyformer.core.errors import InputError, quote
@@ -98,6 +99,12 @@ class DebertaV2(DebertaFamily):
         f"{SELF}.pos_key_proj": POSITION_KEYS,
         f"{SELF}.pos_key_proj.bias": ZeroBias((POSITION_KEYS + ".weight",)),
         f"{SELF}.pos_query_proj": POSITION_QUERIES,
+    }
+    tasks: ClassVar = {
+        **DebertaFamily.tasks,
+        "ForMultipleChoice": multiple_choice(
+            "pooler.dense", None, activation("pooler_hidden_act", "gelu", "text.activation")
+        ),
     }
     sizes = ("deberta-v3-small", "deberta-v3-base")
 

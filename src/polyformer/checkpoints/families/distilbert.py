@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from polyformer.checkpoints.config_mapping import activation, option
 from polyformer.checkpoints.families.bert import EMBEDDINGS
+from polyformer.checkpoints.families.shared_tasks import multiple_choice
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.key_mapping import layered
 from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig, SpanConfig, TagConfig
@@ -85,6 +86,11 @@ class DistilBert(Family):
         ),
         "ForQuestionAnswering": Task(
             SpanConfig(), {"qa_outputs": "head.output"}, (option("qa_dropout", 0.1, "span_dropout"),)
+        ),
+        "ForMultipleChoice": multiple_choice(
+            "pre_classifier",
+            ClassifyConfig(num_labels=1, activation="relu"),
+            option("seq_classif_dropout", 0.2, "text.dropout"),
         ),
     }
     sizes = ("distilbert-base",)

@@ -5,10 +5,14 @@ Either loads with any head: the discriminator's is "ForPreTraining", the generat
 
 from typing import ClassVar
 
-from polyformer.checkpoints.config_mapping import Tree, activation, option, with_defaults
+from polyformer.checkpoints.config_mapping import Tree, activation, check_required, option, with_defaults
 from polyformer.checkpoints.families.bert import EMBEDDINGS, LAYER, OPTIONS, BertFamily
 from polyformer.checkpoints.families.roberta import CLASSIFIER
-from polyformer.checkpoints.families.shared_tasks import QUESTION_ANSWERING, TOKEN_CLASSIFICATION
+from polyformer.checkpoints.families.shared_tasks import (
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+    multiple_choice,
+)
 from polyformer.checkpoints.family import Task, register
 from polyformer.checkpoints.key_mapping import layered
 from polyformer.heads import ClassifyConfig, DetectConfig, EmbedConfig, MaskedConfig
@@ -23,6 +27,9 @@ DISCRIMINATOR = {
     "discriminator_predictions.dense": "head.dense",
     "discriminator_predictions.dense_prediction": "head.output",
 }
+SUMMARY = {"summary_type": "first", "summary_use_proj": True}
+"""What is supported of the options of multiple choice."""
+
 COPIES = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
 
 
@@ -40,14 +47,7 @@ class Electra(BertFamily):
         OPTIONS, {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
     )
     other_options = ("embedding_size",)
-    # the summary belongs to multiple choice alone
-    ignored_options = (
-        "use_cache",
-        "summary_type",
-        "summary_use_proj",
-        "summary_activation",
-        "summary_last_dropout",
-    )
+    ignored_options = ("use_cache", *SUMMARY)
     key_mapping: ClassVar = {
         **{f"embeddings.{theirs}": ours for theirs, ours in EMBEDDINGS.items()},
         "embeddings_project": "encoder_embedding.widen",
@@ -62,11 +62,20 @@ class Electra(BertFamily):
         "ForSequenceClassification": Task(ClassifyConfig(activation="gelu", drops_twice=True), CLASSIFIER),
         "ForTokenClassification": TOKEN_CLASSIFICATION,
         "ForQuestionAnswering": QUESTION_ANSWERING,
+        "ForMultipleChoice": multiple_choice(
+            "sequence_summary.summary",
+            None,
+            activation("summary_activation", "gelu", "text.activation"),
+            option("summary_last_dropout", 0.1, "text.dropout"),
+            labelled=False,
+        ),
     }
     sizes = ("electra-small", "electra-base", "electra-large", "electra-base-generator")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The width of the embeddings, where that is not the model's."""
+        """The width of the embeddings, where that is not the model's; refuses other layers of a choice."""
+        if tree["head"]["kind"] == "choose":
+            check_required(SUMMARY, hub)
         size = hub.get("embedding_size", 128)
         tree["embedding"]["size"] = None if size == tree["hidden_size"] else size
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from polyformer.checkpoints.config_mapping import PROBLEM, Tree, get_path, option, set_path, with_defaults
 from polyformer.checkpoints.families.bert import EMBEDDINGS, LAYER, OPTIONS, POOLER
 from polyformer.checkpoints.families.roberta import CLASSIFIER, LM_HEAD, tied_keys
-from polyformer.checkpoints.families.shared_tasks import TOKEN_CLASSIFICATION
+from polyformer.checkpoints.families.shared_tasks import TOKEN_CLASSIFICATION, multiple_choice
 from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.key_mapping import layered
 from polyformer.core.errors import InputError, quote
@@ -56,6 +56,9 @@ class Longformer(Family):
         "ForTokenClassification": TOKEN_CLASSIFICATION,
         "ForQuestionAnswering": Task(
             SpanConfig(), {"qa_outputs": "head.output"}, (option("sep_token_id", 2, "separator"),)
+        ),
+        "ForMultipleChoice": multiple_choice(
+            "{base}pooler.dense", None, option("sep_token_id", 2, "separator")
         ),
     }
     sizes = ("longformer-base",)

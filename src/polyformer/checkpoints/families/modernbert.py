@@ -8,7 +8,15 @@ from polyformer.checkpoints.family import Family, Task, register
 from polyformer.checkpoints.key_mapping import Fused, layered
 from polyformer.checkpoints.rope_options import read_rope
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig, SpanConfig, TagConfig, TransformConfig
+from polyformer.heads import (
+    ChooseConfig,
+    ClassifyConfig,
+    EmbedConfig,
+    MaskedConfig,
+    SpanConfig,
+    TagConfig,
+    TransformConfig,
+)
 from polyformer.patterns import Window
 from polyformer.position import RopeConfig
 from polyformer.presets import model_config
@@ -45,7 +53,10 @@ def head_options(prefix: str, dense_bias: str = "dense_bias") -> tuple[Option, .
 TRANSFORM = {"head.dense": "head.transform.dense", "head.norm": "head.transform.norm"}
 OUTPUT = {**TRANSFORM, "classifier": "head.output"}
 TRANSFORMED = head_options("transform.")
-POOLING = choice("classifier_pooling", "cls", {"cls": "first", "mean": "mean"}, "pooling")
+POOLING, POOLING_OF_CHOICES = (
+    choice("classifier_pooling", "cls", {"cls": "first", "mean": "mean"}, path)
+    for path in ("pooling", "text.pooling")
+)
 
 
 @register
@@ -126,6 +137,13 @@ class ModernBert(Family):
             SpanConfig(transform=TransformConfig()),
             OUTPUT,
             (*TRANSFORMED, option("classifier_dropout", 0.0, "span_dropout")),
+        ),
+        "ForMultipleChoice": Task(
+            ChooseConfig(
+                text=ClassifyConfig(num_labels=1, hidden=False, dropout=0.0, transform=TransformConfig())
+            ),
+            {name: ours.replace("head", "head.text", 1) for name, ours in OUTPUT.items()},
+            (*head_options("text.transform."), POOLING_OF_CHOICES),
         ),
     }
     sizes = ("modernbert-base", "modernbert-large")

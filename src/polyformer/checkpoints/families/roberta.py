@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from polyformer.checkpoints.config_mapping import Tree, option, with_defaults
 from polyformer.checkpoints.families.bert import OPTIONS, POOLER, TRUNK, BertFamily
-from polyformer.checkpoints.families.shared_tasks import QUESTION_ANSWERING, TOKEN_CLASSIFICATION
+from polyformer.checkpoints.families.shared_tasks import QUESTION_ANSWERING, TOKEN_CLASSIFICATION, as_pooled
 from polyformer.checkpoints.family import Task, register
 from polyformer.core.errors import InputError
 from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig
@@ -56,6 +56,7 @@ class Roberta(BertFamily):
         "ForSequenceClassification": Task(ClassifyConfig(drops_twice=True), CLASSIFIER),
         "ForTokenClassification": TOKEN_CLASSIFICATION,
         "ForQuestionAnswering": QUESTION_ANSWERING,
+        "ForMultipleChoice": as_pooled("{base}pooler.dense"),
     }
     sizes = ("roberta-base", "roberta-large")
 
