@@ -9,6 +9,7 @@ from polyformer.core.sizes import check_deviation, check_sizes
 from polyformer.heads import HeadConfig, HeadShape, LanguageModelConfig
 from polyformer.memory import NoMemoryConfig
 from polyformer.plugins import Saved
+from polyformer.position import LearnedConfig, LearnedPerLayerConfig
 from polyformer.stack import EmbeddingConfig, StackConfig
 
 
@@ -108,3 +109,10 @@ class ModelConfig(Saved):
     def examples(cls) -> tuple["ModelConfig", ...]:
         """An encoder of one layer."""
         return (cls(vocab_size=11, hidden_size=16, encoder=StackConfig(num_hidden_layers=1)),)
+
+
+def longest(config: ModelConfig) -> int | None:
+    """The most tokens of a text, where positions are learned; None for any number."""
+    stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
+    learned = any(isinstance(stack.position, LearnedConfig | LearnedPerLayerConfig) for stack in stacks)
+    return config.max_position_embeddings if learned else None

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, write_json
 from polyformer.data import load
+from polyformer.model.record import RECIPE
 from polyformer.recipes import Recipe, Run, fit
 from polyformer.recipes.find import absolute, with_data
 from polyformer.recipes.fit import Fitted, own_data, settled
-from polyformer.recipes.run import RECIPE
 
 
 class Sizes(Protocol):

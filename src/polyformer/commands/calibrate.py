@@ -97,7 +97,8 @@ def _show(test: "Tested") -> None:
 
 def held_out(options: Options) -> str:
     """The texts that were named, or those that the run was validated with."""
-    from polyformer.recipes.run import RECIPE, Run
+    from polyformer.model.record import RECIPE
+    from polyformer.recipes.run import Run
 
     if options.data is not None:
         return options.data

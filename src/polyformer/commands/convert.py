@@ -96,6 +96,7 @@ def run(options: Options) -> None:
     from polyformer.commands.convert_evaluation import Evaluation
     from polyformer.commands.convert_exits import fit
     from polyformer.data.tokenizer_loading import load_tokenizer
+    from polyformer.model.card import write_export_card
     from polyformer.model.weights import with_weights
 
     if Path(options.out).exists() and any(Path(options.out).iterdir()):
@@ -126,6 +127,7 @@ def run(options: Options) -> None:
     if options.weights is not None:
         model = with_weights(model, options.weights)
     model.save_pretrained(options.out, format=options.format)
+    write_export_card(model, Path(options.out), options.format)
     print(f"written to {options.out} ({options.format})")
     try:
         load_tokenizer(options.folder).save(options.out)

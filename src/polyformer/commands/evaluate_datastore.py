@@ -81,7 +81,8 @@ def chosen(options: Any, store: "Store") -> "MixtureConfig":
 def measured_texts(options: Any) -> dict[str, Iterator[str]]:
     """What to measure on: --data, or validation and test data of the run's recipe."""
     from polyformer.data import load
-    from polyformer.recipes.run import RECIPE, Run
+    from polyformer.model.record import RECIPE
+    from polyformer.recipes.run import Run
 
     if options.data is not None:
         return {options.data: texts_of(options.data, options.format)}

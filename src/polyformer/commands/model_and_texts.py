@@ -38,8 +38,9 @@ def load(name: str, path: str | None, device: str, overrides: dict[str, Any] | N
     from polyformer.checkpoints import from_pretrained
     from polyformer.data import DataConfig
     from polyformer.data.tokenizer_loading import load_tokenizer
+    from polyformer.model.record import RECIPE
     from polyformer.recipes.find import with_data
-    from polyformer.recipes.run import RECIPE, Run, choose_device, is_checkpoint
+    from polyformer.recipes.run import Run, choose_device, is_checkpoint
 
     folder, columns = Path(name), ("text",)
     data = DataConfig()

@@ -70,7 +70,7 @@ def words(text: str) -> tuple[str, ...]:
 
 def is_run(name: str) -> bool:
     """Whether it is the folder of a run."""
-    from polyformer.recipes.run import RECIPE
+    from polyformer.model.record import RECIPE
 
     return (Path(name) / RECIPE).is_file()
 

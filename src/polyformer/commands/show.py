@@ -113,7 +113,7 @@ def config_of(name: str, overrides: dict[str, Any]) -> "AnyConfig":
 
 def longest_text(config: "ModelConfig") -> int:
     """Tokens of the longest text: the number of learned positions, or the last of `LENGTHS`."""
-    from polyformer.recipes.reader import longest
+    from polyformer.architecture import longest
 
     return longest(config) or LENGTHS[-1]
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyformer.architecture import longest
 from polyformer.checkpoints.load import family_of
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
@@ -23,7 +24,6 @@ from polyformer.datastore.windows import Reading
 from polyformer.model import Transformer
 from polyformer.model.saving import CONFIG
 from polyformer.recipes.reader import Reader as Checkpoint
-from polyformer.recipes.reader import longest
 from polyformer.recipes.run import Run, choose_device, is_checkpoint
 from polyformer.stack.last_feedforward import LastFeedForwardInput
 from polyformer.tasks import LanguageModelling

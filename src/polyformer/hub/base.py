@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import os
+from pathlib import Path
 from typing import Any, ClassVar
 
 import transformers
@@ -17,8 +18,10 @@ from polyformer.hub.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Argumen
 from polyformer.hub.offload import loaded
 from polyformer.hub.remote import auto_map, write_module
 from polyformer.hub.resize import check_resizable, resize
+from polyformer.hub.uploading import card_of, push
 from polyformer.model import Transformer
 from polyformer.model.arguments import OutputOptions
+from polyformer.model.card import CARD, write_card
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.sequence.inputs import ModelInputs
 from polyformer.sequence.tokens import NO_TOKENS
@@ -30,6 +33,14 @@ SAVED_BY = {
     "save_function",
 } - {"self", "kwargs", "save_directory"}
 """What `save_pretrained` takes; transformers' own passes over all other names."""
+
+UPLOADED_BY = {*inspect.signature(push).parameters, "push_to_hub"} - {
+    "model",
+    "card",
+    "max_shard_size",
+    "token",
+}
+"""What `save_pretrained` hands on to an upload."""
 
 OUTPUT_OPTIONS = ("output_attentions", "output_hidden_states")
 
@@ -229,18 +240,31 @@ class PolyformerModel(transformers.PreTrainedModel):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *arguments: Any, **options: Any
     ) -> None:
-        """As transformers' models are saved. Names that it would pass over are refused, and so are pickles;
-        `save_function` changes nothing in what is written, there as here."""
+        """As transformers' models are saved, with a card (README.md) where no other stands. Names that
+        transformers would pass over are refused, and so are pickles; `save_function` changes nothing in what
+        is written, there as here."""
         for name in options:
             if name not in SAVED_BY:
                 raise unknown("argument of save_pretrained", name, SAVED_BY)
         if options.pop("safe_serialization", True) is not True:
             raise InputError("safe_serialization: weights are written as safetensors alone; leave it out")
+        upload = {name: options.pop(name) for name in UPLOADED_BY & options.keys()}
         self.config.auto_map = auto_map(type(self))
         writes = arguments[0] if arguments else options.get("is_main_process", True)
-        if writes and not os.path.isfile(save_directory):
-            write_module(save_directory, self.config.auto_map)  # before what may be uploaded from there
         super().save_pretrained(save_directory, *arguments, **options)
+        folder = Path(save_directory)
+        if not writes or not folder.is_dir():
+            return
+        write_module(folder, self.config.auto_map)
+        write_card(folder, card_of(self, folder.absolute().name, measured="state_dict" not in options))
+        if upload.pop("push_to_hub", False):
+            size = {name: options[name] for name in ("max_shard_size", "token") if name in options}
+            push(self, upload.pop("repo_id", folder.absolute().name), card=folder / CARD, **size, **upload)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """As transformers' models are uploaded, with our card where the repository has none of somebody's
+        own; returns the address of the commit. Options: see `polyformer.hub.uploading.push`."""
+        return push(self, repo_id, **options)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:

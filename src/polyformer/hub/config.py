@@ -25,7 +25,7 @@ class PolyformerConfig(transformers.PreTrainedConfig):
     """`polyformer`: a `ModelConfig` or a `TrajectoryConfig` as plain data, which all sizes are taken from.
 
     What may be set beside it, and then changes the model: `vocab_size`, `num_labels` (or `id2label`) and
-    `problem_type`.
+    `problem_type`. `training_record` and `license` stand in the model's card (`polyformer.model.card`).
     """
 
     model_type = "polyformer"
@@ -36,6 +36,8 @@ class PolyformerConfig(transformers.PreTrainedConfig):
         "encoder_attentions",
     ]
     polyformer: dict[str, Any] | None = None
+    training_record: dict[str, Any] | None = None
+    license: str | None = None
     use_cache: bool = True
     problem_type: (
         Literal["regression", "single_label_classification", "multi_label_classification"] | None
@@ -125,4 +127,5 @@ def config_of(model: Any) -> PolyformerConfig:
     known = {}
     if names and len(names) == tree["head"].get("num_labels"):
         known = {"id2label": names, "label2id": {name: i for i, name in names.items()}}
-    return PolyformerConfig(polyformer=tree, **known)
+    record = None if model.record is None else model.record.to_dict()
+    return PolyformerConfig(polyformer=tree, training_record=record, **known)

@@ -48,8 +48,9 @@ AUTO = {
 }
 
 
-def wrap(model: Transformer | TrajectoryTransformer) -> PolyformerModel:
-    """`model` as one of transformers' models; the weights are its own, not copied.
+def wrap(model: Transformer | TrajectoryTransformer, *, license: str | None = None) -> PolyformerModel:
+    """`model` as one of transformers' models; the weights are its own, not copied. `license`, an identifier
+    of the hub's such as "apache-2.0", is stated in the card of what is saved.
 
     Raises `InputError` for a head or a model that transformers has no class for, and for weights in int8.
     """
@@ -61,6 +62,7 @@ def wrap(model: Transformer | TrajectoryTransformer) -> PolyformerModel:
             'weights="float32"'
         )
     config = config_of(model)
+    config.license = license
     with torch.device("meta"):
         wrapped = _class_of(model)(config)
     wrapped.model = model

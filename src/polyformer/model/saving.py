@@ -17,6 +17,7 @@ from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write, read_json, read_tensors, write_json, write_tensors
 from polyformer.core.unused_tensors import read_unused_tensors, write_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
+from polyformer.model.record import TrainingRecord, read_record
 from polyformer.model.weights import check_trainable
 
 CONFIG, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
@@ -31,6 +32,7 @@ class PretrainedMixin(nn.Module):
     generation: settings for `generate`, as generation_config.json holds them; None for the defaults.
     unused_tensors: tensors that the model's public checkpoint has and never computes with, by name; see
     `polyformer.core.unused_tensors`.
+    record: of the run that the model was loaded from, for its card; None without one.
     """
 
     config_type: ClassVar[Any]
@@ -40,6 +42,7 @@ class PretrainedMixin(nn.Module):
         self.config = config
         self.generation: dict[str, Any] | None = None
         self.unused_tensors: dict[str, Tensor] = {}
+        self.record: TrainingRecord | None = None
 
     def save_pretrained(self, directory: str | Path, format: str = "polyformer") -> None:
         """Write config.json and model.safetensors into `directory`, each whole or not at all.
@@ -71,6 +74,7 @@ class PretrainedMixin(nn.Module):
             model = cls(config)
         load_weights(model, tensors, folder / WEIGHTS)
         model.generation, model.unused_tensors = read_generation(folder), read_unused_tensors(folder)
+        model.record = read_record(folder, model.state_dict())
         return model.eval()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from polyformer.architecture import ModelConfig
+from polyformer.architecture import ModelConfig, longest
 from polyformer.checkpoints import config_of, from_pretrained
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Collate, Tokenizer
@@ -18,7 +18,6 @@ from polyformer.data.answers import encode_marked, marked_windows
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.heads import ClassifyConfig, TagConfig
 from polyformer.model import Transformer
-from polyformer.position import LearnedConfig, LearnedPerLayerConfig
 from polyformer.tasks.qa import AnsweringConfig, answers
 from polyformer.tasks.text import batched, required
 
@@ -155,13 +154,6 @@ def check_head(folder: Path, config: object, wanted: str) -> None:
         raise InputError(
             f"{folder}: its head is {quote(config.head.kind)}, with which it cannot {wanted}; {way}"
         )
-
-
-def longest(config: ModelConfig) -> int | None:
-    """The most tokens of a text, where positions are learned; None for any number."""
-    stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
-    learned = any(isinstance(stack.position, LearnedConfig | LearnedPerLayerConfig) for stack in stacks)
-    return config.max_position_embeddings if learned else None
 
 
 def mark(tokenizer: Tokenizer, single: str, pair: str) -> None:

@@ -26,6 +26,7 @@ from polyformer.core.parsing import JSON_BYTES, YAML_BYTES, parse_json
 from polyformer.data import Tokenizer
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.model import Transformer, build_model, load_pretrained, read_config
+from polyformer.model.record import RECIPE, RECORD
 from polyformer.model.saving import CONFIG, WEIGHTS, read_generation, write_generation
 from polyformer.recipes.recipe import Recipe
 from polyformer.tasks import Answering, Classification, LanguageModelling, Tagging, Task, Translation, Writing
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from polyformer.recipes.reader import Reader
     from polyformer.recipes.writer import Writer
 
-RECIPE, RECORD = "recipe.yaml", "run.json"
 STEPS = "steps"  # in run.json when a training has ended
 
 WANTED: dict[type[Task], str] = {

@@ -13,11 +13,12 @@ from typing import Any
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
+from polyformer.model.record import RECIPE
 from polyformer.patterns import Window
 from polyformer.patterns.base import Pattern
 from polyformer.recipes.fit import Fitted, fit
 from polyformer.recipes.recipe import ModelChoice, Recipe
-from polyformer.recipes.run import RECIPE, Run
+from polyformer.recipes.run import Run
 from polyformer.tasks import LanguageModellingConfig
 
 

@@ -1,0 +1,98 @@
+"""What a run left about the training of its model, as far as it still holds for the weights.
+
+`TrainingRecord` travels with a model: read where a run's folder is loaded, it stands in the config.json of
+what is saved for transformers, and a model card tells from it what the model was trained on and how well it
+did. Its figures are those of the weights with its digest; trained further, a model is another.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PureWindowsPath
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError, quote
+from polyformer.core.files import read_bounded
+from polyformer.core.parsing import JSON_BYTES, YAML_BYTES, parse_json, parse_yaml
+
+RECIPE, RECORD = "recipe.yaml", "run.json"
+"""What makes a folder a run: everything resolved, and versions, data and metrics."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRecord:
+    """`recipe`: as in recipe.yaml, without places of files; `metrics` by split; `weights`: their digest."""
+
+    recipe: dict[str, Any]
+    metrics: dict[str, dict[str, float]]
+    weights: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for config.json."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: object) -> Self:
+        """The record that `to_dict` wrote; `InputError` for anything else."""
+        names = {"recipe": dict, "metrics": dict, "weights": str}
+        if not isinstance(data, dict) or data.keys() != names.keys():
+            raise InputError(f"training_record: expected {', '.join(names)}, got {quote(data)}")
+        for name, kind in names.items():
+            if not isinstance(data[name], kind):
+                raise InputError(
+                    f"training_record.{name}: expected a {kind.__name__}, got {quote(data[name])}"
+                )
+        return cls(**data)
+
+    def holds_for(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether `tensors` are the weights that the metrics are of."""
+        return digest(tensors) == self.weights
+
+
+def read_record(folder: Path, tensors: Mapping[str, Tensor]) -> TrainingRecord | None:
+    """The record of the run in `folder`, whose result are `tensors`; None where no run ended there."""
+    if not (folder / RECIPE).is_file() or not (folder / RECORD).is_file():
+        return None
+    # Perplexities may be infinite.
+    facts = parse_json(read_bounded(folder / RECORD, JSON_BYTES), folder / RECORD, dict, finite=False)
+    recipe = parse_yaml(read_bounded(folder / RECIPE, YAML_BYTES).decode("utf-8", "replace"), folder / RECIPE)
+    metrics = facts.get("metrics")
+    if not isinstance(metrics, dict) or not isinstance(recipe, dict):
+        return None
+    return TrainingRecord(without_places(recipe), metrics, digest(tensors))
+
+
+def without_places(part: Any) -> Any:
+    """`part` of a recipe, with the last part of files' absolute names: where they lay concerns nobody."""
+    if isinstance(part, dict):
+        return {name: without_places(value) for name, value in part.items()}
+    if isinstance(part, list):
+        return [without_places(value) for value in part]
+    if isinstance(part, str):
+        for path in (Path(part), PureWindowsPath(part)):
+            if path.is_absolute() or part.startswith("~"):
+                return path.name
+    return part
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and numbers; empty where some are not in memory (`meta`)."""
+    if any(tensor.is_meta for tensor in tensors.values()):
+        return ""
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        flat = tensor.detach().cpu().contiguous().flatten()
+        total.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    return total.hexdigest()
+
+
+def rows(metrics: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, str, float]]:
+    """(split, metric, value) of all that are numbers."""
+    for split, values in metrics.items():
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            if isinstance(value, int | float):
+                yield split, name, float(value)
