@@ -1,6 +1,7 @@
 """The options of `polyformer train`, and the recipe that they describe, as plain data."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from polyformer.commands.options import Device, argument, device, imports, option, recipe_settings
@@ -22,6 +23,11 @@ class Options:
     pretrained: str | None = option(
         "checkpoint to start from, with its tokenizer, instead of the recipe's model", metavar="CHECKPOINT"
     )
+    pretrained_vectors: str | None = option(
+        "word vectors to begin the token table with, a file of word2vec (text or binary) or GloVe",
+        metavar="FILE",
+    )
+    freeze_vectors: bool = option("with --pretrained-vectors: do not train the token table", False)
     steps: int | None = option("training steps, updates of the weights (default: the recipe's)")
     out: str | None = option("folder of the new run (default: runs/NAME-NUMBER)", metavar="DIR")
     resume: str | None = option("continue the run in this folder from its last checkpoint", metavar="DIR")
@@ -55,6 +61,11 @@ def recipe_data(options: Options) -> dict[str, Any]:
         if options.model is not None:
             raise InputError("--pretrained: a checkpoint is a model already; leave out --model")
         recipe |= {"model": {"pretrained": options.pretrained}, "tokenizer": {"path": options.pretrained}}
+    if options.pretrained_vectors is not None:
+        path = str(Path(options.pretrained_vectors).absolute())
+        recipe |= {"vectors": {"path": path, "frozen": options.freeze_vectors}}
+    elif options.freeze_vectors:
+        raise InputError("--freeze-vectors: name the vectors by --pretrained-vectors FILE")
     for name, value in options.changes.items():
         recipe = merged(recipe, nested(name, value))
     if isinstance(recipe.get("data"), dict) and not options.print:

@@ -18,6 +18,7 @@ from polyformer.data.fingerprint import fingerprint
 from polyformer.model import Transformer, build_model
 from polyformer.model.saving import WEIGHTS, read_generation
 from polyformer.recipes.distill import Distilling
+from polyformer.recipes.pretrained_vectors import copy_vectors, freeze_vectors
 from polyformer.recipes.recipe import Recipe
 from polyformer.recipes.resume import DATA, check_data, check_same, folder_of
 from polyformer.recipes.run import STEPS, Run
@@ -88,9 +89,11 @@ def _fit(
     task = recipe.task.build(tokenizer)
     model = _model(recipe, task)
     if Checkpoints(run.folder).latest() is None:
-        _first_weights(recipe, model, start)
+        _first_weights(recipe, model, tokenizer, start)
     else:
         model.generation = read_generation(run.folder)
+    if recipe.vectors is not None and recipe.vectors.frozen:
+        freeze_vectors(model)
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed + 1)  # a helper's weights are not the model's
         joined = task.training_module(model)
@@ -163,12 +166,18 @@ def _model(recipe: Recipe, task: Task) -> Transformer:
         return model
 
 
-def _first_weights(recipe: Recipe, model: Transformer, start: str | Path | None) -> None:
+def _first_weights(
+    recipe: Recipe, model: Transformer, tokenizer: Tokenizer | None, start: str | Path | None
+) -> None:
     """Put the weights that a run begins with into `model`, where they are not drawn."""
     if recipe.model.pretrained is not None:
         report = start_from(recipe.model.pretrained, model)
         if is_main():
             print(f"from {recipe.model.pretrained}\n{report}")
+    if recipe.vectors is not None and start is None:
+        note = copy_vectors(recipe.vectors, model, tokenizer)
+        if is_main():
+            print(note)
     if start is not None:
         load_weights(model, read_tensors(Path(start) / WEIGHTS), Path(start) / WEIGHTS)
 

@@ -14,6 +14,7 @@ from polyformer.objectives.distillation import DistillationConfig
 from polyformer.patterns.base import Pattern
 from polyformer.plugins import telling
 from polyformer.presets import model_config, overridden
+from polyformer.recipes.pretrained_vectors import VectorsConfig
 from polyformer.stack import AttentionConfig
 from polyformer.tasks import LanguageModellingConfig, TaskConfig
 from polyformer.training import OptimizerConfig, ScheduleConfig, TrainingConfig
@@ -87,6 +88,7 @@ class Recipe(Config):
     optimizer: OptimizerConfig = AdamW()
     schedule: ScheduleConfig = Cosine()
     training: TrainingConfig = TrainingConfig()
+    vectors: VectorsConfig | None = None  # word vectors that the token table begins with
     distillation: DistillationConfig | None = None  # a teacher whose layers and predictions are learnt from
     imports: tuple[str, ...] = ()  # files and modules that register parts of one's own
     seed: int = 0
@@ -113,6 +115,10 @@ class Recipe(Config):
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise InputError(f"seed: expected 0 or more, got {self.seed}")
+        if self.vectors is not None and (self.model.pretrained or self.distillation):
+            raise InputError(
+                "vectors: a checkpoint and a teacher bring token vectors of their own; leave them out"
+            )
 
 
 def flattened(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:

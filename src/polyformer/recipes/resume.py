@@ -56,7 +56,7 @@ def first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, A
 def _fixed(recipe: Recipe) -> dict[str, Any]:
     """The parts of a recipe that stay."""
     plain = recipe.to_dict()
-    fixed = {name: plain[name] for name in ("seed", "model", "task", "tokenizer", "distillation")}
+    fixed = {name: plain[name] for name in ("seed", "model", "task", "tokenizer", "vectors", "distillation")}
     if fixed["task"].get("neighbours"):
         fixed["task"]["neighbours"] = "where they lie may change"
     reading = {name: value for name, value in plain[DATA].items() if name not in PLACES}

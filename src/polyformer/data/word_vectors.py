@@ -1,0 +1,217 @@
+"""Word vectors from files, for the tokens that are words: word2vec's text and binary formats, and GloVe's.
+
+    word2vec, text      "COUNT WIDTH", then a line "word x_1 .. x_WIDTH" for each word
+    word2vec, binary    "COUNT WIDTH", then "word " and WIDTH float32 numbers, little-endian, for each
+    GloVe               such lines without a header
+
+A file, gzipped or not, is read once, row by row; only rows of words that are asked for are kept, and only
+those are looked at in full. Mikolov et al. 2013 (skip-gram, CBOW); Pennington et al. 2014 (GloVe).
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from polyformer.core.errors import InputError, quote
+from polyformer.data.gzipped import opened_bytes
+from polyformer.data.tokenizer import Tokenizer
+from polyformer.data.words import word_starts
+
+WIDEST, LONGEST_WORD = 2**16, 2**12
+"""Numbers of a vector and bytes of a word: more of them are no file of word vectors."""
+
+Row = tuple[bytes, bytes]
+"""A word, and its numbers as the file has them."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WordVectors:
+    """What a file says of some words: `ids` [N] and their vectors [N, width]; `words` in the whole file."""
+
+    ids: np.ndarray
+    vectors: np.ndarray
+    words: int
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+        return self.vectors.shape[1]
+
+
+def word_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """The tokens that are whole words, or begin some, as text without the mark of a beginning.
+
+    Special tokens are none. Raises `InputError` where pieces show where words end and not where they begin.
+    """
+    starts, ids = word_starts(tokenizer), dict[str, int]()
+    for number in tokenizer.ordinary_ids[starts[tokenizer.ordinary_ids]].tolist():
+        word = tokenizer.decode([number]).strip()
+        if word and "\ufffd" not in word:
+            ids.setdefault(word, number)
+    return ids
+
+
+def read_word_vectors(path: str | Path, ids: Mapping[str, int]) -> WordVectors:
+    """The vectors of the words in `ids`.
+
+    Raises `InputError` for a file that is none of the three formats or is cut short, for a word that is no
+    UTF-8, of the words asked for also for one that stands there twice or has a number that is not finite, and
+    where there are none of them.
+    """
+    path = Path(path)
+    rows: dict[int, np.ndarray] = {}
+    with opened_bytes(path) as file:
+        entries, binary = _entries(file, path)
+        count = 0
+        for word, numbers in entries:
+            count += 1
+            number = ids.get(_text(word, path, count))
+            if number is None:
+                continue
+            if number in rows:
+                raise InputError(f"{path}: the word {quote(_text(word, path, count))} stands there twice")
+            vector = _binary_numbers(numbers) if binary else _text_numbers(numbers, path, count)
+            if not np.isfinite(vector).all():
+                raise InputError(
+                    f"{path}: a number of {quote(_text(word, path, count))} is not finite; leave the word out"
+                )
+            rows[number] = vector
+    if not rows:
+        raise InputError(
+            f"{path}: none of its {count:,} words is a token; take a tokenizer of whole words "
+            "(--tokenizer.algorithm wordpiece, of many tokens), of the same case as the file"
+        )
+    return WordVectors(np.array(list(rows)), np.stack(list(rows.values())), count)
+
+
+def _entries(file: BinaryIO, path: Path) -> tuple[Iterator[Row], bool]:
+    """The rows of the file, and whether their numbers are binary."""
+    line = file.readline(WIDEST * 32)
+    if not line.strip():
+        raise InputError(f"{path}: empty; expected word vectors")
+    header = line.split()
+    if len(header) == 2 and all(field.isdigit() for field in header):
+        count, width = (int(field[:20]) for field in header)
+        if not (count and 1 <= width <= WIDEST):
+            raise InputError(
+                f"{path}: a header of {count} words and {width} numbers each; expected 1 or more words and "
+                f"1 to {WIDEST} numbers"
+            )
+        start = file.read(1024)
+        if any(byte < 32 and byte not in b"\t\n\r" for byte in start):
+            return _binary_rows(_Buffered(file, start), count, width, path), True
+        return _text_rows(_lines(file, start), count, width, path), False
+    width = len(header) - 1
+    if width < 1 or _floats(header[1:]) is None:
+        raise InputError(
+            f"{path}: expected 'COUNT WIDTH' (word2vec) or a word and its numbers (GloVe) in the first line, "
+            f"got {quote(line[:80])}"
+        )
+    return _text_rows(itertools.chain([line], _lines(file, b"")), None, width, path), False
+
+
+def _lines(file: BinaryIO, start: bytes) -> Iterator[bytes]:
+    """The lines of `start` and of what follows it."""
+    *whole, last = start.split(b"\n")
+    yield from whole
+    if last or start:
+        yield last + file.readline(WIDEST * 32)
+    while line := file.readline(WIDEST * 32):
+        yield line
+
+
+def _text_rows(lines: Iterable[bytes], count: int | None, width: int, path: Path) -> Iterator[Row]:
+    """A word may have spaces, its numbers are the last `width` fields."""
+    number = 0
+    for line in lines:
+        line = line.strip(b" \r\n\t")
+        if not line:
+            continue
+        number += 1
+        fields = line.replace(b"\t", b" ").rsplit(b" ", width)
+        if len(fields) != width + 1:
+            raise InputError(
+                f"{path}: expected a word and {width} numbers in row {number}, got {len(fields)} fields; cut "
+                "short, or with a wrong header"
+            )
+        yield fields[0], b" ".join(fields[1:])
+        if number == count and any(line.strip() for line in lines):
+            raise InputError(f"{path}: a wrong header: more rows than the {count:,} that it says")
+    if count is not None and number < count:
+        raise InputError(f"{path}: cut short: {number:,} rows of the {count:,} that its header says")
+
+
+class _Buffered:
+    """Bytes of a file, some of them read already."""
+
+    def __init__(self, file: BinaryIO, start: bytes):
+        self.file, self.data, self.at = file, start, 0
+
+    def until(self, mark: bytes, most: int) -> bytes | None:
+        """The bytes before `mark`, which is passed; None where it does not come within `most` bytes."""
+        self._fill(most)
+        end = self.data.find(mark, self.at, self.at + most)
+        if end < 0:
+            return None
+        start, self.at = self.at, end + len(mark)
+        return self.data[start:end]
+
+    def take(self, size: int) -> bytes:
+        """The next `size` bytes, or as many as there are."""
+        self._fill(size)
+        start, self.at = self.at, self.at + size
+        return self.data[start : self.at]
+
+    def _fill(self, size: int) -> None:
+        while len(self.data) - self.at < size:
+            more = self.file.read(max(size, 2**20))
+            if not more:
+                break
+            self.data, self.at = self.data[self.at :] + more, 0
+
+
+def _binary_rows(data: _Buffered, count: int, width: int, path: Path) -> Iterator[Row]:
+    """Rows end with a newline or with nothing, as the program that wrote them likes."""
+    for number in range(1, count + 1):
+        word = data.until(b" ", LONGEST_WORD)
+        numbers = b"" if word is None else data.take(4 * width)
+        if word is None or len(numbers) < 4 * width:
+            raise InputError(
+                f"{path}: cut short in row {number:,} of the {count:,} that its header says, or of "
+                f"another width than its {width}"
+            )
+        yield word.lstrip(b"\n"), numbers
+    if data.take(2).strip(b"\n"):
+        raise InputError(f"{path}: a wrong header: more rows than the {count:,} that it says")
+
+
+def _text(word: bytes, path: Path, number: int) -> str:
+    try:
+        return word.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: the word of row {number:,}, {quote(word)}, is no UTF-8; convert the file, for example "
+            "with iconv -c"
+        ) from error
+
+
+def _binary_numbers(numbers: bytes) -> np.ndarray:
+    return np.frombuffer(numbers, "<f4").astype(np.float32)
+
+
+def _text_numbers(numbers: bytes, path: Path, number: int) -> np.ndarray:
+    floats = _floats(numbers.split(b" "))
+    if floats is None:
+        raise InputError(f"{path}: expected numbers in row {number:,}, got {quote(numbers[:80])}")
+    return np.array(floats, dtype=np.float32)
+
+
+def _floats(fields: Iterable[bytes]) -> list[float] | None:
+    try:
+        return [float(field) for field in fields]
+    except ValueError:
+        return None
