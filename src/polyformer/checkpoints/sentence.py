@@ -6,8 +6,9 @@ scaling to length 1. Reimers and Gurevych 2019, section 3.
 
 from pathlib import Path
 
+from polyformer.architecture import ModelConfig, longest
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.files import read_json
+from polyformer.core.files import read_json, write_json
 from polyformer.heads import EmbedConfig
 
 MODULES = "modules.json"
@@ -44,6 +45,32 @@ def embedding_head(folder: Path) -> EmbedConfig | None:
     if not isinstance(name, str) or "/" in name or "\\" in name or name in ("", ".", ".."):
         raise InputError(f"{folder / MODULES}: expected the name of a folder for Pooling's path")
     return EmbedConfig(pooling=_pooling(folder / name / "config.json"), normalize=len(kinds) == 3)
+
+
+def write_modules(config: ModelConfig, folder: Path) -> bool:
+    """Write what lets sentence-transformers open `folder`, where a model for transformers was saved: its
+    modules, and how long texts may be. False, and nothing, for another head than one that pools the model's
+    own states."""
+    head = config.head
+    if not isinstance(head, EmbedConfig) or head.hidden:
+        return False
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if head.normalize else [])]
+    modules = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{kind}" if i else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for i, kind in enumerate(kinds)
+    ]
+    modes = {name: POOLINGS[name] == head.pooling for name in POOLINGS if name.startswith("pooling_mode_")}
+    write_json(
+        folder / "1_Pooling" / "config.json", {"word_embedding_dimension": config.hidden_size, **modes}
+    )
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": longest(config)})
+    write_json(folder / MODULES, modules)
+    return True
 
 
 def _pooling(path: Path) -> str:

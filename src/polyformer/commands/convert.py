@@ -7,7 +7,8 @@ memory. Exit status 1 where the conversion loses more than --tolerance; it is wr
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from polyformer.commands.options import argument, option
 from polyformer.core.errors import InputError
@@ -19,6 +20,8 @@ EXAMPLES = """examples:
   polyformer convert bert-dir long --attention "Window(256) | Global(1)" --max-positions 4096
   polyformer convert llama-dir longer --max-positions 32768 --extension yarn --evaluate book.txt
   polyformer convert gpt2-dir windowed --attention "Window(256) | Global(4)" --evaluate book.txt
+  polyformer convert minilm-dir long --head embed --max-positions 4096 --attention "Window(128) | Global(1)" \
+      --format wrapped
   polyformer convert roberta-dir out --attention "Window(256) | Marked()" --global-projections --format hub
   polyformer convert bert-dir low-rank --attention "linformer(k=128, max_length=512)"
   polyformer convert runs/mine memorizing --memory "memorizing(length=256, store=8192)"
@@ -67,8 +70,10 @@ class Options:
         "what the weights are kept in; int8 is a fourth of float32 and generates faster, and does not train "
         "(default: as they are)"
     )
-    format: Literal["polyformer", "hub"] = option(
-        "format to write; hub is what transformers reads (default: polyformer)", "polyformer"
+    format: Literal["polyformer", "hub", "wrapped"] = option(
+        "format to write; hub is what transformers reads, for models of its families; wrapped holds any, "
+        "for transformers with trust_remote_code (default: polyformer)",
+        "polyformer",
     )
     head: str | None = option(
         "head to load, such as masked or BertForMaskedLM (default: the one in the checkpoint)"
@@ -90,13 +95,10 @@ class Options:
 
 def run(options: Options) -> None:
     """Write the converted checkpoint and its tokenizer; exit with status 1 where it lost too much."""
-    from pathlib import Path
-
     from polyformer.checkpoints import convert, from_pretrained
     from polyformer.commands.convert_evaluation import Evaluation
     from polyformer.commands.convert_exits import fit
     from polyformer.data.tokenizer_loading import load_tokenizer
-    from polyformer.model.card import write_export_card
     from polyformer.model.weights import with_weights
 
     if Path(options.out).exists() and any(Path(options.out).iterdir()):
@@ -126,8 +128,7 @@ def run(options: Options) -> None:
         fit(model, options.folder, options.fit, options.fit_tokens)
     if options.weights is not None:
         model = with_weights(model, options.weights)
-    model.save_pretrained(options.out, format=options.format)
-    write_export_card(model, Path(options.out), options.format)
+    _save(model, Path(options.out), options.format)
     print(f"written to {options.out} ({options.format})")
     try:
         load_tokenizer(options.folder).save(options.out)
@@ -135,3 +136,20 @@ def run(options: Options) -> None:
         print(f"no tokenizer is written: {error}")
     if evaluation is not None:
         evaluation.show(before, model)
+
+
+def _save(model: Any, folder: Path, format: str) -> None:
+    """Write the model and its card; wrapped encoders that embed with what sentence-transformers reads."""
+    from polyformer.architecture import ModelConfig
+    from polyformer.checkpoints.sentence import write_modules
+    from polyformer.model.card import write_export_card
+
+    if format != "wrapped":
+        model.save_pretrained(folder, format=format)
+        write_export_card(model, folder, format)
+        return
+    from polyformer.hub import wrap
+
+    wrap(model).save_pretrained(folder)
+    if isinstance(model.config, ModelConfig):
+        write_modules(model.config, folder)
