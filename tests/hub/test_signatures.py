@@ -66,6 +66,8 @@ def named(model: Any) -> list[str]:
 
 
 def value(name: str, task: str) -> Any:
+    if name == "labels" and "MultipleChoice" in task:
+        return torch.tensor([2])
     if name == "labels" and "SequenceClassification" in task:
         return torch.tensor([0, 2, 1])
     if name == "labels" and (
@@ -139,6 +141,11 @@ def arguments(
     takes = inspect.signature(theirs.forward).parameters
     if name in ("next_sentence_label", "sentence_order_label", "num_items_in_batch") and "labels" in takes:
         inputs["labels"] = value("labels", task)
+    if "MultipleChoice" in task:  # the texts are the choices of one question
+        of_texts = {name: x for name, x in inputs.items() if torch.is_tensor(x) and x.shape[:2] == (3, T)}
+        if family == "distilbert":
+            of_texts.pop("position_ids", None)  # which theirs takes of the texts as rows alone
+        inputs |= {name: x.unsqueeze(0) for name, x in of_texts.items()}
     return inputs
 
 
@@ -162,6 +169,7 @@ def test_every_argument(family: str, task: str):
         if family == "m2m_100" and name.endswith("inputs_embeds"):  # ours are scaled after, as token vectors
             expected = outcome(theirs, batch | {name: batch[name] * 4})
         mask = batch.get("decoder_attention_mask", batch.get("attention_mask"))
+        mask = None if mask is None else mask.flatten(0, -2)
         try:
             compare(actual, expected, MASK if name == "lengths" else mask)
         except AssertionError as error:
