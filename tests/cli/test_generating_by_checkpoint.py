@@ -65,6 +65,32 @@ def test_what_the_command_line_says_wins(tmp_path: Path, output: Callable[..., s
     assert plain == generated(max_new_tokens=9, repetition_penalty=1.0)
 
 
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        ("--penalty-alpha 0.9 --top-k 3", {"penalty_alpha": 0.9, "top_k": 3}),
+        ("--dola-layers 0", {"dola_layers": [0]}),
+        (
+            "--num-beams 4 --num-beam-groups 2 --diversity-penalty 0.5",
+            {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5, "normalization": "length"}
+            | {"length_penalty": 1.0, "early_stopping": False},
+        ),
+    ],
+)
+def test_contrasts_and_groups_of_beams(
+    flags: str, options: dict, tmp_path: Path, output: Callable[..., str], capsys: pytest.CaptureFixture[str]
+):
+    folder = gpt2(tmp_path, max_new_tokens=6, do_sample=False)
+    model, tokenizer = polyformer.from_pretrained(folder), load_tokenizer(folder)
+    ids = torch.tensor([tokenizer.encode("Anna")])
+    texts = model.generate(ids, None, GenerationConfig(), max_new_tokens=6, **options)
+    expected = "Anna" + texts.texts(tokenizer.decode)[0] + "\n"
+    assert output("generate", folder, "--prompt", "Anna", *flags.split()) == expected
+    for wrong in ("--dola-layers middle", "--penalty-alpha 0.5 --num-beams 2", "--num-beam-groups 2"):
+        assert main(["generate", str(folder), "--prompt", "Anna", *wrong.split()]) == 2
+        assert wrong.split()[0].strip("-").replace("-", "_") in capsys.readouterr().err.replace("-", "_")
+
+
 def test_a_draft_writes_the_same_and_says_what_came_of_it(
     tmp_path: Path, train_tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ):

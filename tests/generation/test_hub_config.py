@@ -126,7 +126,7 @@ def test_every_field_of_transformers_is_known():
     [
         ({"encoder_no_repeat_ngram_size": 3}, "encoder_no_repeat_ngram_size: .* no counterpart for 3"),
         ({"renormalize_logits": True}, "renormalize_logits: .* no counterpart for True; set it to null"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
+        ({"penalty_alpha": 0.6, "num_beams": 4}, "penalty_alpha and num_beams"),
         ({"cache_implementation": "quantized"}, "cache_implementation: 'quantized' changes the numbers"),
         ({"num_beams": 2, "do_sample": True}, "do_sample and num_beams: beam search does not sample"),
         ({"num_beam": 2}, "unknown field of generation_config.json 'num_beam': did you mean 'num_beams'"),

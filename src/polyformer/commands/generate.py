@@ -1,10 +1,12 @@
 """Continue a text with a trained language model; prints the text as it is generated.
 
 Without options the most probable token is chosen every time (greedy decoding). Any of --temperature, --top-k,
---top-p and --seed turns on sampling, --num-beams beam search. --draft writes what is written without in fewer
-passes of the model, and says on standard error how many proposed tokens were accepted. A checkpoint's own
-generation settings apply where an option is not given. --datastore mixes in what followed similar contexts in
-another text (kNN-LM); with --frozen a model that was trained with neighbours (SPALM) reads them.
+--top-p and --seed turns on sampling, --num-beams beam search (in groups that differ with --num-beam-groups),
+--penalty-alpha contrastive search among the --top-k likeliest tokens, --dola-layers contrasts layers. --draft
+writes what is written without in fewer passes of the model, and says on standard error how many proposed
+tokens were accepted. A checkpoint's own generation settings apply where an option is not given. --datastore
+mixes in what followed similar contexts in another text (kNN-LM); with --frozen a model that was trained with
+neighbours (SPALM) reads them.
 """
 
 import secrets
@@ -27,6 +29,9 @@ EXAMPLES = """examples:
   polyformer generate runs/demo-1 --prompt "class Stack:"
   polyformer generate runs/demo-1 --prompt "def " --temperature 0.8 --top-k 50 --seed 1
   polyformer generate runs/demo-1 --prompt "def " --num-beams 4 --max-new-tokens 20
+  polyformer generate runs/demo-1 --prompt "def " --num-beams 4 --num-beam-groups 2 --diversity-penalty 0.5
+  polyformer generate runs/demo-1 --prompt "def " --penalty-alpha 0.6 --top-k 4
+  polyformer generate runs/demo-1 --prompt "def " --dola-layers high --repetition-penalty 1.2
   polyformer generate runs/demo-1 --prompt "def " --draft lookup
   polyformer generate runs/demo-1 --prompt "def " --datastore stores/demo --lambda 0.3 --knn-temperature 10
   polyformer generate runs/spalm --prompt " The" --frozen runs/wikitext2 --datastore stores/wikitext2
@@ -34,7 +39,17 @@ EXAMPLES = """examples:
 
 
 SAMPLING = "temperature", "top_k", "top_p", "seed"
-SETTINGS = *SAMPLING, "max_new_tokens", "num_beams", "no_repeat_ngram_size", "repetition_penalty"
+SETTINGS = (
+    *SAMPLING,
+    "max_new_tokens",
+    "num_beams",
+    "num_beam_groups",
+    "diversity_penalty",
+    "penalty_alpha",
+    "dola_layers",
+    "no_repeat_ngram_size",
+    "repetition_penalty",
+)
 """Options with the names of transformers' generation settings, and the seed."""
 
 SPECULATION = "draft_tokens", "lookup_ngram"
@@ -59,6 +74,20 @@ class Options:
     seed: int | None = option("seed of sampling: the same seed, the same text (default: random)")
     num_beams: int | None = option(
         "beam search with N beams; printed at the end (default: 1, no beam search)"
+    )
+    num_beam_groups: int | None = option(
+        "diverse beam search: N groups of beams that avoid one another's tokens (default: 1)"
+    )
+    diversity_penalty: float | None = option(
+        "with --num-beam-groups: what a token costs for each beam of an earlier group that has it"
+    )
+    penalty_alpha: float | None = option(
+        "contrastive search among the --top-k likeliest tokens (default: 4): the weight, up to 1, of not "
+        "being like the text so far"
+    )
+    dola_layers: str | None = option(
+        "DoLa: contrast the last layer with earlier ones: low, high, or layers from 0, such as 0,2,4",
+        metavar="low|high|N,...",
     )
     no_repeat_ngram_size: int | None = option("generate no n-gram of N tokens twice (default: 0, no limit)")
     repetition_penalty: float | None = option(
@@ -100,7 +129,11 @@ def run(options: Options) -> None:
     from polyformer.tasks import LanguageModelling
 
     settings = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
-    if any(name in settings for name in SAMPLING):
+    if "dola_layers" in settings:
+        settings["dola_layers"] = layers_of(settings["dola_layers"])
+    if "penalty_alpha" in settings:
+        settings.setdefault("top_k", 4)
+    if any(name in settings for name in SAMPLING if name != "top_k" or "penalty_alpha" not in settings):
         settings["do_sample"] = True
     if options.datastore is not None and options.frozen is None and foreign(Path(options.run)):
         return write_by_transformers(options, settings)
@@ -117,6 +150,18 @@ def run(options: Options) -> None:
     mixture = mixture_of(options) if retrieval is None else None
     with suited(model):
         write(task, model, config, options.prompt, draft, mixture, retrieval)
+
+
+def layers_of(text: str) -> "str | list[int]":
+    """What --dola-layers names; raises `InputError` for what is no layer."""
+    from polyformer.core.errors import InputError, quote
+
+    if text in ("low", "high"):
+        return text
+    names = text.split(",")
+    if not all(name.strip().isdecimal() for name in names):
+        raise InputError(f"--dola-layers: expected low, high, or layers such as 0,2,4, got {quote(text)}")
+    return [int(name) for name in names]
 
 
 def mixture_of(options: Options) -> "Mixture | None":
@@ -150,8 +195,10 @@ def write_by_transformers(options: Options, settings: "dict[str, Any]") -> None:
     from polyformer.generation import TextStreamer
     from polyformer.ops.workers import suited
 
-    if options.draft is not None:
-        raise InputError(f"--draft: not for {options.run}, which transformers runs; leave it out")
+    for name in ("draft", "num_beam_groups", "diversity_penalty", "penalty_alpha", "dola_layers"):
+        if getattr(options, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag}: not for {options.run}, which transformers runs; leave it out")
     reader: Any = open_reader(options.run, options.device)
     mixture, stop = mixture_for(options, reader), () if options.stop is None else (options.stop,)
     show = shown_after(options.prompt)
@@ -239,17 +286,10 @@ def shown_after(prompt: str) -> Callable[[str], None]:
 
 def generation_config(settings: "dict[str, Any]", stop: str | None) -> "GenerationConfig":
     """`settings` over the defaults of polyformer."""
-    from polyformer.generation import BeamConfig, ConstraintConfig, GenerationConfig, SamplingConfig
+    from polyformer.generation import GenerationConfig
+    from polyformer.generation.settings import changed
 
-    shared = {name: settings[name] for name in ("max_new_tokens", "repetition_penalty") if name in settings}
-    sampling = {name: settings[name] for name in (*SAMPLING, "do_sample") if name in settings}
-    return GenerationConfig(
-        **shared,
-        stop=() if stop is None else (stop,),
-        sampling=SamplingConfig(**sampling),
-        beam=BeamConfig(num_beams=settings.get("num_beams", 1)),
-        constraints=ConstraintConfig(no_repeat_ngram_size=settings.get("no_repeat_ngram_size", 0)),
-    )
+    return changed(GenerationConfig(stop=() if stop is None else (stop,)), settings)
 
 
 def checkpoint_config(task: "Writer", settings: "dict[str, Any]", stop: str | None) -> "GenerationConfig":

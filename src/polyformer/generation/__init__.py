@@ -2,6 +2,8 @@
 
 from polyformer.generation.config import (
     BeamConfig,
+    ContrastiveConfig,
+    DolaConfig,
     GenerationConfig,
     SamplingConfig,
     SpecialIds,
@@ -20,7 +22,9 @@ from polyformer.generation.streaming import TextStreamer
 __all__ = [
     "BeamConfig",
     "ConstraintConfig",
+    "ContrastiveConfig",
     "Decode",
+    "DolaConfig",
     "Draft",
     "Drafted",
     "Drafter",

@@ -21,17 +21,19 @@ from polyformer.generation.search import Rules
 
 
 class Finished:
-    """The best ended texts of one input; `wanted` of them will be returned."""
+    """The best ended texts of one input, or of a group of its beams; `wanted` of them will be returned."""
 
     def __init__(self, config: BeamConfig, wanted: int, max_length: int):
-        self.config, self.wanted, self.max_length = config, wanted, max_length
+        self.config, self.max_length = config, max_length
+        self.size = config.num_beams // config.num_beam_groups
+        self.wanted = min(wanted, self.size)
         self.best: list[tuple[float, Tensor]] = []
 
     def add(self, log_probability: float, tokens: Tensor) -> None:
         """One more text [L]."""
         self.best.append((log_probability / self.config.divisor(len(tokens)), tokens))
         self.best.sort(key=lambda text: -text[0])
-        del self.best[self.config.num_beams :]
+        del self.best[self.size :]
 
     def settled(self, log_probability: float, length: int) -> bool:
         """Whether to stop, when the best beam of `length` tokens has this log P; see `BeamConfig`.
@@ -45,7 +47,7 @@ class Finished:
             needed = self.wanted
             divisor = max(config.divisor(length + 1), config.divisor(self.max_length))
         else:
-            needed, divisor = config.num_beams, config.divisor(length)
+            needed, divisor = self.size, config.divisor(length)
         if len(self.best) < needed:
             return False
         return config.early_stopping is True or log_probability / divisor <= self.best[needed - 1][0]
@@ -80,7 +82,7 @@ def beam_search(
 ) -> SearchResult:
     """The `wanted` best texts of every input. An input that is settled leaves the batch."""
     inputs, device = len(start.logits), start.logits.device
-    many = (1 + max(1, len(rules.stopping.eos))) * config.num_beams
+    many = extensions(rules, config.num_beams)
     finished = [Finished(config, wanted, rules.max_new_tokens) for _ in range(inputs)]
     dtype = torch.promote_types(start.logits.dtype, torch.float32)
     beams = Beams(torch.zeros(inputs, 1, dtype=dtype, device=device), start.history.new_empty(inputs, 1, 0))
@@ -95,7 +97,7 @@ def beam_search(
         ended = rules.stopping.ended(candidates.tokens.flatten(0, 1)).view_as(parents)
         if length == rules.max_new_tokens:
             ended = torch.ones_like(ended)
-        _set_aside(owners, candidates, ended, config.num_beams, last=length == rules.max_new_tokens)
+        set_aside(owners, candidates, ended, config.num_beams, last=length == rules.max_new_tokens)
         beams, chosen = candidates.without(ended, config.num_beams)
         best = beams.scores[:, 0].tolist()
         stay = [row for row, owner in enumerate(owners) if not owner.settled(best[row], length)]
@@ -103,14 +105,19 @@ def beam_search(
             break
         rows = torch.tensor(stay, device=device)
         origin = (rows.unsqueeze(1) * width + parents.gather(1, chosen)[rows]).flatten()
-        state = _moved(state, origin, spread=width < config.num_beams or len(stay) < len(owners))
+        state = moved(state, origin, spread=width < config.num_beams or len(stay) < len(owners))
         beams, history = Beams(beams.scores[rows], beams.tokens[rows]), history[rows]
         owners = [owners[row] for row in stay]
         logits, state = decoder.step(beams.tokens[..., -1].flatten(), state)
-    return _collected(finished, wanted, rules, beams)
+    return collected([owner.best[:wanted] for owner in finished], rules, beams.scores)
 
 
-def _moved(state: Progress, origin: Tensor, spread: bool) -> Progress:
+def extensions(rules: Rules, num_beams: int) -> int:
+    """How many extensions to look at, so that `num_beams` of them do not end."""
+    return (1 + max(1, len(rules.stopping.eos))) * num_beams
+
+
+def moved(state: Progress, origin: Tensor, spread: bool) -> Progress:
     """The state of the rows `origin`; unless `spread`, every row keeps its input and often its very place."""
     if spread:
         return state.reorder(origin)
@@ -124,22 +131,19 @@ def _pick(tokens: Tensor, index: Tensor) -> Tensor:
     return tokens.gather(1, index.unsqueeze(2).expand(-1, -1, tokens.shape[2]))
 
 
-def _set_aside(
-    finished: list[Finished], candidates: Beams, ended: Tensor, num_beams: int, last: bool
-) -> None:
-    """Give every ended candidate among the first `num_beams` to its input, at the `last` step any."""
+def set_aside(finished: list[Finished], candidates: Beams, ended: Tensor, num_beams: int, last: bool) -> None:
+    """Give every ended candidate among the first `num_beams` to its owner, at the `last` step any."""
     scores = candidates.scores[:, :num_beams]
     counts = (ended[:, :num_beams] & (scores.isfinite() | last)).nonzero()
     for (row, rank), score in zip(counts.tolist(), scores[counts[:, 0], counts[:, 1]].tolist()):
         finished[row].add(score, candidates.tokens[row, rank])
 
 
-def _collected(finished: list[Finished], wanted: int, rules: Rules, beams: Beams) -> SearchResult:
-    """The best texts of every input, filled up with padding."""
-    best = [text for owner in finished for text in owner.best[:wanted]]
-    assert len(best) == wanted * len(finished), "the last step sets num_beams texts aside"
-    tokens = beams.tokens.new_full((len(best), rules.max_new_tokens), rules.pad)
+def collected(texts: list[list[tuple[float, Tensor]]], rules: Rules, like: Tensor) -> SearchResult:
+    """The texts of every input with their scores, of the type of `like`, filled up with padding."""
+    best = [text for some in texts for text in some]
+    tokens = best[0][1].new_full((len(best), rules.max_new_tokens), rules.pad)
     for row, (_, text) in zip(tokens, best):
         row[: len(text)] = text
     lengths = tokens.new_tensor([len(text) for _, text in best])
-    return SearchResult(tokens, lengths, beams.scores.new_tensor([score for score, _ in best]))
+    return SearchResult(tokens, lengths, like.new_tensor([score for score, _ in best]))

@@ -52,9 +52,14 @@ class BeamConfig(Config):
     `early_stopping`, asked once num_beams texts have ended. True: stop. False: stop if the best beam would
     not join them if it ended as long as it is; a longer text could still win where length is rewarded.
     "never": stop when no text to come can win.
+
+    With groups each has num_beams / num_beam_groups of the beams, and is kept from the tokens of those before
+    it (`generation/groups.py`).
     """
 
     num_beams: int = 1
+    num_beam_groups: int = 1
+    diversity_penalty: float = 0.0  # taken from log P for each beam of an earlier group with the same token
     normalization: Literal["gnmt", "length"] = "gnmt"
     length_penalty: float = 0.6
     early_stopping: bool | Literal["never"] = "never"
@@ -66,6 +71,7 @@ class BeamConfig(Config):
             raise InputError(f"normalization: expected 'gnmt' or 'length', got {quote(self.normalization)}")
         if not math.isfinite(self.length_penalty):
             raise InputError(f"length_penalty: expected a finite number, got {self.length_penalty}")
+        self._check_groups()
         if self.early_stopping not in (True, False, "never"):
             raise InputError(
                 f"early_stopping: expected true, false or 'never', got {quote(self.early_stopping)}"
@@ -76,10 +82,60 @@ class BeamConfig(Config):
                     f"{field.name}: only beam search uses it; set num_beams to 2 or more, or leave it out"
                 )
 
+    def _check_groups(self) -> None:
+        groups, penalty = self.num_beam_groups, self.diversity_penalty
+        if groups < 1 or self.num_beams % groups:
+            raise InputError(
+                f"num_beam_groups: expected a divisor of the {self.num_beams} beams (num_beams), got {groups}"
+            )
+        if not (penalty >= 0 and math.isfinite(penalty)):
+            raise InputError(f"diversity_penalty: expected a number of 0 or more, got {penalty}")
+        if (groups > 1) != (penalty > 0):
+            raise InputError(
+                f"num_beam_groups and diversity_penalty: groups differ by the penalty alone, got {groups} "
+                f"and {penalty:g}; give 2 groups or more and a penalty above 0, or neither"
+            )
+
     def divisor(self, length: int) -> float:
         """What log P of a text of `length` tokens is divided by."""
         base = (5 + length) / 6 if self.normalization == "gnmt" else float(length)
         return base**self.length_penalty
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContrastiveConfig(Config):
+    """Contrastive search, with a `penalty_alpha` above 0 (`generation/contrastive.py`)."""
+
+    penalty_alpha: float = 0.0  # weight of the likeness to the text so far, against the probability's
+    candidates: int = 4  # the likeliest tokens, each of which is read once; transformers' `top_k`
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.penalty_alpha <= 1.0:
+            raise InputError(
+                f"penalty_alpha: expected a weight in (0, 1], or 0 for none, got {self.penalty_alpha}"
+            )
+        if self.candidates < 2:
+            raise InputError(f"candidates: expected 2 or more, among which to choose, got {self.candidates}")
+        if self.candidates != 4 and not self.penalty_alpha:
+            raise InputError(
+                "candidates: only contrastive search uses it; set penalty_alpha, or leave it out"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DolaConfig(Config):
+    """Decoding by contrasting layers, with `dola_layers` (`generation/dola.py`)."""
+
+    dola_layers: Literal["low", "high"] | tuple[int, ...] | None = None  # 0 for the embedding sum
+
+    def __post_init__(self) -> None:
+        layers = self.dola_layers
+        if layers is None or layers in ("low", "high"):
+            return
+        if isinstance(layers, str) or not layers or any(layer < 0 for layer in layers):
+            raise InputError(
+                f"dola_layers: expected 'low', 'high' or numbers of layers from 0, got {quote(layers)}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,6 +195,8 @@ class GenerationConfig(Config):
     special: SpecialIds = SpecialIds()
     sampling: SamplingConfig = SamplingConfig()
     beam: BeamConfig = BeamConfig()
+    contrastive: ContrastiveConfig = ContrastiveConfig()
+    dola: DolaConfig = DolaConfig()
     speculation: SpeculationConfig = SpeculationConfig()
 
     def __post_init__(self) -> None:
@@ -151,11 +209,14 @@ class GenerationConfig(Config):
             raise InputError("stop: expected texts of one character or more, got an empty one")
         if self.method == "beam" and self.sampling.do_sample:
             raise InputError("do_sample and num_beams: beam search does not sample; leave one of them out")
+        self._check_contrasts()
         self._check_count()
 
     @property
-    def method(self) -> Literal["greedy", "sample", "beam"]:
+    def method(self) -> Literal["greedy", "sample", "beam", "contrastive"]:
         """How the next token is chosen."""
+        if self.contrastive.penalty_alpha:
+            return "contrastive"
         if self.beam.num_beams > 1:
             return "beam"
         return "sample" if self.sampling.do_sample else "greedy"
@@ -185,11 +246,30 @@ class GenerationConfig(Config):
             limit = "" if most is None else f" to max_new_tokens ({most})"
             raise InputError(f"min_new_tokens: expected 0{limit or ' or more'}, got {self.min_new_tokens}")
 
+    def _check_contrasts(self) -> None:
+        """Raises `InputError` for ways to choose a token that exclude one another."""
+        others = {
+            "do_sample": self.sampling.do_sample,
+            "num_beams": self.beam.num_beams > 1,
+            "dola_layers": self.dola.dola_layers is not None,
+        }
+        if self.contrastive.penalty_alpha:
+            for name in (name for name, chosen in others.items() if chosen):
+                raise InputError(
+                    f"penalty_alpha and {name}: contrastive search chooses among the likeliest tokens by "
+                    "itself; leave one of them out"
+                )
+        if others["dola_layers"] and others["num_beams"]:
+            raise InputError(
+                "dola_layers and num_beams: beams compare probabilities of whole texts, and contrasts of "
+                "layers are none; leave one of them out"
+            )
+
     def _check_count(self) -> None:
         count = self.num_return_sequences
-        if self.method == "greedy" and count > 1:
+        if self.method in ("greedy", "contrastive") and count > 1:
             raise InputError(
-                f"num_return_sequences: greedy search has one answer, got {count}; sample or use beams"
+                f"num_return_sequences: {self.method} search has one answer, got {count}; sample or use beams"
             )
         if self.method == "beam" and count > self.beam.num_beams:
             raise InputError(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError
 from polyformer.core.state import State
 from polyformer.depth import whole_depth
+from polyformer.generation.dola import Dola
 from polyformer.ops.packed_weights import Copies, PackedWeights, kept_copies
 from polyformer.outputs import ModelOutput, ModelState
 from polyformer.stack import Stack
@@ -53,6 +54,10 @@ class Writer(Protocol):
     @property
     def encode(self) -> Callable[..., ModelState]:
         """An encoder-decoder's source to the state that decoding starts from."""
+        ...
+
+    def predictions(self, hidden: Tensor) -> Tensor:
+        """The head's logits [B, T, V] of hidden states [B, T, E]."""
         ...
 
     def new_state(self, reserve: int) -> ModelState:
@@ -119,7 +124,8 @@ class Retrieval(Protocol):
 class Decoder:
     """Reads and writes with `model`; `room` is how many tokens will be written at most.
 
-    Where there is a `mixture` everything happens inside `watched`.
+    Where there is a `mixture` everything happens inside `watched`. hidden: [N, T, E], the last states of the
+    tokens of the latest pass. With `dola` its contrasts take the place of the model's logits.
 
     Packed copies of its weights, as much memory again (up to `PACKED_LIMIT`), stay for the next decoder as
     long as the model lives; not where it is in training mode now, and about to change.
@@ -131,6 +137,7 @@ class Decoder:
         self.model, self.room, self.mixture, self.retrieval = model, room, mixture, retrieval
         if retrieval is not None and (model.encoder is not None or not model.head.reads_neighbours):
             raise InputError("retrieval: it is for a decoder alone with the head 'semiparametric'")
+        self.dola: Dola | None = None
         self.last: LastFeedForwardInput | None = None
         if mixture is not None and model.decoder is not None:
             self.last = LastFeedForwardInput(model.decoder)
@@ -158,7 +165,7 @@ class Decoder:
             if self.retrieval is not None:
                 near, finding = self.retrieval.start(input_ids, attention_mask, self.room)
             with self.packed, whole_depth():  # what all that follows is read from
-                output = self.model(input_ids, attention_mask=attention_mask, state=state, **inputs)
+                output = self._run(input_ids=input_ids, attention_mask=attention_mask, state=state, **inputs)
                 logits, state = self._next(output, near)
             history = input_ids
             if attention_mask is not None:
@@ -170,7 +177,7 @@ class Decoder:
         state = self.model.encode(input_ids, attention_mask, self.room, **inputs)
         history = input_ids.new_full((len(input_ids), 1), first)
         with self.packed:
-            logits, state = self._next(self.model(decoder_input_ids=history, state=state))
+            logits, state = self._next(self._run(decoder_input_ids=history, state=state))
         return Start(logits, Progress(state), history)
 
     def step(self, tokens: Tensor, state: Progress) -> tuple[Tensor, Progress]:
@@ -187,9 +194,15 @@ class Decoder:
         if self.retrieval is not None and state.retrieval is not None:
             near, finding = self.retrieval.read(tokens, state.retrieval, last)
         with self.packed:
-            output = self.model(**{name: tokens}, state=state.model, **going_on)
+            output = self._run(**{name: tokens}, state=state.model, **going_on)
             logits, after = self._checked(output, last, near)
         return logits, dataclasses.replace(state, model=after, retrieval=finding)
+
+    def _run(self, **inputs: Any) -> ModelOutput:
+        """A pass of the model, with all layers' states where they are contrasted."""
+        if self.dola is None:
+            return self.model(**inputs)
+        return self.model(**inputs, output_hidden_states=True)
 
     def _next(self, output: ModelOutput, near: Tensor | None = None) -> tuple[Tensor, ModelState]:
         """The logits [N, V] of what follows everything read, and the state."""
@@ -198,12 +211,15 @@ class Decoder:
 
     def _checked(self, output: ModelOutput, last: int, near: Tensor | None) -> tuple[Tensor, ModelState]:
         assert output.state is not None, "a model that was given a state returns one"
+        self.hidden = output.last_hidden_state
         logits = self.model.logits_at(output, slice(-last, None), near)
         if bool(logits.amax().isnan()):  # a maximum with a NaN is NaN, and needs no second tensor
             raise InputError(
                 "generate: the model's scores are NaN, so no token can be chosen; its weights are "
                 "damaged, or overflow in this precision: take float32 or bfloat16"
             )
+        if self.dola is not None and output.hidden_states is not None:
+            logits = self.dola(logits, output.hidden_states)
         if self.mixture is not None and self.last is not None:
             logits = self.mixture(logits, self.last.value[:, -last:])
         return logits, output.state

@@ -57,10 +57,14 @@ def check_draft(
                 "draft_tokens and lookup_ngram: only a draft uses them; give draft='lookup' or a model"
             )
         return
-    if config.method == "beam":
+    ways = {"beam": "num_beams", "contrastive": "penalty_alpha"}
+    if config.method in ways:
         raise InputError(
-            "draft: beam search compares texts, and no draft says which; leave the draft or num_beams out"
+            f"draft: {config.method} search compares texts, and no draft says which; leave the draft or "
+            f"{ways[config.method]} out"
         )
+    if config.dola.dola_layers is not None and isinstance(draft, nn.Module):
+        raise InputError("draft: a model without the contrast of layers; leave it or dola_layers out")
     _check_memory(model, input_ids.shape[1] + room)
     if isinstance(draft, nn.Module):
         _check_model(draft, model)

@@ -11,6 +11,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.generation.beam import beam_search
 from polyformer.generation.config import GenerationConfig
+from polyformer.generation.contrastive import contrastive_search
 from polyformer.generation.decoder import (
     Decoder,
     Mixture,
@@ -20,8 +21,10 @@ from polyformer.generation.decoder import (
     check_inputs,
     check_shape,
 )
+from polyformer.generation.dola import Dola, candidate_layers
 from polyformer.generation.draft import Draft, check_draft, drafter, evaluated
 from polyformer.generation.generated import Drafted, Generated, SearchResult
+from polyformer.generation.groups import group_beam_search
 from polyformer.generation.largest import likeliest
 from polyformer.generation.processors import processors
 from polyformer.generation.search import Rules, drawn, search
@@ -95,6 +98,7 @@ def generate(
     check_draft(draft, config, model, input_ids, attention_mask, special.start, room)
     generator = _generator(config, generator, input_ids.device)
     decoder = Decoder(model, room, mixture, retrieval)
+    decoder.dola = _dola(model, config, mixture is not None or retrieval is not None)
     with evaluating(model), evaluated(draft), decoder.watched(), torch.no_grad():
         shaping = processors(config, special.eos, width, input_ids.device)
         rules = Rules(room, special.fill, shaping, Stopping(special.eos, config.stop, decode), streamer)
@@ -126,7 +130,10 @@ def _written(
     """What the search that `config` asks for writes, and what came of a draft."""
     count = config.num_return_sequences
     if config.method == "beam":
-        return beam_search(decoder, decoder.start(*reads), rules, config.beam, count), None
+        by_beams = beam_search if config.beam.num_beam_groups == 1 else group_beam_search
+        return by_beams(decoder, decoder.start(*reads), rules, config.beam, count), None
+    if config.method == "contrastive":
+        return contrastive_search(decoder, decoder.start(*reads), rules, config.contrastive), None
     choose = drawn(generator) if config.method == "sample" else likeliest
     if draft is None:
         return search(decoder, decoder.start(*reads), rules, choose, count), None
@@ -134,6 +141,22 @@ def _written(
     speculator = Speculator(decoder, proposing, config.speculation.most(draft == "lookup"), choose, generator)
     result = search(speculator, speculator.start(*reads), rules, speculator.choose, count)
     return result, speculator.drafted
+
+
+def _dola(model: Writer, config: GenerationConfig, mixes: bool) -> Dola | None:
+    """What contrasts the layers that `config` names; `mixes`: whether neighbours change the logits too."""
+    layers, stack = config.dola.dola_layers, model.decoder
+    if layers is None or stack is None:
+        return None
+    if mixes:
+        raise InputError("dola_layers: neighbours change the same logits; leave one of them out")
+    if stack.depth is not None:
+        raise InputError(
+            "dola_layers: layers that a token may leave out (depth) are not contrasted; leave it out"
+        )
+    depth = model.config.decoder.num_hidden_layers
+    candidates = candidate_layers(layers, depth, model.config.embedding.tied)
+    return Dola(candidates, model.predictions, stack.final_norm)
 
 
 def _with_prompt(prompt: Tensor, result: SearchResult, drafted: Drafted | None) -> Generated:

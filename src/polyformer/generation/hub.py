@@ -32,6 +32,10 @@ HONOURED = {
     "do_sample",
     "temperature",
     "num_beams",
+    "num_beam_groups",
+    "diversity_penalty",
+    "penalty_alpha",
+    "dola_layers",
     "early_stopping",
     "length_penalty",
     "num_return_sequences",
@@ -41,8 +45,6 @@ HONOURED = {
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "constraints": (),
-    "diversity_penalty": (0,),
-    "dola_layers": (),
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1,),
     "epsilon_cutoff": (0,),
@@ -51,8 +53,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "force_words_ids": (),
     "guidance_scale": (1,),
     "max_time": (),
-    "num_beam_groups": (1,),
-    "penalty_alpha": (0,),
     "prefill_chunk_size": (),
     "remove_invalid_values": (False,),
     "renormalize_logits": (False,),
@@ -129,13 +129,17 @@ def from_hub(data: Mapping[str, Any], task: str | None = None) -> GenerationConf
             },
             "sampling": _sampling(fields) if fields.get("do_sample") else {},
             "beam": {}
-            if beams == 1
+            if beams == 1 and fields.get("num_beam_groups", 1) == 1
             else {
                 "num_beams": beams,
                 "normalization": "length",
                 "length_penalty": fields.get("length_penalty", 1.0),
                 "early_stopping": fields.get("early_stopping", False),
+                "num_beam_groups": fields.get("num_beam_groups", 1),
+                "diversity_penalty": fields.get("diversity_penalty", 0.0),
             },
+            "contrastive": _contrastive(fields),
+            "dola": {"dola_layers": fields.get("dola_layers")},
         }
     )
 
@@ -170,6 +174,9 @@ def to_hub(config: GenerationConfig) -> dict[str, Any]:
         data |= {name: NO_LIMIT[name] if value is None else value for name, value in limits.items()}
     if beam.num_beams > 1:
         data |= _beam_to_hub(beam)
+    if config.contrastive.penalty_alpha:
+        data |= {"penalty_alpha": config.contrastive.penalty_alpha, "top_k": config.contrastive.candidates}
+    data["dola_layers"] = config.dola.dola_layers
     return {name: _listed(value) for name, value in data.items() if value is not None}
 
 
@@ -180,7 +187,8 @@ def _beam_to_hub(beam: BeamConfig) -> dict[str, Any]:
             "set it to 'length'"
         )
     names = "num_beams", "length_penalty", "early_stopping"
-    return {name: getattr(beam, name) for name in names}
+    groups = {"num_beam_groups": beam.num_beam_groups, "diversity_penalty": beam.diversity_penalty}
+    return {name: getattr(beam, name) for name in names} | (groups if beam.num_beam_groups > 1 else {})
 
 
 def _fields(data: Mapping[str, Any], task: str | None) -> dict[str, Any]:
@@ -220,6 +228,12 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     values = {"top_k": 50, **fields}
     limits = {name: values[name] for name, none in NO_LIMIT.items() if values.get(name, none) != none}
     return {"do_sample": True, "temperature": fields.get("temperature", 1.0), **limits}
+
+
+def _contrastive(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Its `top_k` is the number of candidates."""
+    alpha = fields.get("penalty_alpha", 0.0)
+    return {"penalty_alpha": alpha, "candidates": fields.get("top_k", 50)} if alpha else {}
 
 
 def _plural(name: str, value: Any) -> Any:

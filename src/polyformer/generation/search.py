@@ -49,38 +49,65 @@ class Steps(Protocol[S]):
         ...
 
 
+class Texts:
+    """What a search has written: one text behind each row of `history` [N, T], which leaves when it ends."""
+
+    def __init__(self, history: Tensor, rules: Rules, dtype: torch.dtype):
+        count, self.prompt = history.shape
+        self.rules, self.step = rules, 0
+        self.text = torch.cat([history, history.new_zeros(count, rules.max_new_tokens)], 1)
+        self.output = history.new_full((count, rules.max_new_tokens), rules.pad)
+        self.lengths = history.new_zeros(count)
+        single = torch.promote_types(dtype, torch.float32)
+        self.scores = torch.zeros(count, dtype=single, device=history.device)
+        self.alive: Tensor | slice = slice(None)  # which rows still go on; as an index it costs more
+
+    @property
+    def so_far(self) -> Tensor:
+        """The rows that go on, prompt included."""
+        return self.text[:, : self.prompt + self.step]
+
+    def add(self, token: Tensor, logits: Tensor) -> Tensor | slice | None:
+        """Write the tokens [A] that were chosen by the logits [A, V]: the rows that go on; None where none
+        does."""
+        now, step = self.prompt + self.step, self.step
+        self.text[:, now] = token
+        self.output[self.alive, step] = token
+        self.lengths[self.alive] += 1
+        self.scores[self.alive] += log_probability(logits.to(self.scores.dtype), token)
+        if self.rules.streamer is not None:
+            self.rules.streamer(self.output[:, step])
+        self.step += 1
+        ended = self.rules.stopping.ended(self.text[:, self.prompt : now + 1])
+        if self.step == self.rules.max_new_tokens or bool(ended.all()):
+            return None
+        if not bool(ended.any()):
+            return slice(None)
+        stay = (~ended).nonzero().squeeze(1)
+        self.alive = stay if isinstance(self.alive, slice) else self.alive[stay]
+        self.text = self.text[stay]
+        return stay
+
+    def result(self) -> SearchResult:
+        """All rows, in their order."""
+        return SearchResult(self.output, self.lengths, self.scores)
+
+
 def search(decoder: Steps[S], start: Start[S], rules: Rules, choose: Choose, copies: int) -> SearchResult:
     """`copies` texts for every input, each token by `choose`. A row that has ended leaves the batch."""
-    rows = torch.arange(len(start.logits), device=start.logits.device).repeat_interleave(copies)
     logits, state, history = start.logits, start.state, start.history
     if copies > 1:
+        rows = torch.arange(len(logits), device=logits.device).repeat_interleave(copies)
         logits, state, history = logits[rows], state.reorder(rows), history[rows]
-    count, prompt = len(rows), history.shape[1]
-    text = torch.cat([history, history.new_zeros(count, rules.max_new_tokens)], 1)
-    output = history.new_full((count, rules.max_new_tokens), rules.pad)
-    lengths, scores = (
-        history.new_zeros(count),
-        logits.new_zeros(count, dtype=torch.promote_types(logits.dtype, torch.float32)),
-    )
-    alive: Tensor | slice = slice(None)  # which rows are still written; as an index it costs more
-    for step in range(rules.max_new_tokens):
-        now = prompt + step
-        token = choose(process(rules.processors, logits, text[:, :now]))
-        text[:, now] = token
-        output[alive, step] = token
-        lengths[alive] += 1
-        scores[alive] += log_probability(logits.to(scores.dtype), token)
-        if rules.streamer is not None:
-            rules.streamer(output[:, step])
-        ended = rules.stopping.ended(text[:, prompt : now + 1])
-        if step + 1 == rules.max_new_tokens or bool(ended.all()):
-            break
-        if bool(ended.any()):
-            stay = (~ended).nonzero().squeeze(1)
-            alive = stay if isinstance(alive, slice) else alive[stay]
-            text, token, state = text[stay], token[stay], state.reorder(stay)
+    texts = Texts(history, rules, logits.dtype)
+    while True:
+        token = choose(process(rules.processors, logits, texts.so_far))
+        stay = texts.add(token, logits)
+        if stay is None:
+            return texts.result()
+        if not isinstance(stay, slice):
+            token, state = token[stay], state.reorder(stay)
         logits, state = decoder.step(token, state)
-    return SearchResult(output, lengths, scores)
 
 
 def log_probability(logits: Tensor, token: Tensor) -> Tensor:

@@ -38,10 +38,13 @@ def changed(config: GenerationConfig, settings: Mapping[str, Any]) -> Generation
     """
     tree = config.to_dict()
     named = {HUB_NAMES.get(name, name): value for name, value in settings.items()}
+    alpha = named.get("penalty_alpha", config.contrastive.penalty_alpha)
+    if alpha and named.get("top_k") is not None and not named.get("do_sample"):  # as transformers calls them
+        named["candidates"] = named.pop("top_k")
     for name in named:
         if name not in PLACES:
             raise unknown("argument or setting of generate", name, {*PLACES, *HUB_NAMES})
-    for name, off in (("do_sample", False), ("num_beams", 1)):
+    for name, off in (("do_sample", False), ("num_beams", 1), ("penalty_alpha", 0)):
         if name in named and named[name] == off:
             tree[PLACES[name][0]] = {}
     if named.get("max_new_tokens") is not None:

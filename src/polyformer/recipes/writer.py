@@ -34,6 +34,8 @@ class Writer(Reader):
             self.rules |= {"num_beams": 1, "top_k": self.rules.get("top_k", 0)}
         elif options.get("num_beams", 1) > 1:
             self.rules["do_sample"] = False
+        elif options.get("penalty_alpha"):
+            self.rules |= {"do_sample": False, "num_beams": 1}
         self.rules |= options
 
     def settings(self, most: int) -> GenerationConfig:

@@ -1,0 +1,51 @@
+"""Contrastive search: a likely token that does not repeat what the text already means.
+
+    x_t = argmax over the k likeliest v of  (1 - alpha) p(v | x_<t) - alpha max_{j < t} cos(h_v, h_j)
+
+with h_v the model's last hidden state of v, were it written, and h_j those of the text so far, prompt
+included (of an encoder-decoder, whose source is another text, of what it wrote). Every step reads the k
+candidates of each text in one pass. Su et al. 2022 (A contrastive framework for neural text generation),
+section 4.2.
+
+p is the model's distribution as processors shape it; what they forbid is never chosen.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.generation.config import ContrastiveConfig
+from polyformer.generation.decoder import Decoder, Progress, Start
+from polyformer.generation.generated import SearchResult
+from polyformer.generation.processors import process
+from polyformer.generation.search import Rules, Texts, distribution
+
+
+def contrastive_search(
+    decoder: Decoder, start: Start[Progress], rules: Rules, config: ContrastiveConfig
+) -> SearchResult:
+    """One text for every input. A row that has ended leaves the batch."""
+    logits, state, count = start.logits, start.state, min(config.candidates, start.logits.shape[1])
+    texts = Texts(start.history, rules, logits.dtype)
+    past = F.normalize(decoder.hidden, dim=-1).masked_fill((start.history < 0).unsqueeze(2), torch.nan)
+    while True:
+        probabilities = distribution(process(rules.processors, logits, texts.so_far))
+        confidence, candidates = probabilities.topk(count)  # [N, k]
+        copies = torch.arange(len(logits), device=logits.device).repeat_interleave(count)
+        following, looked = decoder.step(candidates.flatten(), state.reorder(copies))
+        hidden = F.normalize(decoder.hidden, dim=-1).view(len(logits), count, -1)
+        choice = contrast(confidence, hidden, past, config.penalty_alpha).argmax(1, keepdim=True)
+        stay = texts.add(candidates.gather(1, choice).squeeze(1), logits)
+        if stay is None:
+            return texts.result()
+        rows = (choice.squeeze(1) + count * torch.arange(len(logits), device=logits.device))[stay]
+        past = torch.cat([past[stay], hidden.flatten(0, 1)[rows].unsqueeze(1)], 1)
+        logits, state = following[rows], looked.reorder(rows)
+
+
+def contrast(confidence: Tensor, hidden: Tensor, past: Tensor, alpha: float) -> Tensor:
+    """The value [N, k] of candidates of these probabilities [N, k] and directions [N, k, E], after a text of
+    the directions [N, T, E], NaN at padding. -inf for what has no probability."""
+    likeness = torch.einsum("nke,nte->nkt", hidden, past).nan_to_num(-torch.inf).amax(2)
+    value = (1 - alpha) * confidence - alpha * likeness
+    return value.masked_fill(confidence == 0, -torch.inf)
