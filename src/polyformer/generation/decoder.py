@@ -132,12 +132,17 @@ class Decoder:
     """
 
     def __init__(
-        self, model: Writer, room: int, mixture: Mixture | None = None, retrieval: Retrieval | None = None
+        self,
+        model: Writer,
+        room: int,
+        mixture: Mixture | None = None,
+        retrieval: Retrieval | None = None,
+        dola: Dola | None = None,
     ):
         self.model, self.room, self.mixture, self.retrieval = model, room, mixture, retrieval
         if retrieval is not None and (model.encoder is not None or not model.head.reads_neighbours):
             raise InputError("retrieval: it is for a decoder alone with the head 'semiparametric'")
-        self.dola: Dola | None = None
+        self.dola = dola
         self.last: LastFeedForwardInput | None = None
         if mixture is not None and model.decoder is not None:
             self.last = LastFeedForwardInput(model.decoder)

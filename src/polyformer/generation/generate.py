@@ -97,8 +97,7 @@ def generate(
     _check_options(model, config, special, streamer, decode)
     check_draft(draft, config, model, input_ids, attention_mask, special.start, room)
     generator = _generator(config, generator, input_ids.device)
-    decoder = Decoder(model, room, mixture, retrieval)
-    decoder.dola = _dola(model, config, mixture is not None or retrieval is not None)
+    decoder = Decoder(model, room, mixture, retrieval, _dola(model, config, mixture or retrieval))
     with evaluating(model), evaluated(draft), decoder.watched(), torch.no_grad():
         shaping = processors(config, special.eos, width, input_ids.device)
         rules = Rules(room, special.fill, shaping, Stopping(special.eos, config.stop, decode), streamer)
@@ -143,12 +142,12 @@ def _written(
     return result, speculator.drafted
 
 
-def _dola(model: Writer, config: GenerationConfig, mixes: bool) -> Dola | None:
-    """What contrasts the layers that `config` names; `mixes`: whether neighbours change the logits too."""
+def _dola(model: Writer, config: GenerationConfig, mixes: Mixture | Retrieval | None) -> Dola | None:
+    """What contrasts the layers that `config` names; `mixes`: what else changes the logits."""
     layers, stack = config.dola.dola_layers, model.decoder
     if layers is None or stack is None:
         return None
-    if mixes:
+    if mixes is not None:
         raise InputError("dola_layers: neighbours change the same logits; leave one of them out")
     if stack.depth is not None:
         raise InputError(
