@@ -36,6 +36,7 @@ VALUES: dict[str, Any] = {
     "end_positions": torch.tensor([3, 99, 9]),
     "encoder_hidden_states": torch.randn(3, 4, 16, generator=GENERATOR, dtype=torch.float64),
     "encoder_attention_mask": torch.ones(3, 4),
+    "question_lengths": torch.tensor([[3], [4], [5]]),
     "num_hashes": 2,
     "past_buckets_states": [],
     "cache": {},

@@ -183,7 +183,7 @@ LABELLED = ("ForSequenceClassification", "ForTokenClassification")
 
 def theirs(family: str, task: str, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:
     """A model in evaluation mode, its weights far from 0."""
-    more = {"num_labels": 3} if task in LABELLED else {}
+    more = {"num_labels": 3} if task in LABELLED else FAMILIES[family].tasks[task].required
     config = transformers.AutoConfig.for_model(family, **{**SIZES[family], **more, **options})
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import polyformer
+from polyformer import hub
 from polyformer.checkpoints import FAMILIES
 from polyformer.core.errors import InputError
 from polyformer.model import Transformer
@@ -118,10 +119,33 @@ def test_what_is_not_computed_is_refused_by_name(options: dict[str, Any], task: 
         FAMILIES["big_bird"].config({**SIZES, **options}, task)
 
 
-def test_answers_are_refused():
-    """Theirs has layers of its own there, and takes the question out of the competition."""
-    with pytest.raises(InputError, match="BigBirdForQuestionAnswering"):
-        FAMILIES["big_bird"].task({"architectures": ["BigBirdForQuestionAnswering"]}, None)
+@pytest.mark.parametrize("options", [{"hidden_act": "relu"}, {"attention_type": "original_full"}])
+def test_answers_behind_the_question(options: dict[str, Any], tmp_path: Path):
+    """Rows of different questions, one without an end; theirs makes token types where it is given none."""
+    inputs = texts(23, (11, 11, 11))
+    ids = inputs["input_ids"]
+    ids[ids == 5] = 7
+    ids[0, 3] = ids[0, 10] = ids[1, 5] = 5
+    question = torch.tensor([4, 6, 1])[:, None] > torch.arange(11)
+    inputs["token_type_ids"] = (~question).long()
+    theirs = model_of("ForQuestionAnswering", sep_token_id=5, **options)
+    spans = torch.tensor([[4, 6], [0, 9], [9, 10]])
+    names = {"start_positions": spans[:, 0], "end_positions": spans[:, 1]}
+    ours = verify(
+        theirs,
+        inputs,
+        tmp_path,
+        labels={"labels": spans},
+        their_labels=names,
+        only_theirs={"position_ids": counted(inputs["attention_mask"])},
+    )
+    logits = ours(**inputs).logits
+    assert (logits[0, 1:4] < -1e5).all()
+    assert (logits[0, [0, 4, 5]] > -1e5).all()
+    wrapped = hub.wrap(ours)
+    actual, expected = wrapped(ids, **names), theirs.float()(ids, **names)
+    same(actual.start_logits[2], expected.start_logits[2], 1e-4)
+    same(actual.loss, expected.loss, 1e-4)
 
 
 def test_parameters_of_the_published_size():

@@ -146,7 +146,9 @@ def tiny(model_type: str, architecture: str, **options: Any) -> Any:
     """A model of transformers in evaluation mode, no weight of which has its initial value."""
     kind = getattr(transformers, architecture)
     torch.manual_seed(0)
-    model = kind(kind.config_class(**{**TINY[model_type], **options})).eval()
+    family = FAMILIES[model_type]
+    required = family.tasks[architecture.removeprefix(family.class_prefix)].required
+    model = kind(kind.config_class(**{**TINY[model_type], **required, **options})).eval()
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point() and "inv_freq" not in name:

@@ -25,13 +25,15 @@ class ConfigConversion(FamilyTables):
         """Our configuration of theirs; `head` takes the place of the one that `hub` describes."""
         hub = {self.aliases.get(name, name): value for name, value in hub.items()}
         check_values(hub)
-        check_required(self.required, hub)
+        wanted = self.tasks[task]
+        check_required({**self.required, **wanted.required}, hub)
         self.check(hub)
         tree = self.template.to_dict()
-        wanted = self.tasks[task]
         tree["head"] = (head or wanted.head).to_dict()
         read_options(self.config_mapping, hub, tree)
         self.read_other_options(tree, hub)
+        if wanted.causal:
+            tree["encoder"], tree["decoder"] = None, tree["encoder"]
         if wanted.without:
             tree[wanted.without] = None
         if head is None:
@@ -55,11 +57,13 @@ class ConfigConversion(FamilyTables):
         tree = config.to_dict()
         origin = config.origin
         kept = origin.fields if origin is not None and origin.model_type == self.model_type else {}
+        sides = {**tree, "encoder": tree["decoder"]} if self.tasks[task].causal else tree
         hub = {
             **kept,
             **self.required,
-            **write_options(self.config_mapping, tree),
-            **self.write_other_options(tree),
+            **self.tasks[task].required,
+            **write_options(self.config_mapping, sides),
+            **self.write_other_options(sides),
             **write_options(self.tasks[task].config_mapping, tree["head"]),
             **self._write_labels(self.tasks[task], tree["head"], kept),
             "model_type": self.model_type,
@@ -117,6 +121,8 @@ class ConfigConversion(FamilyTables):
 
     def _has_stacks(self, task: Task, config: ModelConfig) -> bool:
         """Whether the model has the stacks that the task's class has, and no other."""
+        if task.causal:
+            return config.encoder is None and config.decoder is not None
         return all(
             (getattr(config, side) is None) == (getattr(self.template, side) is None or task.without == side)
             for side in ("encoder", "decoder")

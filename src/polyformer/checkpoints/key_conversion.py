@@ -1,5 +1,6 @@
 """A family's tables of tensors at work: which tensor of a checkpoint holds which of ours."""
 
+import dataclasses
 import fnmatch
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -26,7 +27,11 @@ class KeyConversion(FamilyTables):
         Of a tied model without the tied keys, which files leave out.
         """
         tied = self.tasks[task].tied_keys if self.tied(config) else ()
+        if self.tasks[task].causal:
+            own = {moved(name, "decoder", "encoder"): None for name in own}
         written_out = links(self.full_key_mapping(task), own, self.layers(config))
+        if self.tasks[task].causal:
+            written_out = (Link(link.theirs, of_decoder(link.converter)) for link in written_out)
         return [link for link in written_out if link.theirs not in tied]
 
     def unused_key(self, task: str, key: str) -> str | None:
@@ -73,3 +78,14 @@ def spellings(key: str, prefixes: Iterable[str]) -> tuple[str, ...]:
 
 def _matches(key: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
+
+
+def of_decoder(converter: Converter) -> Converter:
+    """A converter of an encoder's tensors for a decoder."""
+    ours = tuple(moved(name, "encoder", "decoder") for name in converter.ours)
+    return dataclasses.replace(converter, ours=ours)
+
+
+def moved(name: str, old: str, new: str) -> str:
+    """The name of one stack's tensor as the other's."""
+    return new + name.removeprefix(old) if name.startswith(old) else name

@@ -27,7 +27,8 @@ class Task:
     the family's prefix. base: this class's prefix, where it is not the family's. labelled: whether number of
     labels and dropout are those of the configuration. without: the stack that this class lacks, "encoder" or
     "decoder". trunk: the trunk's key mapping where it is not the family's. unused_keys: patterns of tensors
-    that the class has and computes nothing with.
+    that the class has and computes nothing with. required: options of which this class has another value than
+    the family. causal: whether the family's encoder is a decoder in this class.
     """
 
     head: HeadConfig
@@ -40,6 +41,8 @@ class Task:
     without: str = ""
     trunk: KeyMapping | None = None
     unused_keys: tuple[str, ...] = ()
+    required: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    causal: bool = False
 
     def covers(self, option: Option) -> bool:
         """Whether an option describes something that this class has."""

@@ -10,7 +10,7 @@ from polyformer.heads.embed import EmbedConfig
 from polyformer.heads.masked import EnhancedMaskedConfig, MaskedConfig
 from polyformer.heads.pretraining import PretrainingConfig
 from polyformer.heads.semiparametric import SemiparametricConfig
-from polyformer.heads.transform import TransformConfig
+from polyformer.heads.transform import ResidualConfig, TransformConfig
 from polyformer.heads.vocabulary import LanguageModelConfig
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "LastLayer",
     "MaskedConfig",
     "PretrainingConfig",
+    "ResidualConfig",
     "SemiparametricConfig",
     "SpanConfig",
     "TagConfig",

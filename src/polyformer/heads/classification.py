@@ -9,7 +9,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
 from polyformer.heads.problem_types import check_problem, label_loss, mean_cross_entropy
-from polyformer.heads.transform import TransformConfig, build_transform
+from polyformer.heads.transform import ResidualConfig, TransformConfig, build_transform
 from polyformer.ops.activations import activation
 from polyformer.ops.dropout import Dropout
 from polyformer.ops.linear import Linear
@@ -170,14 +170,22 @@ class SpanConfig(HeadConfig):
     """Where an answer starts and ends.
 
     `separator`: the token that ends the question, all of which is global where the caller marks none.
+    `question_end`: the token that ends the question, in which no answer is but at the text's first token:
+    such places are `QUESTION` less likely. `residual`: a layer in the place of the `transform`.
     """
 
     separator: int | None = None
+    question_end: int | None = None
     span_dropout: float = 0.0  # of the hidden states
     transform: TransformConfig | None = None
+    residual: ResidualConfig | None = None
 
     kind: ClassVar[str] = "span"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.2"
+
+    def __post_init__(self) -> None:
+        if self.transform is not None and self.residual is not None:
+            raise InputError("transform, residual: expected one of them; leave the other out")
 
     def build(self, shape: HeadShape) -> "Span":
         """Transform, dropout, linear E -> 2."""
@@ -185,8 +193,9 @@ class SpanConfig(HeadConfig):
 
     @classmethod
     def examples(cls) -> tuple["SpanConfig", ...]:
-        """Without and with a separator, whose question is global, and with a transform."""
-        return cls(), cls(separator=2), cls(transform=TransformConfig())
+        """Without and with a separator, whose question is global, with a transform, and with a residual."""
+        residual = ResidualConfig(intermediate_size=20)
+        return cls(), cls(separator=2), cls(transform=TransformConfig()), cls(residual=residual)
 
     def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
         """1 before the first `separator`; 0 everywhere in rows without one."""
@@ -201,22 +210,36 @@ class SpanConfig(HeadConfig):
         return torch.randint(length, (rows, 2))
 
 
+QUESTION = 1e6
+"""What the logits of a question's places are lowered by."""
+
+
 class Span(Head):
     """labels [B, 2], first and last token of the answer or -100; predictions [B, T, 2], padding at -inf."""
 
     def __init__(self, hidden_size: int, config: SpanConfig):
         super().__init__()
-        self.transform = build_transform(config.transform, hidden_size)
+        self.question_end = config.question_end
+        self.transform = build_transform(config.residual or config.transform, hidden_size)
         self.dropout = Dropout(config.span_dropout)
         self.output = Linear(hidden_size, 2)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[B, T, 2] of hidden [B, T, E], padding as any other token."""
-        return self.output(self.dropout(self.transform(hidden)))
+    def logits(self, hidden: Tensor, ids: Tensor | None) -> Tensor:
+        """[B, T, 2] of hidden [B, T, E] and the text's ids [B, T], padding as any other token."""
+        logits = self.output(self.dropout(self.transform(hidden)))
+        if self.question_end is None or ids is None:
+            return logits
+        return logits - QUESTION * self._of_question(ids).unsqueeze(2).to(logits.dtype)
+
+    def _of_question(self, ids: Tensor) -> Tensor:
+        """Places [B, T] up to the first `question_end`, without the first of all; of no place without one."""
+        ends = ids == self.question_end
+        before = (ends.cumsum(1) - ends.long() == 0) & ends.any(1, keepdim=True)
+        return before & (torch.arange(ids.shape[1], device=ids.device) > 0)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         """(start_t, end_t) = W h_t + b; the loss is the mean of both cross-entropies over T."""
-        logits = self.logits(inputs.hidden)
+        logits = self.logits(inputs.hidden, inputs.ids)
         if inputs.mask is not None:
             logits = logits.masked_fill(~inputs.mask.unsqueeze(-1), -torch.inf)
         return None if labels is None else mean_cross_entropy(logits.transpose(1, 2), labels), lambda: logits

@@ -1,4 +1,4 @@
-"""The layer that ModernBERT's heads have before their last one. Warner et al. 2024."""
+"""The layers that heads of ModernBERT and BigBird have before their last one."""
 
 import dataclasses
 
@@ -7,12 +7,13 @@ from torch import Tensor, nn
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.ops.activations import activation
+from polyformer.ops.dropout import Dropout
 from polyformer.ops.linear import Linear
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformConfig(Config):
-    """norm(act(W h)), as before BERT's vocabulary, here without biases."""
+    """norm(act(W h)), as before BERT's vocabulary, here without biases. Warner et al. 2024."""
 
     activation: str = "gelu"
     eps: float = 1e-5  # of the norm
@@ -29,6 +30,43 @@ class TransformConfig(Config):
         return Transform(width, self)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResidualConfig(Config):
+    """norm(h + W_2 act(W_1 h)), a feed-forward layer of BERT's, before the last layer of BigBird's answers.
+    Zaheer et al. 2020, appendix E.2 (question answering)."""
+
+    intermediate_size: int = 3072
+    activation: str = "gelu"
+    eps: float = 1e-12  # of the norm
+    dropout: float = 0.1  # of h before W_1, and of what is added to it
+
+    def __post_init__(self) -> None:
+        activation(self.activation)
+        if self.intermediate_size < 1:
+            raise InputError(f"intermediate_size: expected 1 or more, got {self.intermediate_size}")
+        if not self.eps > 0:
+            raise InputError(f"eps: expected a positive number, got {self.eps}")
+
+    def build(self, width: int) -> "Residual":
+        """The module for vectors [..., width]."""
+        return Residual(width, self)
+
+
+class Residual(nn.Module):
+    """x [..., E] -> [..., E]."""
+
+    def __init__(self, width: int, config: ResidualConfig):
+        super().__init__()
+        self.up, self.down = Linear(width, config.intermediate_size), Linear(config.intermediate_size, width)
+        self.activation = activation(config.activation)
+        self.norm = nn.LayerNorm(width, eps=config.eps)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """norm(x + W_2 act(W_1 x))."""
+        return self.norm(x + self.dropout(self.down(self.activation(self.up(self.dropout(x))))))
+
+
 class Transform(nn.Module):
     """x [..., E] -> [..., E]."""
 
@@ -43,6 +81,6 @@ class Transform(nn.Module):
         return self.norm(self.activation(self.dense(x)))
 
 
-def build_transform(config: TransformConfig | None, width: int) -> nn.Module:
+def build_transform(config: TransformConfig | ResidualConfig | None, width: int) -> nn.Module:
     """The module, or the identity where there is none."""
     return nn.Identity() if config is None else config.build(width)

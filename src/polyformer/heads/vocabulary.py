@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.heads.transform import TransformConfig, build_transform
 from polyformer.ops.cross_entropy import linear_cross_entropy
 from polyformer.ops.int8_layers import Int8Weight, as_matrix, matrix_product
 from polyformer.stack import AdaptiveEmbedding
@@ -30,6 +31,7 @@ class LanguageModelConfig(VocabularyConfig):
     bias: bool = False
     frozen_bias: bool = False  # that bias is never trained, as BART's
     scaled: bool = False  # hidden states divided by sqrt(hidden_size) first, as T5's where tied
+    layer: TransformConfig | None = None  # before the vocabulary, as in a BERT that is a decoder
 
     kind: ClassVar[str] = "language_model"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.4"
@@ -40,8 +42,13 @@ class LanguageModelConfig(VocabularyConfig):
 
     @classmethod
     def examples(cls) -> tuple["LanguageModelConfig", ...]:
-        """The defaults, and every option switched on."""
-        return cls(), cls(label_smoothing=0.1, bias=True, frozen_bias=True, scaled=True)
+        """The defaults, every option switched on, and a layer before the vocabulary."""
+        layer = TransformConfig(dense_bias=True, norm_bias=True)
+        return (
+            cls(),
+            cls(label_smoothing=0.1, bias=True, frozen_bias=True, scaled=True),
+            cls(bias=True, layer=layer),
+        )
 
     def build(self, shape: HeadShape) -> "LanguageModelHead":
         """No weights of its own where tied and without bias."""
@@ -106,8 +113,10 @@ class LanguageModelHead(VocabularyHead):
                 "with a layer between them"
             )
         super().__init__(shape, config.bias, config.label_smoothing, config.frozen_bias)
+        self.layer = build_transform(config.layer, shape.hidden_size)
         self.factor = shape.hidden_size**-0.5 if config.scaled else 1.0
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """h, or h / sqrt(E) where `scaled`."""
+        """h, or what the `layer` makes of it, divided by sqrt(E) where `scaled`."""
+        hidden = self.layer(hidden)
         return hidden * self.factor if self.factor != 1.0 else hidden

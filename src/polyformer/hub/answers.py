@@ -48,6 +48,7 @@ class PolyformerForQuestionAnswering(PolyformerModel):
         answers = arguments.pop("answers", None)
         self.model.unpads = False
         mask = arguments.get("attention_mask")
+        self._settle_question(arguments)
         origin = self.model.config.origin
         family = "" if origin is None else origin.model_type
         if family:
@@ -56,11 +57,21 @@ class PolyformerForQuestionAnswering(PolyformerModel):
         hidden = result.last_hidden_state
         if family in ZEROED and mask is not None:
             hidden = hidden.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
-        start, end = self.model.head.logits(hidden).unbind(-1)
+        start, end = self.model.head.logits(hidden, arguments.get("input_ids")).unbind(-1)
         if answers is not None:
             loss = (_loss(start, answers[0]) + _loss(end, answers[1])) / 2
             result = dataclasses.replace(result, loss=loss)
         return result, {"start_logits": start, "end_logits": end}
+
+    def _settle_question(self, arguments: Arguments) -> None:
+        """Token types where the head knows the question's end and none are there: 1 behind it."""
+        end, ids = getattr(self.model.config.head, "question_end", None), arguments.get("input_ids")
+        if end is None or ids is None or "token_type_ids" in arguments:
+            return
+        ends = ids == end
+        question = (ends.cumsum(1) - ends.long() == 0) & ends.any(1, keepdim=True)
+        question[:, 0] = True
+        arguments["token_type_ids"] = (~question).long()
 
     def _settle_padding(self, arguments: Arguments, family: str) -> None:
         """Positions and what padding sees, as in transformers' `family`."""

@@ -28,6 +28,7 @@ REFUSED = {
     "encoder_attention_mask": "a stack alone reads no other; wrap an encoder-decoder",
     "cache": "give past_key_values",
     "past_buckets_states": "give past_key_values",
+    "question_lengths": "a question ends at the first separator among the ids; leave it out",
     "num_hashes": "it is the model's own; set it in its configuration",
     "output_router_logits": "the balance of experts is part of the loss in training; leave it out",
     "is_causal": "a decoder is causal and an encoder is not; leave it out",

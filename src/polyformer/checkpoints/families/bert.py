@@ -1,8 +1,9 @@
 """BERT: post-norm encoder, learned positions, token types. Devlin et al. 2019."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
-from polyformer.checkpoints.config_mapping import Tree, activation, option
+from polyformer.checkpoints.config_mapping import Option, Tree, activation, option
 from polyformer.checkpoints.families.shared_tasks import (
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
@@ -14,8 +15,10 @@ from polyformer.core.errors import InputError
 from polyformer.heads import (
     ClassifyConfig,
     EmbedConfig,
+    LanguageModelConfig,
     MaskedConfig,
     PretrainingConfig,
+    TransformConfig,
 )
 from polyformer.presets import model_config
 
@@ -82,6 +85,20 @@ PRETRAINING = {
 }
 
 
+def as_decoder(
+    masked: Mapping[str, str], layer: tuple[str, ...], tied_keys: Mapping[str, str], *options: Option
+) -> Task:
+    """The class whose stack is a decoder, with the masked head's tensors, of which those of its `layer` begin
+    so."""
+    keys = {
+        name: ours.replace("head.", "head.layer.") if name.startswith(layer) else ours
+        for name, ours in masked.items()
+    }
+    head = LanguageModelConfig(bias=True, layer=TransformConfig(dense_bias=True, norm_bias=True))
+    eps = option("layer_norm_eps", 1e-12, "layer.eps")
+    return Task(head, keys, (*options, eps), tied_keys, required={"is_decoder": True}, causal=True)
+
+
 class BertFamily(Family):
     """What BERT's descendants have in common with it."""
 
@@ -118,6 +135,12 @@ class Bert(BertFamily):
             PretrainingConfig(sentence=ClassifyConfig(dropout=0.0)), PRETRAINING, PRETRAINING_OPTIONS, COPIES
         ),
         "ForMaskedLM": Task(MaskedConfig(), MASKED, MASKED_OPTIONS, COPIES),
+        "LMHeadModel": as_decoder(
+            MASKED,
+            ("cls.predictions.transform",),
+            COPIES,
+            activation("hidden_act", "gelu", "layer.activation"),
+        ),
         "ForSequenceClassification": Task(ClassifyConfig(), {**POOLER, "classifier": "head.output"}),
         "ForNextSentencePrediction": Task(
             ClassifyConfig(dropout=0.0), {**POOLER, "cls.seq_relationship": "head.output"}, labelled=False

@@ -31,7 +31,15 @@ from polyformer.checkpoints.families.roberta import CLASSIFIER
 from polyformer.checkpoints.families.shared_tasks import as_pooled
 from polyformer.checkpoints.family import Task, register
 from polyformer.core.errors import InputError, quote
-from polyformer.heads import ClassifyConfig, EmbedConfig, MaskedConfig, PretrainingConfig, TagConfig
+from polyformer.heads import (
+    ClassifyConfig,
+    EmbedConfig,
+    MaskedConfig,
+    PretrainingConfig,
+    ResidualConfig,
+    SpanConfig,
+    TagConfig,
+)
 from polyformer.presets import model_config
 from polyformer.presets.bigbird import bigbird_pattern
 
@@ -104,6 +112,23 @@ class BigBird(BertFamily):
         ),
         "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}, unused_keys=UNPOOLED),
         "ForMultipleChoice": as_pooled("{base}pooler"),
+        "ForQuestionAnswering": Task(
+            SpanConfig(question_end=66, residual=ResidualConfig()),
+            {
+                "qa_classifier.intermediate.dense": "head.transform.up",
+                "qa_classifier.output.dense": "head.transform.down",
+                "qa_classifier.output.LayerNorm": "head.transform.norm",
+                "qa_classifier.qa_outputs": "head.output",
+            },
+            (
+                option("sep_token_id", 66, "question_end"),
+                option("intermediate_size", 3072, "residual.intermediate_size"),
+                activation("hidden_act", "gelu_new", "residual.activation"),
+                option("layer_norm_eps", 1e-12, "residual.eps"),
+                option("hidden_dropout_prob", 0.1, "residual.dropout"),
+            ),
+            unused_keys=UNPOOLED,
+        ),
     }
     sizes = ("bigbird-base",)
 

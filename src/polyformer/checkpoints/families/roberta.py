@@ -8,7 +8,7 @@ and there from behind padding's id.
 from typing import ClassVar
 
 from polyformer.checkpoints.config_mapping import Tree, option, with_defaults
-from polyformer.checkpoints.families.bert import OPTIONS, POOLER, TRUNK, BertFamily
+from polyformer.checkpoints.families.bert import OPTIONS, POOLER, TRUNK, BertFamily, as_decoder
 from polyformer.checkpoints.families.shared_tasks import QUESTION_ANSWERING, TOKEN_CLASSIFICATION, as_pooled
 from polyformer.checkpoints.family import Task, register
 from polyformer.core.errors import InputError
@@ -53,6 +53,7 @@ class Roberta(BertFamily):
         "ForMaskedLM": Task(
             MaskedConfig(), LM_HEAD, (option("layer_norm_eps", 1e-12, "eps"),), tied_keys("roberta")
         ),
+        "ForCausalLM": as_decoder(LM_HEAD, ("lm_head.dense", "lm_head.layer_norm"), tied_keys("roberta")),
         "ForSequenceClassification": Task(ClassifyConfig(drops_twice=True), CLASSIFIER),
         "ForTokenClassification": TOKEN_CLASSIFICATION,
         "ForQuestionAnswering": QUESTION_ANSWERING,

@@ -4,7 +4,6 @@ With `causal` it is a decoder alone. Two things are not as in transformers: the 
 which tokens are real (`lengths` is not taken), and a causal model does not attend to padding on either side.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -12,7 +11,8 @@ from polyformer.architecture import ModelConfig
 from polyformer.checkpoints.config_mapping import Option, Tree, check_required, option, write_options
 from polyformer.checkpoints.families.shared_tasks import QUESTION_ANSWERING
 from polyformer.checkpoints.family import Family, Task, register
-from polyformer.checkpoints.key_mapping import Converter, Link
+from polyformer.checkpoints.key_conversion import moved, of_decoder
+from polyformer.checkpoints.key_mapping import Link
 from polyformer.heads import ClassifyConfig, EmbedConfig, LanguageModelConfig, TagConfig
 from polyformer.presets import model_config
 
@@ -146,15 +146,5 @@ class Xlm(Family):
         """As for every family, with the decoder's names in place of the encoder's where it is causal."""
         if config.decoder is None:
             return super().links(config, task, own)
-        links = super().links(config, task, {_moved(name, "decoder", "encoder"): None for name in own})
-        return [Link(link.theirs, _of_decoder(link.converter)) for link in links]
-
-
-def _of_decoder(converter: Converter) -> Converter:
-    ours = tuple(_moved(name, "encoder", "decoder") for name in converter.ours)
-    return dataclasses.replace(converter, ours=ours)
-
-
-def _moved(name: str, old: str, new: str) -> str:
-    """The name of one stack's tensor as the other's."""
-    return new + name.removeprefix(old) if name.startswith(old) else name
+        links = super().links(config, task, {moved(name, "decoder", "encoder"): None for name in own})
+        return [Link(link.theirs, of_decoder(link.converter)) for link in links]
