@@ -14,7 +14,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_tensors
 from polyformer.core.weights import load_weights
 from polyformer.data import DataConfig, Splits, Tokenizer, load
-from polyformer.data.fingerprint import fingerprint
+from polyformer.data.fingerprint import Fingerprint, fingerprint
 from polyformer.model import Transformer, build_model
 from polyformer.model.saving import WEIGHTS, read_generation
 from polyformer.recipes.distill import Distilling
@@ -77,7 +77,7 @@ def _fit(
     changed_data: bool,
 ) -> Fitted:
     own = own_data(recipe)
-    data = {} if own else fingerprint(recipe.data, recipe.task.needs)
+    data = own_fingerprint(recipe) if own else fingerprint(recipe.data, recipe.task.needs)
     if resume and not changed_data:
         check_data(run, data)
     splits = own or load(recipe.data, recipe.task.needs)
@@ -133,6 +133,15 @@ def own_data(recipe: Recipe) -> Splits | None:
     if own is not None and recipe.data != DataConfig():
         raise InputError(f"data: the task {quote(recipe.task.kind)} makes its own; leave it out")
     return own
+
+
+def own_fingerprint(recipe: Recipe) -> Fingerprint:
+    """The fingerprint of what a task reads itself, by the names of its sources and their roles."""
+    return {
+        f"{name}.{role}": files
+        for name, (data, needs) in recipe.task.own_sources.items()
+        for role, files in fingerprint(data, needs).items()
+    }
 
 
 def settled(recipe: Recipe, splits: Splits) -> Recipe:

@@ -23,6 +23,7 @@ from polyformer.tasks.spans import SpanCorruption, SpanCorruptionConfig
 from polyformer.tasks.summarize import Summarization, SummarizationConfig
 from polyformer.tasks.tag import Tagging, TaggingConfig
 from polyformer.tasks.text import TextTask, TextTaskConfig
+from polyformer.tasks.text_to_text import Part, TextToText, TextToTextConfig
 from polyformer.tasks.tlm import TranslationModelling, TranslationModellingConfig
 from polyformer.tasks.translate import Translation, TranslationConfig
 from polyformer.tasks.writing import Writing, WritingConfig
@@ -53,6 +54,7 @@ __all__ = [
     "NextSentenceConfig",
     "PairClassification",
     "PairClassificationConfig",
+    "Part",
     "SentenceOrderConfig",
     "SentencePairs",
     "SpanCorruption",
@@ -65,6 +67,8 @@ __all__ = [
     "TaskConfig",
     "TextTask",
     "TextTaskConfig",
+    "TextToText",
+    "TextToTextConfig",
     "Translation",
     "TranslationConfig",
     "TranslationModelling",

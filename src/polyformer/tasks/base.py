@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from polyformer.core.config import Config
 from polyformer.core.labels import IGNORED
 from polyformer.core.state import State
-from polyformer.data import Batches, Splits, Stream, Tokenizer, TokenizerConfig
+from polyformer.data import Batches, DataConfig, Splits, Stream, Tokenizer, TokenizerConfig
 from polyformer.data.batching import Batch
+from polyformer.data.mixing import Mixture, OneAfterAnother
 from polyformer.data.numbered import Numbered
 from polyformer.data.segments import Segments
 from polyformer.data.windows import Windows
@@ -51,6 +52,11 @@ class TaskConfig(Config):
     def own_data(self) -> Splits | None:
         """What stands in place of data that are read, where the task makes its own."""
         return None
+
+    @property
+    def own_sources(self) -> dict[str, tuple[DataConfig, tuple[str, ...]]]:
+        """What `own_data` are read from, where they are: sources by name, and the columns that are read."""
+        return {}
 
     def situated(self, path: str | None) -> Self:
         """This configuration with what the source `path` of the training rows tells besides them."""
@@ -90,7 +96,7 @@ class Workers:
 class HeldOut:
     """Held-out data: batches in a fixed order, and what was counted in their text (see `TextTask.count`)."""
 
-    batches: Batches | Windows | Segments | Numbered
+    batches: Batches | Windows | Segments | Numbered | OneAfterAnother
     counts: dict[str, float]
 
 
@@ -117,7 +123,9 @@ class Task(abc.ABC):
         """`config`, a model's, with the sizes and the head of this task; `InputError` if it does not fit."""
 
     @abc.abstractmethod
-    def training_batches(self, rows: Any, seed: int) -> Batches | Stream | Windows | Segments | Numbered:
+    def training_batches(
+        self, rows: Any, seed: int
+    ) -> Batches | Stream | Windows | Segments | Numbered | Mixture:
         """Batches of `rows` to train on, in an order drawn from `seed`."""
 
     @abc.abstractmethod
