@@ -90,6 +90,11 @@ def test_rouge_counts_words_of_any_language():
     }
 
 
+def test_unknown_words_are_not_shared():
+    assert rouge(["<unk> <unk> the"], ["<unk> <unk> a"]) == {"rouge1": 0, "rouge2": 0, "rougeL": 0}
+    assert rouge(["<unk> the"], ["the <unk>"])["rouge1"] == pytest.approx(100)
+
+
 def test_a_summary_longer_than_its_source_is_refused():
     with pytest.raises(InputError, match="max_summary: expected at most max_length, 16, got 17"):
         SummarizationConfig(max_length=16, max_summary=17)
