@@ -17,6 +17,10 @@ from polyformer.sequence.context import Context
 class ScoreTerms(Protocol):
     """What a position scheme does to scores, asked once all keys k of the queries q are known."""
 
+    @property
+    def farthest(self) -> int | None:
+        """The distance from which on all are treated alike, on either side; None where there is none."""
+
     def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
         """A function of every score and its query and key, None where the scheme has none."""
 

@@ -123,11 +123,29 @@ def guarded(forward: Forward[M]) -> Forward[M]:
         probe = bad_keys.to(v.dtype).expand(v.shape)
         unrecorded = recorded() if recording() else contextlib.nullcontext()  # nobody should see this run
         with torch.no_grad(), collect_auxiliary_losses(), unrecorded:
-            seen, _ = forward(self, q, k, probe, context, None, position)
+            scores = None if position is None else _Scores(position)
+            seen, _ = forward(self, q, k, probe, context, None, scores)
         sees_bad = (seen != 0).any(-1, keepdim=True)
         return y.masked_fill(bad_queries | sees_bad, torch.nan), None
 
     return run
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Scores:
+    """What a position scheme does to scores, without its terms in the values: who weighs what."""
+
+    position: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.position, name)
+
+    def relative(self, *call: Any) -> Relative | None:
+        relative = self.position.relative(*call)
+        if relative is None or relative.position_values is None:
+            return relative
+        rest = dataclasses.replace(relative, position_values=None)
+        return rest if rest.tables else None
 
 
 def _bad_tokens(x: Tensor) -> Tensor:

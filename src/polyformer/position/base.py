@@ -78,6 +78,9 @@ class Position(nn.Module):
     widens = False
     """Whether `embed` brings the embedding sum to the width of the stack."""
 
+    farthest: int | None = None
+    """The distance from which on `relative` says the same of all, on either side; None for no such."""
+
     num_relations: int | None = None
     """How many labels of pairs it embeds; None when it takes none."""
 
@@ -112,6 +115,11 @@ class Terms:
 
     position: Position
     site: Site
+
+    @property
+    def farthest(self) -> int | None:
+        """The scheme's."""
+        return self.position.farthest
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
         """The scheme's, a user's function prepared for indices that broadcast."""

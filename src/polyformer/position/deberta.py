@@ -84,7 +84,7 @@ class Deberta(Position):
     def __init__(self, config: DebertaConfig, shape: Shape):
         super().__init__()
         self.config, self.num_heads = config, shape.num_heads
-        self.max_distance = config.max_relative_positions or shape.max_positions
+        self.max_distance = self.farthest = config.max_relative_positions or shape.max_positions
         if config.buckets is not None and self.max_distance <= config.buckets // 2 + 1:
             least = config.buckets // 2 + 2
             raise InputError(

@@ -50,7 +50,7 @@ class Shaw(Position):
 
     def __init__(self, config: ShawConfig, shape: Shape):
         super().__init__()
-        self.clip = config.clip
+        self.clip = self.farthest = config.clip
         size, layers = (2 * config.clip + 1, shape.head_size), range(shape.num_layers)
         self.keys = nn.ModuleList(nn.Embedding(*size) for _ in layers)
         self.values = nn.ModuleList(nn.Embedding(*size) for _ in layers if config.values)

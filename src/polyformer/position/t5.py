@@ -47,7 +47,7 @@ class T5Bias(Position):
 
     def __init__(self, config: T5BiasConfig, num_heads: int):
         super().__init__()
-        self.config = config
+        self.config, self.farthest = config, config.max_distance
         self.table = nn.Embedding(config.num_buckets, num_heads)
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:

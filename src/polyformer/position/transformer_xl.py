@@ -78,6 +78,7 @@ class TransformerXL(Position):
     def __init__(self, config: TransformerXLConfig, shape: Shape):
         super().__init__()
         self.config, self.hidden_size, self.num_heads = config, shape.hidden_size, shape.num_heads
+        self.farthest = config.clamp_distance
         layers = range(1 if config.shared_biases else shape.num_layers)
         zeros = [torch.zeros(shape.num_heads, 1, shape.head_size) for _ in layers]
         self.u = nn.ParameterList(nn.Parameter(start.clone()) for start in zeros)

@@ -3,22 +3,34 @@
 S_i = union over the rounds r of the last m slots j <= i with h_r(k_j) = h_r(k_i), and i itself taken out
       where it is not alone; without causality also of the next m - 1 slots j > i of the bucket
 y_i = sum_(j in S_i) p_ij v_j        p_ij = softmax over S_i of q_i . k_j * scale
+
+and with what a position scheme adds to scores and values (`dense_terms`).
 """
 
 import torch
 from torch import Tensor
 
+from polyformer.attention.dense_terms import weighed, with_terms
+from polyformer.attention.pair_terms import PairTerms
 from polyformer.ops.softmax import softmax
 from polyformer.sequence.context import Context
 
 
 def definition(
-    q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, window: int, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    buckets: Tensor,
+    context: Context,
+    window: int,
+    scale: float,
+    terms: PairTerms | None,
 ) -> Tensor:
     """q [B, H, Tq, D], unit keys k [B, H, Tk, D], v, buckets h [B, H, R, Tk] of the keys -> [B, H, Tq,
     Dv]."""
-    weights, _ = softmax(q @ k.mT * scale, attended(buckets, context, window))
-    return weights @ v
+    scores = with_terms(q @ k.mT * scale, q, k, terms)
+    weights, _ = softmax(scores, attended(buckets, context, window))
+    return weighed(weights, v, terms)
 
 
 def attended(buckets: Tensor, context: Context, window: int) -> Tensor:

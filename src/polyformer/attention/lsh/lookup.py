@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.lsh.definition import same_bucket
+from polyformer.attention.pair_terms import Pairs, PairTerms
 from polyformer.ops.precision import at_least_float32
 from polyformer.sequence.context import Context
 
@@ -17,11 +18,12 @@ take the same time both ways at 2048 and at 8192 keys, under AVX2 as under AVX-5
 
 def looked_up(
     q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, window: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The pairs of a query and a key that it attends to, query by query.
 
     Returns:
-        The number of each pair's query [P] among the B H Tq, and q, k [P, D] and v [P, Dv] of the pairs.
+        The number of each pair's query [P] among the B H Tq, the slot of its key [P], and q, k [P, D] and v
+        [P, Dv] of the pairs.
     """
     slots = torch.arange(context.q_len, device=q.device) + context.offset
     same = same_bucket(buckets, context)
@@ -41,7 +43,23 @@ def looked_up(
     rows, keys = seen.nonzero(as_tuple=True)
     heads = rows // context.q_len
     k, v = (at_least_float32(x.flatten(0, 1)[heads, keys]) for x in (k, v))
-    return rows, q.flatten(0, 2)[rows], k, v
+    return rows, keys, q.flatten(0, 2)[rows], k, v
+
+
+def with_terms(
+    rows: Tensor, slots: Tensor, scores: Tensor, content: Tensor, k: Tensor, v: Tensor, terms: PairTerms
+) -> tuple[Tensor, Tensor]:
+    """The scores [P] and values [P, Dv] of pairs with the terms of a position scheme.
+
+    rows, slots, k, v: as from `looked_up`. content: [B, H, Tq, D].
+    """
+    heads, queries = content.shape[1:3]
+    numbers = rows // queries // heads, rows // queries % heads, rows % queries, slots
+    pairs = Pairs(*(x.view(-1, 1, 1) for x in numbers))
+    met = content.flatten(0, 2)[rows].unsqueeze(1)
+    scores = terms.scores(scores.view(-1, 1, 1), pairs, met, k.unsqueeze(1)).flatten()
+    more = terms.values(torch.ones_like(pairs.b, dtype=v.dtype), pairs)
+    return scores, v if more is None else v + more.squeeze(1)
 
 
 def attend_to_pairs(rows: Tensor, scores: Tensor, v: Tensor, queries: int) -> Tensor:

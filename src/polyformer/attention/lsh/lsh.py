@@ -30,9 +30,11 @@ from torch import Tensor
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.lsh.definition import definition
 from polyformer.attention.lsh.hashing import hashed
-from polyformer.attention.lsh.lookup import FEW, TIMES, attend_to_pairs, looked_up
+from polyformer.attention.lsh.lookup import FEW, TIMES, attend_to_pairs, looked_up, with_terms
 from polyformer.attention.lsh.sorted_attention import sorted_attention
+from polyformer.attention.lsh.sorted_terms import sorted_attention_with_terms
 from polyformer.attention.lsh.sorted_window import bucket_windows
+from polyformer.attention.pair_terms import PairTerms
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.state import State
@@ -57,7 +59,6 @@ class LSHConfig(MechanismConfig):
 
     kind: ClassVar[str] = "lsh"
     paper: ClassVar[str] = "Kitaev et al. 2020, section 2"
-    relates: ClassVar[bool] = False
     shares_queries: ClassVar[bool] = True
     eager: ClassVar[str] = "tokens are sorted by bucket, and runs of them walked in Python"
 
@@ -147,10 +148,12 @@ class LSHAttention(Mechanism):
         """Hashes the new keys, appends them to the state, and attends."""
         with without_autocast(q):
             buckets = self._with_first(self.hash(k), context)
-            if state is not None:
-                assert isinstance(state, HashedCache)
-                k, v, buckets, state = state.append(k, v, buckets)
-            y = self._mix(at_least_float32(q), k, v, buckets, context)
+        if state is not None:
+            assert isinstance(state, HashedCache)
+            k, v, buckets, state = state.append(k, v, buckets)
+        terms = PairTerms.of(position, q, k, context, self.config.scale(q.shape[3]))
+        with without_autocast(q):
+            y = self._mix(at_least_float32(q), k, v, buckets, context, terms)
         return y.to(q.dtype), state
 
     def hash(self, k: Tensor) -> Tensor:
@@ -168,15 +171,23 @@ class LSHAttention(Mechanism):
         first = first.expand(len(buckets), -1)[:, None, None]
         return torch.cat([buckets, buckets[:, :, :1].add(1).masked_fill(first, 0)], 2)
 
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context) -> Tensor:
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, terms: PairTerms | None
+    ) -> Tensor:
         if recording():
-            return self._by_definition(q, k, v, buckets, context)
+            return self._by_definition(q, k, v, buckets, context, terms)
         window, scale = self.config.window, self.config.scale(q.shape[3])
         if context.causal and context.q_len <= FEW and context.q_len * TIMES <= context.kv_len:
-            rows, pair_q, pair_k, pair_v = looked_up(q, k, v, buckets, context, window)
-            scores = (pair_q * self.config.unit(pair_k)).sum(-1) * scale
+            rows, slots, pair_q, pair_k, pair_v = looked_up(q, k, v, buckets, context, window)
+            pair_k = self.config.unit(pair_k)
+            scores = (pair_q * pair_k).sum(-1) * scale
+            if terms is not None:
+                scores, pair_v = with_terms(rows, slots, scores, terms.content(q), pair_k, pair_v, terms)
             return attend_to_pairs(rows, scores, pair_v, q[..., 0].numel()).view(*q.shape[:3], -1)
         windows = bucket_windows(buckets, window, context)
+        if terms is not None:
+            unit, values = self.config.unit(k), at_least_float32(v)
+            return sorted_attention_with_terms(q, unit, values, windows, context, terms)
         first, rest = context.offset, context.kv_len - context.offset - context.q_len
         q = F.pad(q, (0, 0, first, rest))  # the past has no queries
         y = sorted_attention(
@@ -184,13 +195,17 @@ class LSHAttention(Mechanism):
         )
         return y[:, :, first : first + context.q_len]
 
-    def _by_definition(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context) -> Tensor:
+    def _by_definition(
+        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, terms: PairTerms | None
+    ) -> Tensor:
         unit, values, scale = self.config.unit(k), at_least_float32(v), self.config.scale(q.shape[3])
-        return definition(q, unit, values, buckets, context, self.config.window, scale)
+        return definition(q, unit, values, buckets, context, self.config.window, scale, terms)
 
 
 class PlainLSH(LSHAttention):
     """By the equation, over all pairs (`definition`)."""
 
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context) -> Tensor:
-        return self._by_definition(q, k, v, buckets, context)
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, terms: PairTerms | None
+    ) -> Tensor:
+        return self._by_definition(q, k, v, buckets, context, terms)

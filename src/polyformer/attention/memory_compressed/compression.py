@@ -28,7 +28,7 @@ class Slots:
     Args:
         index: [R, S, kernel], which of the J tokens each has; J for none.
         alone: [R, S], whether it is the last of these tokens alone.
-        ends: [R, S], the key slot of the token that completes it, `NEVER` where there is no such slot.
+        ends: [R, S], the key slot of its last token, which completes it, `NEVER` where there is no such slot.
         kept: [R, kernel - 1], which of the J tokens the next windows may still need: the last real ones.
         kept_slots: [R, kernel - 1], their key slots, -1 where there are fewer.
     """
@@ -65,6 +65,8 @@ def new_slots(context: Context, slots: Tensor, fresh: int, kernel: int, stride: 
         inside = at.gather(1, token).unsqueeze(2) + offsets < real.sum(1).view(-1, 1, 1)
         same = doc.gather(1, index.flatten(1)).view(index.shape) == doc.gather(1, token).unsqueeze(2)
         index = index.masked_fill(~(inside & same), count)
+        last = (index < count).sum(2, keepdim=True).sub(1).clamp_min(0)
+        token = index.gather(2, last).squeeze(2).clamp_max(count - 1)
     alone = (chosen % 2 == 0) & live if context.causal else torch.zeros_like(live)
     index = torch.where(alone.unsqueeze(2), token.unsqueeze(2), index)
     ends = slots.gather(1, token).masked_fill(~live, NEVER)

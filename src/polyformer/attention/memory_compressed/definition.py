@@ -5,15 +5,19 @@ against.
     y = softmax(q k'^T / sqrt(D)) v'
 
 A causal query attends to the slots whose tokens all lie at or before it, and to the document's first token as
-it is. Otherwise the last slots of a document, which lack tokens, count nothing for them.
+it is. Otherwise the last slots of a document, which lack tokens, count nothing for them. Scores and values
+have what a position scheme adds to them (`dense_terms`), with a slot where its last token is.
 """
 
 import dataclasses
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.attention.dense_terms import weighed, with_terms
+from polyformer.attention.pair_terms import PairTerms
 from polyformer.ops.softmax import softmax
 from polyformer.sequence.context import Context
 
@@ -27,12 +31,17 @@ class Slot:
 
 
 def definition(
-    q: Tensor, k: Tensor, v: Tensor, kernels: tuple[Tensor, Tensor], stride: int, context: Context
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kernels: tuple[Tensor, Tensor],
+    stride: int,
+    context: Context,
+    terms: PairTerms | None,
 ) -> Tensor:
     """q [B, H, Tq, D], k, v [B, H, Tk, D], kernels [H, kernel, D, D] of keys and values -> [B, H, Tq, D]."""
-    rows = []
+    size, rows = kernels[0].shape[1], []
     for b in range(len(q)):
-        size = kernels[0].shape[1]
         slots = [slot for tokens in _documents(context, b) for slot in _slots(tokens, size, stride, context)]
         attended = [[_attends(context, b, i, slot) for slot in slots] for i in range(q.shape[2])]
         allowed = torch.tensor(attended, dtype=torch.bool, device=q.device).view(q.shape[2], len(slots))
@@ -40,9 +49,17 @@ def definition(
             torch.stack([_convolved(x[b], kernel, slot) for slot in slots], 1) if slots else x[b][:, :0]
             for x, kernel in zip((k, v), kernels)
         )
-        weights, _ = softmax(q[b] @ keys.mT / math.sqrt(q.shape[3]), allowed)
-        rows.append(weights @ values)
-    return torch.stack(rows)
+        places = torch.tensor([slot.tokens[-1] for slot in slots], dtype=torch.long, device=q.device)
+        rows.append((keys, values, allowed, places))
+    most = max(len(places) for *_, places in rows)  # rows of fewer slots get some that nobody attends to
+    columns = list(zip(*rows))
+    keys, values = (
+        torch.stack([F.pad(x, (0, 0, 0, most - x.shape[1])) for x in part]) for part in columns[:2]
+    )
+    allowed, places = (torch.stack([F.pad(x, (0, most - x.shape[-1])) for x in part]) for part in columns[2:])
+    scores = with_terms(q @ keys.mT / math.sqrt(q.shape[3]), q, keys, terms, places)
+    weights, _ = softmax(scores, allowed.unsqueeze(1))
+    return weighed(weights, values, terms, places)
 
 
 def _slots(tokens: list[int], size: int, stride: int, context: Context) -> list[Slot]:

@@ -7,6 +7,9 @@ Each head has its own kernels, [kernel, D, D] over its D numbers, without a bias
 groups as heads. A causal query attends to the slots whose tokens all lie at or before it. Liu et al. 2018,
 section 4.2.5, whose T-DMCA has it in turns with attention within blocks (`alternate`).
 
+The paper has no distances. Here a slot stands where its last token does: what a position scheme says of a
+query and that token, it says of the query and the slot, whose compressed key and value are the scheme's.
+
 The paper does not say what the first kernel - 1 tokens of a document attend to: here to the first token as it
 is, and so do all later ones. Tokens are counted within their documents (compression.py), so padding and
 packing change nothing. Computed in float32 at least. Cost: n / stride keys a query, and 2 n D kernel / stride
@@ -24,6 +27,8 @@ from torch import Tensor, nn
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms, check_head_size
 from polyformer.attention.memory_compressed.compression import Sight, Slots, new_slots
 from polyformer.attention.memory_compressed.definition import definition
+from polyformer.attention.memory_compressed.slot_terms import attend_with_terms
+from polyformer.attention.pair_terms import PairTerms
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.state import State
@@ -45,7 +50,6 @@ class MemoryCompressedConfig(MechanismConfig):
 
     kind: ClassVar[str] = "memory_compressed"
     paper: ClassVar[str] = "Liu et al. 2018 (T-DMCA), section 4.2.5"
-    relates: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -111,21 +115,25 @@ class MemoryCompressed(Mechanism):
         q, k, v = (at_least_float32(x) for x in (q, k, v))
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         with without_autocast(q):
-            y, state = self._mix(q, k, v, context, state)
+            k, v, sight, state = self._compressed(k, v, context, state)
+        terms = PairTerms.of(position, q.to(dtype), k, context, q.shape[3] ** -0.5)
+        with without_autocast(q):
+            y = self._mix(q, k, v, sight, terms)
         return y.to(dtype), state
 
-    def _mix(
-        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
-    ) -> tuple[Tensor, State | None]:
+    def _compressed(
+        self, k: Tensor, v: Tensor, context: Context, state: State | None
+    ) -> tuple[Tensor, Tensor, Sight, State | None]:
+        """Keys and values of all slots up to the new tokens, who sees them, and the next state."""
         fresh = k.shape[2]
         past = state if isinstance(state, CompressedState) else None
         if past is not None and past.keys is not None and past.values is not None:
             k, v = torch.cat([past.keys, k], 2), torch.cat([past.values, v], 2)
-        new, sight = self._plan(context, past, fresh, q.device)
+        new, sight = self._plan(context, past, fresh, k.device)
         keys, values = self._slots(k, self.key_kernel, new), self._slots(v, self.value_kernel, new)
         if past is not None:
             keys, values, cache = past.slots.append(keys, values)
-            rows = len(q)
+            rows = len(k)
             state = CompressedState(
                 cache,
                 sight.ends.expand(rows, -1),
@@ -133,17 +141,22 @@ class MemoryCompressed(Mechanism):
                 _take(v, new.kept),
                 new.kept_slots.expand(rows, -1),
             )
-        y = attend(
+        return keys, values, sight, state
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, terms: PairTerms | None) -> Tensor:
+        dropout = self.config.dropout if self.training else 0.0
+        if terms is not None:
+            return attend_with_terms(q, k, v, sight, terms, dropout)
+        return attend(
             q,
-            keys,
-            values,
+            k,
+            v,
             mask_mod=sight.mask,
             layout=sight.keys,
-            context=Context(q.shape[2], keys.shape[2], q_start=0),
-            dropout=self.config.dropout if self.training else 0.0,
+            context=Context(q.shape[2], k.shape[2], q_start=0),
+            dropout=dropout,
             backend=self.config.backend,
         )
-        return y, state
 
     def _plan(
         self, context: Context, past: CompressedState | None, fresh: int, device: torch.device
@@ -190,9 +203,12 @@ class PlainMemoryCompressed(MemoryCompressed):
         """A key-value cache."""
         return KeyValueCache(reserve=reserve)
 
-    def _mix(
-        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
-    ) -> tuple[Tensor, State | None]:
+    def _compressed(
+        self, k: Tensor, v: Tensor, context: Context, state: State | None
+    ) -> tuple[Tensor, Tensor, Sight, State | None]:
         k, v, state = appended(state, k, v)
+        return k, v, Sight.of(context, torch.arange(context.kv_len, device=k.device).unsqueeze(0)), state
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, terms: PairTerms | None) -> Tensor:
         kernels = self.key_kernel, self.value_kernel
-        return definition(q, k, v, kernels, self.config.stride, context), state
+        return definition(q, k, v, kernels, self.config.stride, sight.context, terms)

@@ -3,7 +3,8 @@
     y_i = sum_j p_ij v_j        p_ij = softmax over S_i of n(q_i) . n(k_j) / sqrt(D)
 
 S_i has the last `window` keys j <= i with c(k_j) = c(q_i), and without causality the next `window` j > i.
-Where keys are the queries (`share_queries`), i itself is taken out unless it is alone.
+Where keys are the queries (`share_queries`), i itself is taken out unless it is alone. Scores and values have
+what a position scheme adds to them (`dense_terms`).
 """
 
 import dataclasses
@@ -11,6 +12,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from polyformer.attention.dense_terms import weighed, with_terms
+from polyformer.attention.pair_terms import PairTerms
 from polyformer.ops.softmax import softmax
 from polyformer.patterns.implied import implied
 from polyformer.sequence.context import Context
@@ -18,13 +21,17 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RoutedHeads:
-    """Normed q [B, H, Tq, D] and k [B, H, Tk, D], v [B, H, Tk, Dv]; clusters [B, H, Tq] and [B, H, Tk]."""
+    """Normed q [B, H, Tq, D] and k [B, H, Tk, D], v [B, H, Tk, Dv]; clusters [B, H, Tq] and [B, H, Tk].
+
+    terms: what a position scheme adds; None for nothing.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     query_clusters: Tensor
     key_clusters: Tensor
+    terms: PairTerms | None = None
 
     @property
     def scale(self) -> float:
@@ -35,8 +42,9 @@ class RoutedHeads:
 def definition(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:
     """Output [B, H, Tq, Dv]."""
     allowed = attended(heads, context, window, share_queries)
-    weights, _ = softmax(heads.q @ heads.k.mT * heads.scale, allowed)
-    return weights @ heads.v
+    scores = with_terms(heads.q @ heads.k.mT * heads.scale, heads.q, heads.k, heads.terms)
+    weights, _ = softmax(scores, allowed)
+    return weighed(weights, heads.v, heads.terms)
 
 
 def attended(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:

@@ -51,12 +51,15 @@ class Tiles(NamedTuple):
 
 
 @torch.no_grad()
-def tiles(intervals: Intervals, held: int, q: Tensor, k: Tensor) -> list[Tiles]:
-    """All tiles of the rows q and k, in groups of about `held` pairs of a query and a key."""
+def tiles(intervals: Intervals, held: int, q: Tensor, k: Tensor, shared: bool = True) -> list[Tiles]:
+    """All tiles of the rows q and k, in groups of about `held` pairs of a query and a key.
+
+    shared: small clusters share tiles; else every tile is of one cluster.
+    """
     first, last, hidden = intervals.first, intervals.last, intervals.hidden
     if not len(first) or not len(intervals.keys):
         return []
-    start = _cut(intervals)
+    start = _cut(intervals, shared)
     stop = torch.cat([start[1:], start.new_tensor([len(first)])])
     begin, end = first[start], last[stop - 1]
     height, width = stop - start, end - begin
@@ -117,10 +120,10 @@ def _grouped(
         )
 
 
-def _cut(intervals: Intervals) -> Tensor:
+def _cut(intervals: Intervals, shared: bool) -> Tensor:
     """The first queries of all tiles."""
     count, starts = len(intervals.first), intervals.starts
-    if count < SMALL * len(starts):
+    if shared and count < SMALL * len(starts):
         return torch.arange(0, count, BLOCK // 2, device=starts.device)
     sizes = torch.diff(starts, append=starts.new_tensor([count]))
     parts = (sizes + BLOCK - 1) // BLOCK

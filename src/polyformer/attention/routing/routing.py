@@ -25,15 +25,19 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.pair_terms import PairTerms
 from polyformer.attention.routing.centroids import Centroids, normed
 from polyformer.attention.routing.definition import RoutedHeads, definition
 from polyformer.attention.routing.interval_attention import interval_attention
+from polyformer.attention.routing.interval_terms import interval_attention_with_terms
 from polyformer.attention.routing.intervals import cluster_intervals
 from polyformer.attention.routing.single_query import single_query
+from polyformer.attention.some_heads import heads_of
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.state import State
 from polyformer.dot_product.isolation import guarded
+from polyformer.ops.precision import without_autocast
 from polyformer.ops.softmax import record, recorded, recording
 from polyformer.sequence.context import Context
 
@@ -52,7 +56,6 @@ class RoutingConfig(MechanismConfig):
 
     kind: ClassVar[str] = "routing"
     paper: ClassVar[str] = "Roy et al. 2021, section 4"
-    relates: ClassVar[bool] = False
     eager: ClassVar[str] = "the sizes of its tiles depend on how many tokens chose each cluster"
 
     def __post_init__(self) -> None:
@@ -153,11 +156,12 @@ class Routing(Mechanism):
                     v[:, :near],
                     context,
                     None if state is None else state.local,
-                    None,
+                    heads_of(position, slice(near), q.shape[1]),
                 )
             parts.append(y)
-        with _watched(weights), torch.autocast(q.device.type, enabled=False):
-            y, state = self._route(q[:, near:], k[:, near:], v[:, near:], context, state)
+        position = heads_of(position, slice(near, None), q.shape[1])
+        with _watched(weights):
+            y, state = self._route(q[:, near:], k[:, near:], v[:, near:], context, state, position)
         parts.append(y.to(q.dtype))
         if weights:
             record(torch.cat(weights, 1))
@@ -165,11 +169,18 @@ class Routing(Mechanism):
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1), state
 
     def _route(
-        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: RoutingState | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: RoutingState | None,
+        position: ScoreTerms | None,
     ) -> tuple[Tensor, RoutingState | None]:
-        exact = torch.promote_types(q.dtype, torch.float32)
-        q, k = normed(q.to(exact)), normed(k.to(exact))
-        query_clusters, key_clusters = self.centroids(q), self.centroids(k)
+        dtype, exact = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        with without_autocast(q):
+            q, k = normed(q.to(exact)), normed(k.to(exact))
+            query_clusters, key_clusters = self.centroids(q), self.centroids(k)
         queries = slice(context.offset, context.offset + context.q_len)
         new_keys = slice(context.kv_len - k.shape[2], context.kv_len)
         self.centroids.learn(
@@ -180,7 +191,10 @@ class Routing(Mechanism):
             column = key_clusters.unsqueeze(-1)
             column, _, clusters = state.clusters.append(column, column[..., :0])
             key_clusters, state = column.squeeze(-1), RoutingState(None, routed, clusters)
-        return self._mix(RoutedHeads(q, k, v.to(exact), query_clusters, key_clusters), context), state
+        terms = PairTerms.of(position, q.to(dtype), k, context, q.shape[3] ** -0.5)
+        heads = RoutedHeads(q, k, v.to(exact), query_clusters, key_clusters, terms)
+        with without_autocast(q):
+            return self._mix(heads, context), state
 
     def _mix(self, heads: RoutedHeads, context: Context) -> Tensor:
         config = self.config
@@ -192,6 +206,8 @@ class Routing(Mechanism):
         intervals = cluster_intervals(
             *clusters, config.clusters, config.window, context, config.share_queries
         )
+        if heads.terms is not None:
+            return interval_attention_with_terms(heads, intervals, config.window, heads.terms)
         return interval_attention(heads.q, heads.k, heads.v, intervals, heads.scale)
 
 

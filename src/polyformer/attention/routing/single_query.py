@@ -4,6 +4,7 @@ clusters."""
 import torch
 from torch import Tensor
 
+from polyformer.attention.pair_terms import Pairs
 from polyformer.attention.routing.definition import RoutedHeads, same_cluster, slots
 from polyformer.ops.softmax import softmax
 from polyformer.sequence.context import Context
@@ -20,5 +21,17 @@ def single_query(heads: RoutedHeads, context: Context, window: int, share_querie
         chosen = chosen.masked_fill((chosen == own) & others, -1)
     place = chosen.clamp_min(0).unsqueeze(-1)
     k, v = (x.gather(2, place.expand(-1, -1, -1, x.shape[3])) for x in (heads.k, heads.v))
-    weights, _ = softmax(heads.q @ k.mT * heads.scale, (chosen >= 0).unsqueeze(2))
-    return weights @ v
+    scores, terms = heads.q @ k.mT * heads.scale, heads.terms
+    if terms is None:
+        weights, _ = softmax(scores, (chosen >= 0).unsqueeze(2))
+        return weights @ v
+    batch, count = chosen.shape[:2]
+    b, h = (torch.arange(size, device=chosen.device) for size in (batch, count))
+    one = torch.zeros(batch * count, 1, 1, dtype=torch.long, device=chosen.device)
+    both = b.repeat_interleave(count).view_as(one), h.repeat(batch).view_as(one)
+    pairs = Pairs(*both, one, chosen.flatten(0, 1).unsqueeze(1))
+    tiles = (x.flatten(0, 1) for x in (scores, terms.content(heads.q), k))
+    scores = terms.scores(next(tiles), pairs, *tiles).view_as(scores)
+    weights, _ = softmax(scores, (chosen >= 0).unsqueeze(2))
+    more = terms.values(weights.flatten(0, 1), pairs)
+    return weights @ v if more is None else weights @ v + more.view_as(heads.q)

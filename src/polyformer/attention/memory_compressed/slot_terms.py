@@ -1,0 +1,64 @@
+"""Attention to compressed keys with the terms of a position scheme, a run of queries at a time.
+
+A slot stands where its last token does. Slots are several tokens apart, so that no diagonal of scores shares
+a distance: the scheme's tables are looked up pair by pair (`tile_attention`). Cost: as without terms,
+n / stride keys a query, and the lookups; memory of a run's scores.
+"""
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.dense_terms import weighed, with_terms
+from polyformer.attention.memory_compressed.compression import Sight
+from polyformer.attention.pair_terms import Pairs, PairTerms
+from polyformer.attention.tile_attention import PairTiles, Rows, held, tile_attention
+from polyformer.ops.dropout import dropout
+from polyformer.ops.softmax import recording, softmax
+
+BLOCK = 128
+"""Queries of a run: a product of fewer with the slots is too thin for any processor."""
+
+
+def attend_with_terms(
+    q: Tensor, k: Tensor, v: Tensor, sight: Sight, terms: PairTerms, dropped: float
+) -> Tensor:
+    """q [B, H, Tq, D], slots k, v [B, H, S, D] that are seen by `sight` -> [B, H, Tq, D].
+
+    dropped: the probability that a weight is dropped. Where weights are looked at, all pairs at once.
+    """
+    batch, heads, queries = q.shape[:3]
+    slots = sight.ends.clamp(max=sight.context.kv_len - 1).expand(batch, -1)
+    if recording():
+        return _dense(q, k, v, sight, terms, slots, dropped)
+    rows = Rows(*(x.flatten(0, 2) for x in (q, terms.content(q), k, v)))
+    number = torch.arange(batch * heads, device=q.device).view(-1, 1)
+    outputs = []
+    for start in range(0, queries, BLOCK):
+        stop = min(start + BLOCK, queries)
+        seen = [*sight.keys(start, stop).some, (0, 0)][0]
+        q_idx, key = torch.arange(start, stop, device=q.device), torch.arange(*seen, device=q.device)
+        step = max(1, held(q) // max(1, terms.size(len(q_idx), len(key))))
+        parts = []
+        for row in number.split(step):
+            b, h = row.unsqueeze(-1) // heads, row.unsqueeze(-1) % heads
+            pairs = Pairs(b, h, q_idx.view(1, -1, 1), slots[b, key])
+
+            def allowed(pairs: Pairs = pairs, key: Tensor = key) -> Tensor:
+                shape = len(pairs.b), pairs.q_idx.shape[1], len(key)
+                return sight.mask(pairs.b, pairs.h, pairs.q_idx, key).expand(shape)
+
+            tiles = PairTiles(row * queries + q_idx, row * k.shape[2] + key, pairs, allowed)
+            parts.append(tile_attention(rows, tiles, terms, dropped)[0])
+        outputs.append(torch.cat(parts))
+    return torch.cat(outputs, 1).unflatten(0, (batch, heads))
+
+
+def _dense(
+    q: Tensor, k: Tensor, v: Tensor, sight: Sight, terms: PairTerms, slots: Tensor, dropped: float
+) -> Tensor:
+    """All pairs at once."""
+    b, i, j = (torch.arange(size, device=q.device) for size in (len(q), q.shape[2], k.shape[2]))
+    scores = with_terms(q @ k.mT * terms.scale, q, k, terms, slots)
+    b = b.view(-1, 1, 1, 1)
+    weights, _ = softmax(scores, sight.mask(b, torch.zeros_like(b), i.unsqueeze(1), j))
+    return weighed(dropout(weights, dropped), v, terms, slots)

@@ -1,0 +1,53 @@
+"""A position scheme as some of the heads meet it, where a mechanism computes its heads in different ways."""
+
+import dataclasses
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.attention.base import ScoreTerms
+from polyformer.dot_product.relative import Relative
+from polyformer.patterns.base import ScoreMod
+from polyformer.patterns.mods import broadcasts
+from polyformer.sequence.context import Context
+
+
+def heads_of(position: ScoreTerms | None, heads: slice, num_heads: int) -> ScoreTerms | None:
+    """The scheme for these of `num_heads` heads; itself for all of them, None for none."""
+    own = range(num_heads)[heads]
+    return position if position is None or len(own) == num_heads else SomeHeads(position, own, num_heads)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SomeHeads:
+    """A scheme is asked about all heads, of which the others have zeros for queries and keys."""
+
+    position: ScoreTerms
+    heads: range
+    num_heads: int
+
+    @property
+    def farthest(self) -> int | None:
+        """The scheme's."""
+        return self.position.farthest
+
+    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
+        """The scheme's, of heads that are counted from 0 here."""
+        mod, first = self.position.score_mod(self._all(q), self._all(k), context), self.heads.start
+        if mod is None:
+            return None
+
+        @broadcasts
+        def of_head(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            return mod(score, b, h + first, q_idx, kv_idx)
+
+        return of_head
+
+    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
+        """The scheme's, of these heads alone."""
+        relative = self.position.relative(self._all(q), self._all(k), context)
+        return None if relative is None else relative.select_heads(list(self.heads), self.num_heads)
+
+    def _all(self, x: Tensor) -> Tensor:
+        """x [B, h, T, D] of these heads as [B, H, T, D]."""
+        return F.pad(x, (0, 0, 0, 0, self.heads.start, self.num_heads - self.heads.stop))

@@ -1,0 +1,80 @@
+"""Softmax attention in tiles of chosen queries and keys, with the terms of a position scheme.
+
+    y_i = sum_j p_ij (v_j + position_values[d])        p_ij = softmax over the tile's keys that i may see
+
+Backward computes a tile again (a checkpoint), so that only inputs and outputs stay in memory.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from polyformer.attention.pair_terms import Pairs, PairTerms
+from polyformer.ops.dropout import dropout
+from polyformer.ops.room import room
+from polyformer.ops.softmax import softmax
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PairTiles:
+    """n tiles that are computed together.
+
+    Args:
+        queries: [n, Q], which rows of q they have; keys: [n, L], of k and v.
+        pairs: who these are.
+        allowed: makes [n, Q, L], which pairs there are; asked again in the backward pass.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    pairs: Pairs
+    allowed: Callable[[], Tensor]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+    """Tokens as rows: q and what meets position keys, `content`, [Nq, D]; k [Nk, D], v [Nk, Dv]."""
+
+    q: Tensor
+    content: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def tile_attention(
+    rows: Rows, tiles: PairTiles, terms: PairTerms, dropped: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output [n, Q, Dv], log-sum-exp [n, Q], and whether a query sees any key at all, [n, Q].
+
+    dropped: the probability that a weight is dropped.
+    """
+
+    def run() -> tuple[Tensor, Tensor, Tensor]:
+        queries, content = (_taken(x, tiles.queries) for x in (rows.q, rows.content))
+        keys, values = (_taken(x, tiles.keys) for x in (rows.k, rows.v))
+        scores = terms.scores(queries @ keys.mT * terms.scale, tiles.pairs, content, keys)
+        allowed = tiles.allowed()
+        weights, lse = softmax(scores, allowed)
+        weights = dropout(weights, dropped)
+        out, more = weights @ values, terms.values(weights, tiles.pairs)
+        return out if more is None else out + more, lse, allowed.any(-1)
+
+    if not torch.is_grad_enabled():
+        return run()
+    return checkpoint(run, use_reentrant=False, preserve_rng_state=dropped > 0)  # type: ignore[return-value]
+
+
+def held(q: Tensor) -> int:
+    """How many numbers tiles that are computed together may take, with queries q of a whole call.
+
+    More than a cache holds: what one group adds to the gradients of q, k and v is as large as these.
+    """
+    return max(room(q), 2 * q.numel())
+
+
+def _taken(x: Tensor, index: Tensor) -> Tensor:
+    """Rows [n, M, D] of x [N, D]."""
+    return x.index_select(0, index.flatten()).view(*index.shape, x.shape[1])
