@@ -76,11 +76,11 @@ def use_memory(part: MechanismConfig) -> None:
 
 REFUSALS = {
     "linformer": {"causal", "packs", "caches", "relates", "remembers"},
-    "lsh": {"relates", "remembers"},
-    "memory_compressed": {"relates", "remembers"},
+    "lsh": {"remembers"},
+    "memory_compressed": {"remembers"},
     "performer": {"relates", "remembers"},
     "rfa": {"relates", "remembers"},
-    "routing": {"relates", "remembers"},
+    "routing": {"remembers"},
     "svd": {"causal", "packs", "caches", "relates", "remembers"},
 }
 """All that mechanisms refuse. Contracts do not ask for these: they are generated for what a member can do."""

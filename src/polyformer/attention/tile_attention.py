@@ -67,12 +67,16 @@ def tile_attention(
     return checkpoint(run, use_reentrant=False, preserve_rng_state=dropped > 0)  # type: ignore[return-value]
 
 
-def held(q: Tensor) -> int:
+def held(q: Tensor, terms: PairTerms) -> int:
     """How many numbers tiles that are computed together may take, with queries q of a whole call.
 
-    More than a cache holds: what one group adds to the gradients of q, k and v is as large as these.
+    With gradients more than a cache holds: what tiles add to those of q, k, v and the scheme's tables is as
+    large as these.
     """
-    return max(room(q), 2 * q.numel())
+    if not torch.is_grad_enabled():
+        return room(q)
+    tables = () if terms.relative is None else terms.relative.tables.values()
+    return max(room(q), q.numel() // 2, *(2 * x.numel() for x in tables if x.requires_grad))
 
 
 def _taken(x: Tensor, index: Tensor) -> Tensor:

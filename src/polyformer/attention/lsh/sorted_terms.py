@@ -72,16 +72,19 @@ def _tiles(
     queries = (blocks.queries((order + 1).unsqueeze(-1)) - 1).flatten(0, 1).squeeze(-1)
     keys = (blocks.keys((order + 1).unsqueeze(-1)) - 1).flatten(0, 1).squeeze(-1)
     own = torch.arange(len(order), device=order.device).repeat_interleave(blocks.count).unsqueeze(1)
-    spots = windows.spots.flatten(0, 1).transpose(0, 1)[: number + 1].flatten(1)  # [rounds so far, B H Tk]
-    step = max(1, held(q) // terms.size(queries.shape[1], keys.shape[1]))
+    spots = windows.spots.int().flatten(0, 1).transpose(0, 1)[: number + 1].flatten(1)  # [rounds, B H Tk]
+    step = max(1, held(q, terms) // terms.size(queries.shape[1], keys.shape[1]))
     for query, key, row in zip(*(x.split(step) for x in (queries, keys, own))):
         # A key of the past has no query: it gets one that is left out in the end.
         q_idx = (query - context.offset).clamp(0, context.q_len - 1)
         key_row = row * length + key.clamp_min(0)
-        b, h, query = (x.unsqueeze(-1) for x in (row // heads, row % heads, query))
-        query_spots, key_spots = spots[:, row * length + query.squeeze(-1).clamp_min(0)], spots[:, key_row]
-        allowed = functools.partial(_seen, windows, query, key.unsqueeze(1), query_spots, key_spots)
-        pairs = Pairs(b, h, q_idx.unsqueeze(-1), key.clamp_min(0).unsqueeze(1))
+        query_spots, key_spots = spots[:, row * length + query.clamp_min(0)], spots[:, key_row]
+        own = query.int().unsqueeze(-1), key.int().unsqueeze(1), query_spots, key_spots
+        b, h, i = (x.unsqueeze(-1) for x in (row // heads, row % heads, q_idx))
+        pairs, allowed = (
+            Pairs(b, h, i, key.clamp_min(0).unsqueeze(1)),
+            functools.partial(_seen, windows, *own),
+        )
         yield PairTiles(row * context.q_len + q_idx, key_row, pairs, allowed)
 
 

@@ -37,7 +37,7 @@ def attend_with_terms(
         stop = min(start + BLOCK, queries)
         seen = [*sight.keys(start, stop).some, (0, 0)][0]
         q_idx, key = torch.arange(start, stop, device=q.device), torch.arange(*seen, device=q.device)
-        step = max(1, held(q) // max(1, terms.size(len(q_idx), len(key))))
+        step = max(1, held(q, terms) // max(1, terms.size(len(q_idx), len(key))))
         parts = []
         for row in number.split(step):
             b, h = row.unsqueeze(-1) // heads, row.unsqueeze(-1) % heads

@@ -21,7 +21,7 @@ def interval_attention_with_terms(
     # As projections leave them in memory, [B, T, H, D].
     content = terms.content(heads.q)
     rows = Rows(*(x.transpose(1, 2).flatten(0, 2) for x in (heads.q, content, heads.k, heads.v)))
-    pairs = held(heads.q) * BLOCK * window // terms.size(BLOCK, window)
+    pairs = held(heads.q, terms) * BLOCK * window // terms.size(BLOCK, window)
     groups = tiles(intervals, max(1, pairs), rows.q, rows.k, shared=False)
     shape = heads.q.shape[:3], heads.k.shape[2]
     parts = [(tile.to_queries, tile_attention(rows, _pair_tiles(tile, *shape), terms)[0]) for tile in groups]
