@@ -41,7 +41,8 @@ def refused(ability: str, part: MechanismConfig) -> None:
     """Asks for the ability, by the way that every user would."""
     with pytest.raises(InputError) as caught:
         use(ability, part)
-    message = f"mechanism {part.kind!r} cannot {ABILITIES[ability]}; use {part.instead}"
+    reason = f" ({part.reasons[ability]})" if ability in part.reasons else ""
+    message = f"mechanism {part.kind!r} cannot {ABILITIES[ability]}{reason}; use {part.instead}"
     way = f"; or {WAYS_OUT[ability]}" if ability in WAYS_OUT else ""
     assert str(caught.value) == message + way
 
@@ -120,6 +121,15 @@ def test_a_member_does_what_it_declares(name: str, part: MechanismConfig, abilit
 )
 def test_a_member_refuses_the_rest(name: str, part: MechanismConfig, ability: str):
     refused(ability, part)
+
+
+@pytest.mark.parametrize(
+    "mechanism", ["performer", "rfa", {"kind": "alternate", "mechanisms": ["performer", "softmax"]}]
+)
+def test_attention_by_features_says_why_it_takes_no_distances(mechanism: object):
+    reason = r"cannot take positions that change scores \(its keys are summed .* Fourier .*\); use 'softmax'"
+    with pytest.raises(InputError, match=reason):
+        MechanismConfig.from_dict(mechanism).require("relates")
 
 
 @pytest.mark.parametrize("ability", list(ABILITIES))

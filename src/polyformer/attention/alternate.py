@@ -29,6 +29,7 @@ class AlternateConfig(MechanismConfig):
             if unable:
                 object.__setattr__(self, ability, False)
                 object.__setattr__(self, "instead", unable[0].instead)
+                object.__setattr__(self, "reasons", {**self.reasons, **unable[0].reasons})
         object.__setattr__(
             self, "eager", next((mechanism.eager for mechanism in self.mechanisms if mechanism.eager), "")
         )

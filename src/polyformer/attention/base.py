@@ -1,6 +1,7 @@
 """The seam where attention mechanisms meet the model: projected heads in, mixed heads out."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
@@ -54,6 +55,7 @@ class MechanismConfig(Config):
     cannot take a member, empty where it can. `shares_queries`: its keys are its queries, so that there is no
     projection of keys. `pairs`: its weights are an attention matrix of queries and tokens.
     `separate_queries`: what a query gets depends on no other, so that those of halted tokens can be left out.
+    `reasons`: why a member is unable, by ability, where its equation does not say so itself.
     """
 
     causal: ClassVar[bool] = True
@@ -66,6 +68,7 @@ class MechanismConfig(Config):
     shares_queries: ClassVar[bool] = False
     pairs: ClassVar[bool] = True
     separate_queries: ClassVar[bool] = False
+    reasons: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def expanded(cls, data: object, where: str) -> object:
@@ -108,9 +111,10 @@ class MechanismConfig(Config):
     def require(self, ability: str) -> None:
         """Raises `InputError` unless this member has the ability, one of `ABILITIES`."""
         if not getattr(self, ability):
+            reason = f" ({self.reasons[ability]})" if ability in self.reasons else ""
             way = f"; or {WAYS_OUT[ability]}" if ability in WAYS_OUT else ""
             raise InputError(
-                f"mechanism {quote(self.kind)} cannot {ABILITIES[ability]}; use {self.instead}{way}"
+                f"mechanism {quote(self.kind)} cannot {ABILITIES[ability]}{reason}; use {self.instead}{way}"
             )
 
 

@@ -25,6 +25,17 @@ from polyformer.ops.precision import without_autocast
 from polyformer.ops.softmax import recording
 from polyformer.sequence.context import Context
 
+NO_DISTANCES = (
+    "its keys are summed before queries read them: biases of distances need a Fourier transform of every "
+    "feature times every value, slower than dense attention up to some 90,000 tokens, and keep no state"
+)
+"""Why attention by features takes no position that changes scores.
+
+With b[i - j] added to scores, numerators and denominators are Toeplitz products, by FFT in n log n (Luo et
+al. 2021, section 3.2): one of M (Dv + 1) sequences of 2 n numbers, which docs/results.md measures. A step of
+decoding would need all keys again, as with every token the distance of all of them changes.
+"""
+
 
 @dataclasses.dataclass(frozen=True)
 class LinearState(State):

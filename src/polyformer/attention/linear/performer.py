@@ -15,13 +15,14 @@ have, count as that. Costs: see `feature_attention`.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.linear.definition import definition
-from polyformer.attention.linear.feature_attention import LinearState, linear_attention
+from polyformer.attention.linear.feature_attention import NO_DISTANCES, LinearState, linear_attention
 from polyformer.attention.linear.feature_maps import MAPS, Kernel, check_features
 from polyformer.attention.linear.inputs import Inputs
 from polyformer.core.errors import InputError
@@ -47,6 +48,7 @@ class PerformerConfig(MechanismConfig):
     kind: ClassVar[str] = "performer"
     paper: ClassVar[str] = "Choromanski et al. 2021, section 2"
     relates: ClassVar[bool] = False
+    reasons: ClassVar[Mapping[str, str]] = {"relates": NO_DISTANCES}
     eager: ClassVar[str] = (
         "features are drawn from a number that is read, and runs of tokens walked in Python"
     )

@@ -16,6 +16,7 @@ heads of a layer share W. Costs: see `feature_attention`, with 2 M numbers for M
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.linear.definition import definition
-from polyformer.attention.linear.feature_attention import LinearState, linear_attention
+from polyformer.attention.linear.feature_attention import NO_DISTANCES, LinearState, linear_attention
 from polyformer.attention.linear.feature_maps import MAPS, Kernel, check_features
 from polyformer.attention.linear.inputs import Inputs
 from polyformer.core.errors import InputError
@@ -51,6 +52,7 @@ class RFAConfig(MechanismConfig):
     kind: ClassVar[str] = "rfa"
     paper: ClassVar[str] = "Peng et al. 2021, section 3"
     relates: ClassVar[bool] = False
+    reasons: ClassVar[Mapping[str, str]] = {"relates": NO_DISTANCES}
     eager: ClassVar[str] = (
         "features are drawn from a number that is read, and runs of tokens walked in Python"
     )
