@@ -1,6 +1,7 @@
 """What a mechanism declares that it cannot do is refused with a sentence that says what to use instead."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
 from polyformer.memory import RecurrentConfig
 from polyformer.model import Transformer
-from polyformer.position import AlibiConfig, NoPositionConfig
+from polyformer.position import AlibiConfig, NoPositionConfig, PositionConfig, Shape, changes_scores
 from polyformer.stack import Stack, StackConfig
 
 
@@ -100,6 +101,29 @@ def test_all_refusals_are_listed():
     assert {
         text for text, pattern in patterns() if in_package(type(pattern)) and not pattern.causal()
     } == BIDIRECTIONAL
+
+
+def test_positions_are_refused_where_keys_are_summed_or_projected():
+    """Every mechanism with every scheme, in an encoder and, where it can, in a decoder: by their kinds."""
+    shape = Shape(hidden_size=8, max_positions=9, num_heads=2, head_size=4)
+    schemes = {kind: config for kind, config in PositionConfig.kinds.items() if in_package(config)}
+    changing = {kind for kind, config in schemes.items() if changes_scores(config.examples()[0].build(shape))}
+    assert changing >= {"alibi", "da", "deberta", "shaw", "t5", "transformer_xl"}
+    refused = Counter[str]()
+    for _, part in mechanisms():
+        for kind in changing if part.kind not in refused else ():
+            refused[part.kind] += (1 + part.causal) * refuses(part, kind)
+    assert {kind for kind, abilities in REFUSALS.items() if "relates" in abilities} == (+refused).keys()
+    assert refused["performer"] == 2 * refused["svd"] == 2 * len(changing)
+
+
+def refuses(part: MechanismConfig, scheme: str) -> bool:
+    stack = StackConfig(position=PositionConfig.from_dict(scheme))
+    try:
+        Stack(with_part(stack, part), 24, 40, cross=False)
+    except InputError as error:
+        return ABILITIES["relates"] in str(error)
+    return False
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,11 @@ class PairTerms:
             relative = dataclasses.replace(relative, **rows)
         return cls(context, scale, relative, score_mod)
 
+    @property
+    def has_vectors(self) -> bool:
+        """Whether vectors meet queries, keys or outputs, and not numbers the scores alone."""
+        return self.relative is not None and self.relative.tables.keys() != {"bias"}
+
     def content(self, q: Tensor) -> Tensor:
         """What meets the position keys: [B, H, Tq, D] as q is, which it is by default."""
         if self.relative is None or self.relative.content is None:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms, check_head_size
 from polyformer.attention.memory_compressed.compression import Sight, Slots, new_slots
 from polyformer.attention.memory_compressed.definition import definition
-from polyformer.attention.memory_compressed.slot_terms import attend_with_terms
+from polyformer.attention.memory_compressed.slot_terms import attend_with_terms, score_mod
 from polyformer.attention.pair_terms import PairTerms
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
@@ -145,7 +145,7 @@ class MemoryCompressed(Mechanism):
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, terms: PairTerms | None) -> Tensor:
         dropout = self.config.dropout if self.training else 0.0
-        if terms is not None:
+        if terms is not None and terms.has_vectors:
             return attend_with_terms(q, k, v, sight, terms, dropout)
         return attend(
             q,
@@ -153,6 +153,7 @@ class MemoryCompressed(Mechanism):
             v,
             mask_mod=sight.mask,
             layout=sight.keys,
+            score_mod=None if terms is None else score_mod(sight, terms, q.shape[1]),
             context=Context(q.shape[2], k.shape[2], q_start=0),
             dropout=dropout,
             backend=self.config.backend,

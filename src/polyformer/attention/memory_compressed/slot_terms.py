@@ -1,7 +1,8 @@
-"""Attention to compressed keys with the terms of a position scheme, a run of queries at a time.
+"""Attention to compressed keys with the terms of a position scheme: a slot stands where its last token does.
 
-A slot stands where its last token does. Slots are several tokens apart, so that no diagonal of scores shares
-a distance: the scheme's tables are looked up pair by pair (`tile_attention`). Cost: as without terms,
+Slots are several tokens apart, so that no diagonal of scores shares a distance: the tables of a scheme are
+looked up pair by pair. Biases and functions of scores are a `score_mod` of `attend`; vectors that queries,
+keys or outputs meet are looked up for a run of queries at a time (`tile_attention`). Cost: as without terms,
 n / stride keys a query, and the lookups; memory of a run's scores.
 """
 
@@ -14,9 +15,26 @@ from polyformer.attention.pair_terms import Pairs, PairTerms
 from polyformer.attention.tile_attention import PairTiles, Rows, held, tile_attention
 from polyformer.ops.dropout import dropout
 from polyformer.ops.softmax import recording, softmax
+from polyformer.patterns.base import ScoreMod
+from polyformer.patterns.mods import broadcasts
 
 BLOCK = 128
 """Queries of a run: a product of fewer with the slots is too thin for any processor."""
+
+
+def score_mod(sight: Sight, terms: PairTerms, heads: int) -> ScoreMod:
+    """The biases and the function of scores of a scheme that has nothing else, for scores of slots."""
+    slots, relative, then = _slots(sight), terms.relative, terms.score_mod
+    bias = None if relative is None or relative.bias is None else relative.bias.expand(heads, -1)
+
+    @broadcasts
+    def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        slot = slots[0, kv_idx] if len(slots) == 1 else slots[b, kv_idx]
+        if relative is not None and bias is not None:
+            score = score + bias[h, relative.entry(terms.context.distance(q_idx, slot))]
+        return score if then is None else then(score, b, h, q_idx, slot)
+
+    return add
 
 
 def attend_with_terms(
@@ -27,7 +45,7 @@ def attend_with_terms(
     dropped: the probability that a weight is dropped. Where weights are looked at, all pairs at once.
     """
     batch, heads, queries = q.shape[:3]
-    slots = sight.ends.clamp(max=sight.context.kv_len - 1).expand(batch, -1)
+    slots = _slots(sight).expand(batch, -1)
     if recording():
         return _dense(q, k, v, sight, terms, slots, dropped)
     rows = Rows(*(x.flatten(0, 2) for x in (q, terms.content(q), k, v)))
@@ -51,6 +69,11 @@ def attend_with_terms(
             parts.append(tile_attention(rows, tiles, terms, dropped)[0])
         outputs.append(torch.cat(parts))
     return torch.cat(outputs, 1).unflatten(0, (batch, heads))
+
+
+def _slots(sight: Sight) -> Tensor:
+    """Where the last tokens of all slots are, [R, S]; anywhere for those that nobody attends to."""
+    return sight.ends.clamp(max=sight.context.kv_len - 1)
 
 
 def _dense(
