@@ -41,7 +41,7 @@ SHARED = {
         ),
         *("mods", "mod_program", "residue_class", "spans", "user_defined"),
     },
-    "attention": {"base"},
+    "attention": {"base", "dense_terms", "pair_terms", "some_heads", "tile_attention"},
     "memory": {"base", "compression", "recurrent", "search", "store"},
     "depth": {"active", "base", "recording"},
     "feedforward": {"base"},

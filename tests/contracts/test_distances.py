@@ -145,8 +145,8 @@ def sees_all(mechanism: str, length: int) -> tuple[Any, Callable[[Tensor], Tenso
     if mechanism == "lsh":
         return LSHConfig(window=length, whole=length), lambda q: q
     if mechanism == "routing":
-        one = RoutingConfig(clusters=1, window=length, local_heads=0)
-        return one, lambda q: F.layer_norm(q, (WIDTH,))
+        whole = RoutingConfig(clusters=1, window=length, local_heads=0)
+        return whole, lambda q: F.layer_norm(q, (WIDTH,))
     return MemoryCompressedConfig(kernel=1, stride=1), lambda q: q
 
 

@@ -27,9 +27,9 @@ def single_query(heads: RoutedHeads, context: Context, window: int, share_querie
         return weights @ v
     batch, count = chosen.shape[:2]
     b, h = (torch.arange(size, device=chosen.device) for size in (batch, count))
-    one = torch.zeros(batch * count, 1, 1, dtype=torch.long, device=chosen.device)
-    both = b.repeat_interleave(count).view_as(one), h.repeat(batch).view_as(one)
-    pairs = Pairs(*both, one, chosen.flatten(0, 1).unsqueeze(1))
+    first = torch.zeros(batch * count, 1, 1, dtype=torch.long, device=chosen.device)
+    row = b.repeat_interleave(count).view_as(first), h.repeat(batch).view_as(first)
+    pairs = Pairs(*row, first, chosen.clamp_min(0).flatten(0, 1).unsqueeze(1))
     tiles = (x.flatten(0, 1) for x in (scores, terms.content(heads.q), k))
     scores = terms.scores(next(tiles), pairs, *tiles).view_as(scores)
     weights, _ = softmax(scores, (chosen >= 0).unsqueeze(2))
