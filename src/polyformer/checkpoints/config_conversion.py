@@ -51,9 +51,9 @@ class ConfigConversion(FamilyTables):
 
     def hub_config(self, config: ModelConfig) -> tuple[Tree, str]:
         """Their configuration of ours, and the task. Raises `InputError` where it cannot say all of it."""
-        if not self.fits(config):
+        task = self.task_of(config) if self.fits(config) else None
+        if task is None or not self._has_stacks(self.tasks[task], config):
             raise InputError(f"format 'hub': no {quote(self.model_type)} has these stacks; use 'polyformer'")
-        task = self.task_of(config)
         tree = config.to_dict()
         origin = config.origin
         kept = origin.fields if origin is not None and origin.model_type == self.model_type else {}
