@@ -6,6 +6,7 @@ i attend to key j. Returned is y [T, Dv], zeros for a query with nothing to atte
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -250,3 +251,56 @@ def memory_compressed(
         )
     complete = np.array([[allowed[i, window[-1]] for window, _ in windows] for i in range(len(q))])
     return softmax(q, slots[0], slots[1], complete)
+
+
+def balanced(scores: Array, iterations: int, causal: bool) -> Array:
+    """Rows and columns of e^scores divided by their sums in turn; causally by those of the rows so far."""
+    n = len(scores)
+    s = np.exp(scores) * (np.tril(np.ones((n, n)), -1) if causal else 1)
+    for step in range(2 * iterations + 1):
+        if step % 2 == 0:
+            sums = np.repeat(s.sum(1, keepdims=True), n, 1)
+        else:
+            sums = s.cumsum(0) if causal else np.repeat(s.sum(0, keepdims=True), n, 0)
+        s = np.divide(s, sums, out=np.zeros_like(s), where=sums > 0)
+    return s
+
+
+def sinkhorn(
+    q: Array,
+    k: Array,
+    v: Array,
+    allowed: Mask,
+    net: list[Array],
+    config: Any,
+    documents: list[list[int]],
+    causal: bool,
+) -> Array:
+    """A query attends to its own block and to S_ij times block j; or to `cut` sorted blocks alone."""
+    y, size = np.zeros((len(q), v.shape[1])), config.block_size
+    for tokens in documents:
+        blocks = [tokens[start : start + size] for start in range(0, len(tokens), size)]
+        scores = np.zeros((len(blocks), len(blocks)))
+        for i, block in enumerate(blocks):
+            mean = k[tokens[: i * size + 1] if causal else block].mean(0)
+            scores[i] = (np.maximum(mean @ net[0] + net[1], 0) @ net[2] + net[3])[: len(blocks)]
+        s = balanced(scores / config.temperature, config.iterations, causal)
+        for rank, token in enumerate(tokens):
+            own = rank // size
+            cut = getattr(config, "cut", None)
+            keys, values, factors = [], [], []
+            for i in [own] if cut is None else range(min(cut, len(blocks))):
+                for t in range(size):
+                    having = [j for j, block in enumerate(blocks) if t < len(block) and s[i, j] > 0]
+                    if having:
+                        share, place = s[i, having], [blocks[j][t] for j in having]
+                        factors.append(share.sum())
+                        keys.append(share @ k[place] / share.sum())
+                        values.append(share @ v[place] / share.sum())
+            if cut is None:
+                local = [j for j in blocks[own] if j <= token or not causal]
+                keys, values = [*keys, *k[local]], [*values, *v[local]]
+                factors += [1.0] * len(local)
+            products = np.stack(keys) @ q[token] / np.sqrt(q.shape[1])
+            y[token] = weighted_mean(products, np.stack(values), np.array(factors))
+    return y

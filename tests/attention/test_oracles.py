@@ -141,6 +141,13 @@ def memory_compressed(config: Any, head: Head) -> Array:
     return naive.memory_compressed(*head.qkv, own, config.stride, head.documents, head.causal)
 
 
+def sinkhorn(config: Any, head: Head) -> Array:
+    net = head.module.net
+    parameters = net.hidden, net.hidden_bias, net.scores, net.scores_bias
+    own = [array(parameter)[head.number] for parameter in parameters]
+    return naive.sinkhorn(*head.qkv, own, config, head.documents, head.causal)
+
+
 def alternate(config: Any, head: Head) -> Array:
     """Outside a stack there is one layer, the first."""
     first = config.at(0)
@@ -157,7 +164,9 @@ ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "performer": performer,
     "rfa": rfa,
     "routing": routing,
+    "sinkhorn": sinkhorn,
     "softmax": softmax,
+    "sort_cut": sinkhorn,
     "svd": svd,
 }
 """The equation of every kind of mechanism in the package."""

@@ -83,6 +83,8 @@ REFUSALS = {
     "performer": {"relates", "remembers"},
     "rfa": {"relates", "remembers"},
     "routing": {"remembers"},
+    "sinkhorn": {"relates", "remembers"},
+    "sort_cut": {"causal", "caches", "relates", "remembers"},
     "svd": {"causal", "packs", "caches", "relates", "remembers"},
 }
 """All that mechanisms refuse. Contracts do not ask for these: they are generated for what a member can do."""

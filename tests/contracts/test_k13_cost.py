@@ -25,7 +25,9 @@ from polyformer.attention import (
     PerformerConfig,
     RFAConfig,
     RoutingConfig,
+    SinkhornConfig,
     SoftmaxConfig,
+    SortCutConfig,
 )
 from polyformer.attention.base import MechanismConfig
 from polyformer.patterns import (
@@ -78,7 +80,9 @@ MECHANISMS: dict[str, tuple[Callable[[int], MechanismConfig], float]] = {
     "performer": (lambda n: PerformerConfig(features=32), 1),
     "rfa": (lambda n: RFAConfig(features=16, gated=True), 1),
     "routing": (lambda n: RoutingConfig(clusters=side(n), window=side(n), local_heads=0), 1.5),
+    "sinkhorn": (lambda n: SinkhornConfig(block_size=side(n), max_length=n), 1.5),
     "softmax": (lambda n: SoftmaxConfig(backend="tiled"), 2),
+    "sort_cut": (lambda n: SortCutConfig(block_size=64, max_length=n), 1),
 }
 """For n tokens, and the exponent."""
 

@@ -54,6 +54,8 @@ OTHERS = {
     "performer": "its features are random",
     "rfa": "its features are random",
     "routing": "its queries and keys have length 1",
+    "sinkhorn": "its sorting networks are new",
+    "sort_cut": "its sorting networks are new",
 }
 """Mechanisms that have no form in which they are dense attention of the same weights."""
 

@@ -9,6 +9,7 @@ from polyformer.attention.linformer import LinformerConfig
 from polyformer.attention.lsh import LSHConfig
 from polyformer.attention.memory_compressed import MemoryCompressedConfig
 from polyformer.attention.routing import RoutingConfig
+from polyformer.attention.sinkhorn import SinkhornConfig, SortCutConfig
 from polyformer.attention.softmax_attention import SoftmaxConfig
 from polyformer.attention.svd import SVDConfig
 from polyformer.core.registry import import_modules
@@ -24,7 +25,9 @@ __all__ = [
     "RFAConfig",
     "RoutingConfig",
     "SVDConfig",
+    "SinkhornConfig",
     "SoftmaxConfig",
+    "SortCutConfig",
 ]
 
 import_modules(__name__)

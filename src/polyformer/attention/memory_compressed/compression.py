@@ -16,6 +16,7 @@ from torch import Tensor
 from polyformer.patterns.layout import Keys, clip
 from polyformer.patterns.mods import broadcasts
 from polyformer.sequence.context import Context
+from polyformer.sequence.documents import token_ranks
 
 NEVER = 1 << 60
 """The end of a slot that no query attends to."""
@@ -44,7 +45,9 @@ def new_slots(context: Context, slots: Tensor, fresh: int, kernel: int, stride: 
     """Of the tokens in the key slots `slots` [R, J], -1 for none; the last `fresh` of them are new."""
     rows, count = slots.shape
     places = slots.clamp_min(0)
-    real, rank, doc = (table.expand(rows, -1).gather(1, places) for table in _tables(context, slots.device))
+    real, rank, doc = (
+        table.expand(rows, -1).gather(1, places) for table in token_ranks(context, slots.device)
+    )
     real = real & (slots >= 0)
     order = (~real).long().argsort(dim=1, stable=True)  # real tokens first
     at = real.long().cumsum(1) - 1  # where a token stands in that order
@@ -76,25 +79,6 @@ def new_slots(context: Context, slots: Tensor, fresh: int, kernel: int, stride: 
     known = torch.arange(kernel - 2, -1, -1, device=slots.device) < real.sum(1, keepdim=True)
     kept_slots = slots.gather(1, kept).masked_fill(~known, -1)
     return Slots(index, alone, ends, kept, kept_slots)
-
-
-def _tables(context: Context, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Of all keys, [R, Tk] each: if it is real, how many real ones its document has before it, which."""
-
-    def make() -> tuple[Tensor, Tensor, Tensor]:
-        real, doc = context.kv_valid, context.kv_doc
-        if real is None:
-            rows = 1 if doc is None else len(doc)
-            real = torch.ones(rows, context.kv_len, dtype=torch.bool, device=device)
-        if doc is None:
-            doc = torch.zeros_like(real, dtype=torch.long)
-        before = real.long().cumsum(1) - real.long()
-        starts = torch.ones_like(doc, dtype=torch.bool)
-        starts[:, 1:] = doc[:, 1:] != doc[:, :-1]
-        first = torch.where(starts, before, 0).cummax(1).values
-        return real.expand(doc.shape), before - first, doc
-
-    return context.once("ranks", make)
 
 
 def _most(events: Tensor, context: Context, fresh: int, kernel: int, stride: int) -> int:

@@ -20,6 +20,7 @@ from polyformer.attention.dense_terms import weighed, with_terms
 from polyformer.attention.pair_terms import PairTerms
 from polyformer.ops.softmax import softmax
 from polyformer.sequence.context import Context
+from polyformer.sequence.documents import documents_of_row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,9 @@ def definition(
     """q [B, H, Tq, D], k, v [B, H, Tk, D], kernels [H, kernel, D, D] of keys and values -> [B, H, Tq, D]."""
     size, rows = kernels[0].shape[1], []
     for b in range(len(q)):
-        slots = [slot for tokens in _documents(context, b) for slot in _slots(tokens, size, stride, context)]
+        slots = [
+            slot for tokens in documents_of_row(context, b) for slot in _slots(tokens, size, stride, context)
+        ]
         attended = [[_attends(context, b, i, slot) for slot in slots] for i in range(q.shape[2])]
         allowed = torch.tensor(attended, dtype=torch.bool, device=q.device).view(q.shape[2], len(slots))
         keys, values = (
@@ -87,13 +90,3 @@ def _attends(context: Context, b: int, query: int, slot: Slot) -> bool:
     own, other = context.q_doc, context.kv_doc
     same = own is None or other is None or bool(own[b, query] == other[b, last])
     return same and (not context.causal or last <= query + context.offset)
-
-
-def _documents(context: Context, b: int) -> list[list[int]]:
-    """The real tokens of each document in row b."""
-    documents: dict[int, list[int]] = {}
-    for token in range(context.kv_len):
-        if context.kv_valid is None or context.kv_valid[b, token]:
-            number = 0 if context.kv_doc is None else int(context.kv_doc[b, token])
-            documents.setdefault(number, []).append(token)
-    return list(documents.values())

@@ -36,6 +36,7 @@ from polyformer.dot_product.attend import attend
 from polyformer.dot_product.isolation import guarded
 from polyformer.ops.precision import at_least_float32, without_autocast
 from polyformer.sequence.context import Context
+from polyformer.sequence.documents import take_tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,8 +138,8 @@ class MemoryCompressed(Mechanism):
             state = CompressedState(
                 cache,
                 sight.ends.expand(rows, -1),
-                _take(k, new.kept),
-                _take(v, new.kept),
+                take_tokens(k, new.kept),
+                take_tokens(v, new.kept),
                 new.kept_slots.expand(rows, -1),
             )
         return keys, values, sight, state
@@ -185,16 +186,9 @@ class MemoryCompressed(Mechanism):
     def _slots(self, x: Tensor, kernel: Tensor, new: Slots) -> Tensor:
         """Slots [B, H, S, D] of tokens x [B, H, J, D]."""
         x = torch.cat([x, x.new_zeros(*x.shape[:2], 1, x.shape[3])], 2)  # for what a window lacks
-        windows = _take(x, new.index.flatten(1)).unflatten(2, new.index.shape[1:])
+        windows = take_tokens(x, new.index.flatten(1)).unflatten(2, new.index.shape[1:])
         convolved = windows.flatten(3) @ kernel.flatten(1, 2).to(x.dtype)
         return torch.where(new.alone[:, None, :, None], windows[:, :, :, -1], convolved)
-
-
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    """The tokens [R, N] of x [B, H, J, D]."""
-    if len(index) == 1:
-        return x.index_select(2, index[0])
-    return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 class PlainMemoryCompressed(MemoryCompressed):

@@ -20,7 +20,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from polyformer.attention import LinformerConfig, LSHConfig, PerformerConfig, RoutingConfig
+from polyformer.attention import (
+    LinformerConfig,
+    LSHConfig,
+    PerformerConfig,
+    RoutingConfig,
+    SinkhornConfig,
+    SortCutConfig,
+)
 from polyformer.bench.claims import taken_up
 from polyformer.bench.labelled_texts import SETS, Texts, bag_of_words, greater_class, prepare
 from polyformer.core.config import Config
@@ -42,9 +49,9 @@ PAPER = "the paper, pre-trained, SST-2 / IMDB: RoBERTa 93.1 / 94.1, Linformer k=
 class DownstreamClaim(Config):
     """Sizes of the runs, equal but for the attention; a second call goes on with what OUT holds.
 
-    Linformer's k, the windows of LSH and of each cluster and Routing's local window are a quarter, an eighth
-    and an eighth of the length; there are 8 buckets, and 8 clusters from 256 tokens on,
-    fewer for shorter texts.
+    Linformer's k is a quarter of the length; an eighth of it are the windows of LSH and of each cluster,
+    Routing's local window, and Sinkhorn's and SortCut's blocks, of which a query sees two. There are 8
+    buckets, and 8 clusters from 256 tokens on, fewer for shorter texts.
     """
 
     sst2: str | None = None  # a directory with {train,test}.tsv[.gz]: text, label
@@ -137,6 +144,8 @@ def mechanisms(length: int, config: DownstreamClaim) -> dict[str, dict[str, Any]
         "Performer": PerformerConfig(features=config.features).to_dict(),
         "Reformer": LSHConfig(rounds=config.rounds, buckets=8, window=part).to_dict(),
         "Routing": RoutingConfig(clusters=clusters, window=part, local_window=part, decay=0.99).to_dict(),
+        "Sinkhorn": SinkhornConfig(block_size=part, max_length=length).to_dict(),
+        "SortCut": SortCutConfig(block_size=part, max_length=length).to_dict(),
     }
 
 

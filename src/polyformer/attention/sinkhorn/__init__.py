@@ -1,0 +1,10 @@
+"""Sinkhorn attention: blocks of keys change places by a learned soft permutation.
+
+Read `definition` (the equations), then `sinkhorn` (configuration and module), `sort_cut` (the truncated
+form), `sorting_net` and `balancing` (the permutation) and `blocks` (which token stands where).
+"""
+
+from polyformer.attention.sinkhorn.sinkhorn import SinkhornConfig
+from polyformer.attention.sinkhorn.sort_cut import SortCutConfig
+
+__all__ = ["SinkhornConfig", "SortCutConfig"]
