@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyformer import InputError, create_model
-from polyformer.bench.reproduce.long_texts import DENSE, Figures, LongTextsClaim, run, verdicts
+from polyformer.bench.reproduce.long_texts import DENSE, Figures, LongTextsClaim, run, table, verdicts
 from polyformer.data import TokenizerConfig, build_tokenizer
 from polyformer.model import Transformer
 
@@ -39,6 +39,13 @@ def test_what_stays_within_a_twentieth_is_a_reproduction():
 )
 def test_every_difference_is_seen(name: str, value: float, line: int):
     assert "differs from the paper" in verdicts(SIZES, figures(**{name: value}), own=16)[line]
+
+
+def test_what_was_not_measured_at_a_length_leaves_a_gap():
+    kept = figures()
+    del kept["yarn"][64]
+    assert table(SIZES, kept)[-1].split() == ["yarn", "10.00"]
+    assert len(verdicts(SIZES, kept, own=16)) == 1
 
 
 def test_a_run_measures_trains_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

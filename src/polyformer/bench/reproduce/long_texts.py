@@ -182,13 +182,14 @@ class Results:
 
 
 def table(config: LongTextsClaim, figures: Figures) -> list[str]:
-    """A line a model, a column a length."""
+    """A line a model, a column a length; a gap where an earlier call with the same OUT measured less."""
     wide = max(map(len, figures))
     head = "".join(f"{length:>10,}" for length in config.lengths)
     lines = [f"{'perplexity, tokens':<{wide}}{head}"]
     for name, rows in figures.items():
+        cells = (rows.get(length) for length in config.lengths)
         lines.append(
-            f"{name:<{wide}}" + "".join(f"{rows[length]['perplexity']:10.2f}" for length in config.lengths)
+            f"{name:<{wide}}" + "".join(f"{cell['perplexity']:10.2f}" if cell else " " * 10 for cell in cells)
         )
     return lines
 
@@ -208,7 +209,7 @@ def verdicts(config: LongTextsClaim, figures: Figures, own: int) -> list[str]:
         f"a window that keeps the first tokens reads on: {_said(holds)} ({sinks:.2f} at {longest:,} tokens, "
         f"without them {window:.2f}, dense at {known:,} {reference:.2f})"
     ]
-    if "yarn" in figures:
+    if longest in figures.get("yarn", {}):
         yarn, dense = at_longest("yarn"), at_longest(DENSE)
         holds = yarn < dense and yarn <= NEAR * reference
         lines.append(
