@@ -42,9 +42,7 @@ NORMS = ("layer", "batch")
 class BatchNormClaim(Config):
     """Sizes of the runs; a second call goes on with what OUT holds."""
 
-    data: str | None = (
-        None  # a directory with WikiText-2's {train,valid}.txt[.gz]; by default the default text
-    )
+    data: str | None = None  # a directory with WikiText-2's {train,valid}.txt[.gz]; else the default text
     seeds: tuple[int, ...] = (0, 1, 2)
     block: str = "post"  # where norms stand: also "pre"
     steps: int = 300
