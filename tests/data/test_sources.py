@@ -12,6 +12,7 @@ from pyarrow import parquet
 
 from polyformer.core.errors import InputError
 from polyformer.data.formats import PIECE
+from polyformer.data.origins import open_source
 from polyformer.data.sources import DataConfig, load, read
 
 TEXT, LABELLED, PAIRS, TAGGED = ("text",), ("text", "label"), ("source", "target"), ("tokens", "tags")
@@ -78,6 +79,12 @@ def test_patterns_read_files_in_order():
     write("[odd].txt", "brackets")
     assert texts("?.txt") == ["first", "second"]
     assert texts("[odd].txt") == ["brackets"]
+
+
+def test_an_unknown_format_is_named():
+    write("a.txt", "text")
+    with pytest.raises(InputError, match="unknown format 'xml': expected one of"):
+        list(open_source("a.txt", "train", "xml"))
 
 
 def test_tables():

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, unknown
 from polyformer.data.episodes import read_npz
 from polyformer.data.gzipped import lines_of, opened
 from polyformer.data.images import read_cifar10, read_cifar100, read_idx
@@ -198,8 +198,10 @@ TABLES = ("csv", "tsv", "conll")  # the formats whose files may not name their c
 
 
 def format_of(path: Path, format: str | None) -> str:
-    """The format `format`, or the one that the file's name tells (`.gz` left aside)."""
+    """`format`, or the one that the file's name tells (`.gz` left aside); `InputError` for unknown ones."""
     if format is not None:
+        if format not in READERS:
+            raise unknown("format", format, READERS)
         return format
     name = path.name.removesuffix(".gz")
     if name.endswith("ubyte"):  # what follows the last point, or hyphen, in the names of MNIST's files
