@@ -2,7 +2,8 @@
 `run(options)`.
 
 Other modules are shared by commands: `options` (command line to dataclass), `input_lines` (texts to read),
-`recipe_options` and `training_run` (of train and distill), `model_and_texts` (of spectrum and calibrate),
+`recipe_options` and `training_run` (of train and distill), `model_and_texts` (of explore, spectrum and
+calibrate),
 `show_pictures`.
 """
 
@@ -22,6 +23,7 @@ COMMANDS = (
     "convert",
     "calibrate",
     "show",
+    "explore",
     "spectrum",
     "tune",
     "bench",

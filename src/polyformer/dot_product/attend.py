@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polyformer.dot_product.isolation import run_isolated
+from polyformer.dot_product.observed import observe
 from polyformer.dot_product.plan import Leaf, plan
 from polyformer.dot_product.recalled import recall, recall_key, remember
 from polyformer.dot_product.relative import Relative
@@ -102,6 +103,7 @@ def attend(
     if key is not None and (out := recall(context, key, q, k, v)) is not None:
         return out
     request = prepare(q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout)
+    observe(request)
     out, lse = _run(request, backend, return_lse, key)
     return (out, lse) if return_lse else out
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyformer.dot_product.backends import sdpa
 from polyformer.dot_product.isolation import is_finite, is_readable
+from polyformer.dot_product.observed import observing
 from polyformer.dot_product.relative import Relative
 from polyformer.dot_product.request import Request, is_autocast, is_traced, transformed
 from polyformer.ops.softmax import recording
@@ -33,15 +34,17 @@ def recall_key(
     return_lse: bool,
 ) -> Hashable | None:
     """Under what its context keeps the plan of a call; None without a context, where autograd, a tracer or
-    someone who records weights follows it, where its pattern may say something else in the next call, or
-    for a call that asks for more than a pattern and relative terms."""
+    someone who records weights or observes calls follows it, where its pattern may say something else in
+    the next call, or for a call that asks for more than a pattern and relative terms."""
     if context is None or mask_mod is not None or score_mod is not None:
         return None
     if dropout or backend != "auto" or return_lse:
         return None
     if not (pattern is None or (isinstance(pattern, Pattern) and pattern.is_static())):
         return None
-    if torch.is_grad_enabled() or is_traced() or recording() or transformed() or is_autocast(q.device.type):
+    if torch.is_grad_enabled() or is_traced() or transformed() or is_autocast(q.device.type):
+        return None
+    if recording() or observing():
         return None
     return "plan", pattern, relative, scale, q.shape, k.shape, v.shape, q.dtype, q.device
 

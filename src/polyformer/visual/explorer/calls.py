@@ -1,0 +1,93 @@
+"""The calls of attention that a model makes on one text, and what is measured of each."""
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyformer.dot_product.request import Request
+from polyformer.visual.explorer.allowed_keys import AllowedKeys
+from polyformer.visual.explorer.exact_weights import tiles
+from polyformer.visual.explorer.summaries import Summaries
+from polyformer.visual.explorer.value_matrix import Mix, value_matrix
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """One layer's attention: a `request` of softmax attention, or any mechanism as `mix` of `values`.
+
+    stack: "encoder" or "decoder", whose queries they are; keys: whose keys. marks: by name a label for each
+    token, [H or 1, T], such as its bucket.
+    """
+
+    stack: str
+    keys: str
+    layer: int
+    mechanism: str
+    pattern: str | None = None
+    request: Request | None = None
+    mix: Mix | None = None
+    values: Tensor | None = None
+    marks: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+    @property
+    def cross(self) -> bool:
+        """Whether the keys are of another sequence."""
+        return self.stack != self.keys
+
+    @property
+    def name(self) -> str:
+        """As it is called on the page."""
+        return f"{self.stack} layer {self.layer + 1}, {'cross' if self.cross else 'self'}-attention"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measured:
+    """A call's summaries; `lse` [H, Tq] of softmax attention, `matrix` [H, Tq, Tk] of any other."""
+
+    call: Call
+    shape: tuple[int, int, int]  # H, Tq, Tk
+    summaries: Summaries
+    allowed: AllowedKeys | None = None
+    lse: np.ndarray | None = None
+    matrix: Tensor | None = None
+
+    @property
+    def memory(self) -> int:
+        """Keys before the first query's own."""
+        return 0 if self.call.cross else max(0, self.shape[2] - self.shape[1])
+
+    def weights(self) -> Tensor:
+        """[H, Tq, Tk], float32, whatever the attention is."""
+        if self.matrix is not None:
+            return self.matrix
+        assert self.call.request is not None
+        weights = torch.zeros(self.shape)
+        for tile in tiles(self.call.request):
+            weights[:, tile.start : tile.stop, tile.columns.cpu()] = tile.weights.cpu()
+        return weights
+
+
+def measured(call: Call) -> Measured:
+    """The call looked through once."""
+    if call.request is not None:
+        return _of_pairs(call, call.request)
+    assert call.mix is not None
+    assert call.values is not None
+    matrix = value_matrix(call.mix, call.values).cpu()
+    heads, queries, keys = matrix.shape
+    summaries = Summaries(heads, queries, keys, 0 if call.cross else keys - queries)
+    summaries.add(0, torch.arange(keys), matrix)
+    return Measured(call, (heads, queries, keys), summaries, matrix=matrix)
+
+
+def _of_pairs(call: Call, request: Request) -> Measured:
+    heads, queries, keys = request.q.shape[1], request.context.q_len, request.context.kv_len
+    summaries = Summaries(heads, queries, keys, 0 if call.cross else request.context.offset)
+    allowed, lse = AllowedKeys(keys), []
+    for tile in tiles(request):
+        summaries.add(tile.start, tile.columns, tile.weights)
+        allowed.add(tile.columns, tile.allowed)
+        lse.append(tile.lse.cpu())
+    return Measured(call, (heads, queries, keys), summaries, allowed, torch.cat(lse, 1).numpy())

@@ -1,0 +1,133 @@
+"""A page on which a model's attention on a text is seen: `explore`."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.visual.explorer.buffers import Buffers
+from polyformer.visual.explorer.calls import Call, Measured, measured
+from polyformer.visual.explorer.detail import planned, written
+from polyformer.visual.explorer.page import asset, write
+from polyformer.visual.explorer.record import recorded_calls
+
+MEGABYTES = 20
+"""Of a page, by default."""
+
+MATRIX_TOKENS = 2048
+"""Tokens of the longest text of which a mechanism other than softmax is shown: its matrix is n x n."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Reading:
+    """A model and the text that it reads.
+
+    inputs: what the model takes, one row: `input_ids` [1, T], and for an encoder-decoder `decoder_input_ids`.
+    tokens: as what each token is shown, by stack ("encoder", "decoder"). prompt: how many of the decoder's
+    tokens the model was given, where it generated the rest.
+    """
+
+    name: str
+    model: nn.Module
+    inputs: Mapping[str, Tensor]
+    tokens: Mapping[str, Sequence[str]]
+    prompt: int | None = None
+
+
+def explore(
+    *readings: Reading, title: str = "Attention explorer", subtitle: str = "", megabytes: float = MEGABYTES
+) -> str:
+    """The page of one reading, or of two beside each other: HTML that needs nothing else.
+
+    megabytes: the size of the page, at most: beyond it, numbers are rounded to fewer bits and then layers
+    have thumbnails alone, which the page says. Raises `InputError` for no reading or more than two, for a
+    model whose attention cannot be seen, and for a text that is too long for a mechanism other than softmax.
+    """
+    if not 1 <= len(readings) <= 2:
+        raise InputError(f"readings: expected 1, or 2 to compare, got {len(readings)}")
+    buffers = Buffers()
+    sites = [[measured(call) for call in _calls(reading)] for reading in readings]
+    runs = [_summarized(reading, own, buffers) for reading, own in zip(readings, sites)]
+    everything = [site for own in sites for site in own]
+    header = {"version": 1, "title": title, "subtitle": subtitle, "runs": runs}
+    script = sum(len(asset(name)) for name in ("explorer.js", "explorer.css"))
+    room = int((megabytes * 1e6 - script) * 3 / 4 - 1.1 * buffers.size) - 2000 * len(everything)
+    precision, chosen = planned(everything, room)
+    described = [site for run in runs for site in run["sites"]]
+    for number in chosen:
+        described[number]["detail"] = written(everything[number], precision, buffers)
+    for run in runs:
+        run["notes"] = _notes(run, precision, megabytes)
+    return write(header, buffers)
+
+
+def _calls(reading: Reading) -> list[Call]:
+    calls = recorded_calls(reading.model, reading.inputs)
+    for call in calls:
+        if call.values is not None and call.values.shape[2] > MATRIX_TOKENS:
+            raise InputError(
+                f"text: the matrix of {call.mechanism} attention is shown for at most {MATRIX_TOKENS} "
+                f"tokens, got {call.values.shape[2]}; take a shorter text"
+            )
+    if not calls:
+        raise InputError(f"model: {reading.name} computes no attention on this text")
+    return calls
+
+
+def _summarized(reading: Reading, sites: Sequence[Measured], buffers: Buffers) -> dict[str, Any]:
+    """A run of the page, without details."""
+    parameters = sum(parameter.numel() for parameter in reading.model.parameters())
+    layers = len({(site.call.stack, site.call.layer) for site in sites})
+    return {
+        "name": reading.name,
+        "model": f"{layers} layers, {sites[0].shape[0]} heads, {parameters:,} parameters",
+        "tokens": {stack: list(tokens) for stack, tokens in reading.tokens.items()},
+        "prompt": reading.prompt,
+        "pixels": None,
+        "sites": [_described(site, buffers) for site in sites],
+        "notes": [],
+    }
+
+
+def _described(site: Measured, buffers: Buffers) -> dict[str, Any]:
+    """A site of the page, without its detail."""
+    call, summaries = site.call, site.summaries
+    allowed = {"allowed": None} if site.allowed is None else site.allowed.written(buffers, site.shape[0])
+    return {
+        "name": call.name,
+        "stack": call.stack,
+        "kind": "cross" if call.cross else "self",
+        "layer": call.layer,
+        "mechanism": call.mechanism,
+        "pattern": call.pattern,
+        "heads": site.shape[0],
+        "queries": call.stack,
+        "keys": call.keys,
+        "thumbnails": buffers.add(summaries.thumbnails),
+        "distance": None if call.cross else buffers.add(summaries.distance),
+        "distance_edges": summaries.edges,
+        **allowed,
+        "detail": None,
+        "marks": [
+            {"name": name, "values": buffers.add(values.to(torch.int16).cpu().numpy())}
+            for name, values in call.marks.items()
+        ],
+        "memory": site.memory,
+    }
+
+
+def _notes(run: dict[str, Any], precision: str, megabytes: float) -> list[str]:
+    """What the page does not hold, and why."""
+    notes = []
+    without = [site["name"] for site in run["sites"] if site["detail"] is None]
+    if without:
+        notes.append(
+            f"{len(without)} of {len(run['sites'])} layers have thumbnails alone, for a page of at most "
+            f"{megabytes:g} MB: {', '.join(without)}"
+        )
+    if precision != "float32" and any((site["detail"] or {}).get("kind") == "pairs" for site in run["sites"]):
+        notes.append(f"queries and keys are rounded to {precision}")
+    return notes
