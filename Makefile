@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 NUMERIC := $(addprefix tests/,attention block contracts core depth dot_product feedforward heads objectives ops patterns position sequence stack test_model.py)
 TESTS := $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test fuzz test-avx2 test-shuffled test-busy kills check docs clean
+.PHONY: demo test fuzz test-avx2 test-shuffled test-busy kills check docs explorer clean
 
 demo: .venv/installed
 	$(BIN)/polyformer train
@@ -43,6 +43,14 @@ check: .venv/developed
 
 docs: .venv/developed
 	$(BIN)/python -m polyformer.documentation
+
+# The explorer's script and style out of explorer/src (needs node): built twice, they are the same, byte for byte.
+BUNDLE := src/polyformer/visual/explorer
+explorer:
+	cd explorer && npm ci --no-audit --no-fund && npm run types && npm run build
+	cd $(BUNDLE) && sha256sum explorer.js explorer.css explorer.lock.json > $(CURDIR)/explorer/node_modules/first.sha256
+	cd explorer && npm run build
+	cd $(BUNDLE) && sha256sum --check --quiet $(CURDIR)/explorer/node_modules/first.sha256
 
 clean:
 	rm -rf .venv build src/*.egg-info

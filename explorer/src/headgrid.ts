@@ -1,0 +1,32 @@
+/** What a head gives to a `Grid`. */
+
+import type { GridContent } from "./grid";
+import type { Site } from "./model";
+import { palette } from "./palette";
+import { thumbnail } from "./thumbnail";
+
+export function headGrid(site: Site, head: number, top: number): GridContent {
+  return {
+    source: {
+      rows: site.queryCount,
+      columns: site.keyCount,
+      spans: (row) => site.allowed.spans(head, row),
+      fill: (row, from, to, out) => site.weights!.fill(head, row, from, to, out),
+    },
+    palette: palette(site.signed),
+    top,
+    rowToken: (row) => site.queryToken(row),
+    columnToken: (column) => site.keyToken(column),
+    columnNumber: (column) => site.position(column),
+    strips: site.marks.map((mark) => {
+      const start = mark.heads === 1 ? 0 : head * mark.length;
+      const at = (token: number) => (token >= 0 && token < mark.length ? mark.values.of(start + token) : -1);
+      return {
+        name: mark.name,
+        row: (row: number) => at(row),
+        column: (column: number) => (site.header.kind === "self" ? at(site.position(column)) : -1),
+      };
+    }),
+    preview: site.signed ? null : thumbnail(site, head, top),
+  };
+}

@@ -1,0 +1,147 @@
+/** The page's data with its arrays decoded: runs, and the calls of attention in each. */
+
+import { type Allowed, allowedOf, contains } from "./allowed";
+import { type Buffers, type Tensor } from "./buffers";
+import type { Header, RunHeader, SiteHeader } from "./types";
+import { PairWeights, StoredWeights, type Weights } from "./weights";
+
+export interface Mark {
+  name: string;
+  heads: number;
+  length: number;
+  values: Tensor;
+}
+
+export interface Link {
+  key: number;
+  weight: number;
+}
+
+/** One call of attention. */
+export class Site {
+  readonly queries: string[];
+  readonly keys: string[];
+  readonly keyCount: number;
+  readonly thumbnails: Tensor;
+  readonly distance: Tensor | null;
+  readonly marks: Mark[];
+  readonly weights: Weights | null;
+  readonly allowed: Allowed;
+  readonly signed: boolean;
+
+  constructor(readonly header: SiteHeader, run: RunHeader, buffers: Buffers) {
+    this.queries = run.tokens[header.queries] ?? [];
+    this.keys = run.tokens[header.keys] ?? [];
+    this.thumbnails = buffers.read(header.thumbnails);
+    this.distance = buffers.maybe(header.distance);
+    const detail = header.detail;
+    if (detail === null) this.weights = null;
+    else this.weights = detail.kind === "pairs" ? new PairWeights(header, detail, buffers) : new StoredWeights(detail, buffers);
+    this.keyCount = this.weights?.keys ?? this.keys.length + header.memory;
+    this.allowed = allowedOf(header, this.keyCount, buffers);
+    this.signed = detail?.kind === "weights" && detail.values.dtype !== "uint8" && this.negative();
+    this.marks = header.marks.map((mark) => ({
+      name: mark.name,
+      heads: mark.values.shape[0]!,
+      length: mark.values.shape[1]!,
+      values: buffers.read(mark.values),
+    }));
+  }
+
+  get queryCount(): number {
+    return this.weights?.queries ?? this.queries.length;
+  }
+
+  get pairs(): PairWeights | null {
+    return this.weights instanceof PairWeights ? this.weights : null;
+  }
+
+  /** The token of a key; of a memory slot its number. */
+  keyToken(key: number): string {
+    const token = key - this.header.memory;
+    return token < 0 ? `[memory ${key}]` : (this.keys[token] ?? "");
+  }
+
+  queryToken(query: number): string {
+    return this.queries[query] ?? "";
+  }
+
+  /** A key's position in the text; negative in the memory. */
+  position(key: number): number {
+    return key - this.header.memory;
+  }
+
+  weight(head: number, query: number, key: number): number {
+    if (this.weights === null || !this.isAllowed(head, query, key)) return 0;
+    const out = new Float32Array(1);
+    this.weights.fill(head, query, key, key + 1, out);
+    return out[0]!;
+  }
+
+  isAllowed(head: number, query: number, key: number): boolean {
+    return contains(this.allowed.spans(head, query), key);
+  }
+
+  /** Every key that the query sees, with its weight. */
+  row(head: number, query: number): Link[] {
+    const links: Link[] = [];
+    if (this.weights === null) return links;
+    const spans = this.allowed.spans(head, query);
+    for (let at = 0; at < spans.length; at += 2) {
+      const out = new Float32Array(spans[at + 1]! - spans[at]!);
+      this.weights.fill(head, query, spans[at]!, spans[at + 1]!, out);
+      out.forEach((weight, i) => links.push({ key: spans[at]! + i, weight }));
+    }
+    return links;
+  }
+
+  /** The keys of greatest weight, greatest first. */
+  top(head: number, query: number, count: number): Link[] {
+    const links = this.row(head, query);
+    return links.sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight) || a.key - b.key).slice(0, count);
+  }
+
+  /** A scale that shows the head: the greatest weight of most cells of its thumbnail, rounded up. */
+  scale(head: number): number {
+    const [, rows, columns] = this.thumbnails.shape as [number, number, number];
+    const cells = this.thumbnails.slice(head * rows * columns, rows * columns).filter((cell) => cell > 0).sort();
+    const typical = cells.length ? (cells[Math.floor(0.97 * (cells.length - 1))]! / 255) ** 2 : 1;
+    return SCALES.find((scale) => scale >= 0.8 * typical) ?? 1;
+  }
+
+  private negative(): boolean {
+    const weights = this.weights as StoredWeights;
+    const out = new Float32Array(weights.keys);
+    for (let query = 0; query < Math.min(weights.queries, 64); query++) {
+      weights.fill(0, query, 0, weights.keys, out);
+      if (out.some((weight) => weight < 0)) return true;
+    }
+    return false;
+  }
+}
+
+/** What the last colour of a picture may stand for. */
+export const SCALES = [0.003, 0.01, 0.03, 0.1, 0.3, 1];
+
+export interface Run {
+  header: RunHeader;
+  sites: Site[];
+}
+
+/** Names of the kinds of calls that a run has, such as "decoder self", in their order. */
+export function parts(run: Run): string[] {
+  return [...new Set(run.sites.map((site) => part(site)))];
+}
+
+export function part(site: Site): string {
+  return `${site.header.stack}-${site.header.kind}`;
+}
+
+/** The sites of a part, by layer. */
+export function layers(run: Run, name: string): Site[] {
+  return run.sites.filter((site) => part(site) === name).sort((a, b) => a.header.layer - b.header.layer);
+}
+
+export function decoded(header: Header, buffers: Buffers): Run[] {
+  return header.runs.map((run) => ({ header: run, sites: run.sites.map((site) => new Site(site, run, buffers)) }));
+}
