@@ -91,7 +91,7 @@ def test_two_texts_and_two_models_stand_beside_each_other(explored: Callable[...
 
 
 def test_a_small_page_has_thumbnails_and_says_so(explored: Callable[..., dict[str, Any]]):
-    (run,) = explored("encoder-tiny", "word " * 40, "--megabytes", "0.001", *SMALL)["runs"]
+    (run,) = explored("encoder-tiny", "word " * 10, "--megabytes", "0.001", *SMALL)["runs"]
     assert all(site["detail"] is None and site["thumbnails"] for site in run["sites"])
     assert "2 of 2 layers have thumbnails alone, for a page of at most 0.001 MB" in run["notes"][0]
 

@@ -15,6 +15,7 @@ from polyformer.commands.options import Device, argument, device, model_settings
 from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
+    from polyformer.data import Tokenizer
     from polyformer.visual.explorer import Reading
 
 EXAMPLES = """examples:
@@ -124,8 +125,10 @@ def by_us(options: Options, name: str, text: str) -> "Reading":
         row = [*begin, *written[:-1]] if both else [*ids, *written[:-1]]  # nothing was asked of the last
         inputs["decoder_input_ids" if both else "input_ids"] = torch.tensor([row], device=place)
     own = "encoder" if model.decoder is None else "decoder"
-    rows = {"encoder" if both else own: inputs["input_ids"], own: inputs.get("decoder_input_ids")}
-    tokens = shown(rows, lambda number: tokenizer.decode([number], keep_special=True))
+    rows = {"encoder" if both else own: inputs["input_ids"]}
+    if both:
+        rows[own] = inputs["decoder_input_ids"]
+    tokens = shown(rows, lambda number: token_text(tokenizer, number))
     return Reading(name=name, model=model, inputs=inputs, tokens=tokens, prompt=prompt)
 
 
@@ -157,13 +160,14 @@ def by_transformers(options: Options, name: str, text: str) -> "Reading":
     return Reading(name=name, model=model, inputs=inputs, tokens=tokens)
 
 
+def token_text(tokenizer: "Tokenizer", number: int) -> str:
+    """As what a token is shown; a preset's vocabulary may have more than its tokenizer of bytes."""
+    return tokenizer.decode([number], keep_special=True) if number < len(tokenizer) else f"[{number}]"
+
+
 def shown(rows: dict[str, Any], decode: Callable[[int], str]) -> dict[str, list[str]]:
     """As what each token of each row is shown."""
-    return {
-        stack: [decode(number) for number in ids[0].tolist()]
-        for stack, ids in rows.items()
-        if ids is not None
-    }
+    return {stack: [decode(number) for number in ids[0].tolist()] for stack, ids in rows.items()}
 
 
 def shortened(text: str) -> str:
