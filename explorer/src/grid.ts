@@ -171,6 +171,7 @@ export class Grid {
     this.axis(ctx, y0, bottom, false);
     this.canvas.dataset.rows = `${Math.floor(y0)}-${Math.ceil(bottom) - 1}`;
     this.canvas.dataset.computed = `${this.tiles.first}-${this.tiles.last}`;
+    this.canvas.dataset.origin = `${this.left} ${this.above} ${this.size}`;
     this.canvas.dataset.ready = String(ready);
     if (!ready) this.draw();
   }

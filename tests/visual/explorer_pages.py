@@ -31,7 +31,9 @@ def page(*runs: dict[str, Any], buffers: Buffers, title: str = "A page of known 
     return write({"version": 1, "title": title, "subtitle": "made by a test", "runs": list(runs)}, buffers)
 
 
-def run(tokens: dict[str, list[str]], sites: list[dict[str, Any]], name: str = "known", **more: Any) -> dict[str, Any]:
+def run(
+    tokens: dict[str, list[str]], sites: list[dict[str, Any]], name: str = "known", **more: Any
+) -> dict[str, Any]:
     """One run of a page."""
     facts = {"prompt": None, "pixels": None, "notes": ["made of random numbers"]}
     return {"name": name, "model": "no model", "tokens": tokens, "sites": sites, **facts, **more}
@@ -45,7 +47,16 @@ def text(length: int) -> list[str]:
 class Attention:
     """Scores of random q [H, T, D] and k [Hkv, T, D], over `window` keys of the past (0: all of it)."""
 
-    def __init__(self, seed: int, heads: int, length: int, window: int = 0, *, key_heads: int = 0, position: bool = False):
+    def __init__(
+        self,
+        seed: int,
+        heads: int,
+        length: int,
+        window: int = 0,
+        *,
+        key_heads: int = 0,
+        position: bool = False,
+    ):
         random = np.random.default_rng(seed)
         self.heads, self.length, self.window = heads, length, window
         self.q = random.normal(size=(heads, length, WIDTH)).astype(np.float32)
@@ -62,7 +73,9 @@ class Attention:
         entries = np.clip(at[:, None] - at - self.first, 0, 8)
         if self.tables:
             scores = scores + self.tables["bias"][:, entries]
-            scores = scores + np.take_along_axis(self.tables["by_query"], entries[None].repeat(self.heads, 0), 2)
+            scores = scores + np.take_along_axis(
+                self.tables["by_query"], entries[None].repeat(self.heads, 0), 2
+            )
             by_key = np.take_along_axis(self.tables["by_key"], entries.T[None].repeat(self.heads, 0), 2)
             scores = scores + by_key.transpose(0, 2, 1)
         return scores
@@ -81,7 +94,7 @@ class Attention:
         lse, weights = self.lse_and_weights()
         starts = np.maximum(np.arange(self.length) - (self.window or self.length) + 1, 0)
         vectors = {name: buffers.add(array.astype(dtype)) for name, array in (("q", self.q), ("k", self.k))}
-        tables = {name: None for name in ("bias", "by_query", "by_key")}
+        tables = dict.fromkeys(("bias", "by_query", "by_key"))
         tables |= {name: buffers.add(array) for name, array in self.tables.items()}
         detail = {
             **{"kind": "pairs", **vectors, "q_scales": None, "k_scales": None, "scale": self.scale},
@@ -127,13 +140,17 @@ def site(layer: int, weights: np.ndarray, buffers: Buffers, **more: Any) -> dict
 
 
 def long_site(layer: int, length: int, window: int, buffers: Buffers) -> dict[str, Any]:
-    """4 heads of width 32 over a window of a long text, q and k in int8: weights are computed by no one here."""
+    """4 heads of width 32 over a window of a long text, q and k in int8; no weights are computed here."""
     random = np.random.default_rng(layer)
     vectors = random.integers(-127, 128, size=(2, 4, length, 32)).astype(np.int8)
     scales = np.full((2, 4, length), 0.01, np.float32)
     names = {"q": vectors[0], "k": vectors[1], "q_scales": scales[0], "k_scales": scales[1]}
     detail = {
-        **{"kind": "pairs", "scale": 0.5, "lse": buffers.add(np.full((4, length), np.log(window), np.float32))},
+        **{
+            "kind": "pairs",
+            "scale": 0.5,
+            "lse": buffers.add(np.full((4, length), np.log(window), np.float32)),
+        },
         **{name: buffers.add(array) for name, array in names.items()},
         **{"bias": None, "by_query": None, "by_key": None, "first": 0},
     }

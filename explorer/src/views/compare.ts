@@ -51,7 +51,8 @@ export const compare: View = {
       readout.replaceChildren(problem);
       if (problem) return;
       const top = Math.max(a.site.scale(a.head), b.site.scale(b.head));
-      const contents = [headGrid(a.site, a.head, top), headGrid(b.site, b.head, top), difference(a, b, top)];
+      const contents = [headGrid(a.site, a.head, top), headGrid(b.site, b.head, top), difference(a, b, top)].map(
+        (content) => ({ ...content, strips: [] })); // they would shift one matrix against another
       const smallest = app.state.zoom > 0 ? app.state.zoom : 0;
       grids.forEach((grid, i) => {
         grid.show(contents[i]!, smallest);
@@ -107,7 +108,6 @@ function difference(a: Side, b: Side, top: number): GridContent {
     ...content,
     palette: palette(true),
     preview: null,
-    strips: [],
     source: {
       rows,
       columns,

@@ -51,7 +51,7 @@ function chart(shares: Float32Array, edges: number[], most: number): SVGElement 
     ...[...shares].map((share, bin) => svg("rect", { class: "positive", "data-share": share, x: LEFT + bin * wide + 1, width: Math.max(1, wide - 2), y: y(share), height: y(0) - y(share) },
       svg("title", {}, `${name(bin)}: ${(100 * share).toFixed(1)} %`))),
     ...edges.slice(0, shares.length).map((edge, bin) => bin % every === 0 ? svg("text", { class: "x", x: LEFT + (bin + 0.5) * wide, y: HEIGHT - BOTTOM + 14 }, short(edge)) : null),
-    svg("text", { class: "x", x: (LEFT + WIDTH) / 2, y: HEIGHT - 4 }, "distance (tokens)"));
+    svg("text", { class: "x", x: (LEFT + WIDTH) / 2, y: HEIGHT - 4 }, "distance, first of each bin (tokens)"));
 }
 
 function short(edge: number): string {

@@ -2,6 +2,7 @@
 
 import type { App, View } from "../app";
 import { el, svg } from "../dom";
+import type { Link } from "../model";
 import { label } from "../palette";
 import { topKeys } from "../table";
 import { short, visible } from "../tokens";
@@ -65,14 +66,24 @@ function stretch(middle: number, count: number): [number, number] {
   return [from, Math.min(count, from + SHOWN)];
 }
 
+/** The middle of the stretch of keys with the most weight. */
+function fullest(row: Link[]): number {
+  let [sum, most, best, first] = [0, -1, 0, 0];
+  row.forEach(({ key, weight }, last) => {
+    sum += Math.abs(weight);
+    while (row[first]!.key <= key - SHOWN) sum -= Math.abs(row[first++]!.weight);
+    if (sum > most) [most, best] = [sum, Math.round((row[first]!.key + row[last]!.key) / 2)];
+  });
+  return best;
+}
+
 function picture(app: App): SVGElement {
   const { site } = app;
   const { query, head, key } = app.state;
   if (!site.weights) return svg("svg", {});
   const heads = shownHeads(app);
   const [q0, q1] = stretch(query, site.queryCount);
-  const middle = site.header.kind === "self" ? query + site.header.memory : (site.top(heads[0] ?? head, query, 1)[0]?.key ?? 0);
-  const [k0, k1] = stretch(key >= 0 && (key < middle - SHOWN / 2 || key > middle + SHOWN / 2) ? key : middle, site.keyCount);
+  const [k0, k1] = stretch(key >= 0 ? key : fullest(site.row(heads[0] ?? head, query)), site.keyCount);
   const height = 30 + ROW * Math.max(q1 - q0, k1 - k0);
   const y = (row: number) => 34 + ROW * row;
   const paths = svg("g", { class: "links" });

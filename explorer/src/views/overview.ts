@@ -70,8 +70,8 @@ function move(event: KeyboardEvent, grid: HTMLElement): void {
   const row = rows.findIndex((buttons) => buttons.includes(document.activeElement as HTMLElement));
   if (row < 0) return;
   const column = rows[row]!.indexOf(document.activeElement as HTMLElement);
-  const [down, right] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ?? [0, 0];
-  const next = rows[row + down!]?.[column + right!];
+  const by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+  const next = by && rows[row + by[0]!]?.[column + by[1]!];
   if (!next) return;
   event.preventDefault();
   rows.flat().forEach((button) => (button.tabIndex = -1));

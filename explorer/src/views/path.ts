@@ -1,7 +1,7 @@
 /** A lane per layer: where what a token knows came from. */
 
 import type { App, View } from "../app";
-import { figure, step } from "../axes";
+import { figure, round, step } from "../axes";
 import { color, context, el } from "../dom";
 import { legend } from "../legend";
 import { layers, type Site } from "../model";
@@ -83,7 +83,7 @@ async function follow(app: App, add: (lane: Lane, left: string) => void, alive: 
     return alive();
   };
   const missing = layers(app.run, `${app.site.header.stack}-self`).length - sites.length;
-  const notes = [`Shares below ${figure(LEAST, 1)} are not followed.`, missing ? `${missing} layers without detail are passed by.` : ""].join(" ");
+  const notes = [`Shares below ${round(LEAST)} are not followed.`, missing ? `${missing} layers without detail are passed by.` : ""].join(" ");
   for (const site of sites) {
     const next = await through(site, shares, pause);
     if (next === null) return;

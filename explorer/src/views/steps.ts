@@ -13,14 +13,15 @@ const AROUND = 240; // tokens of a text that are written out
 export const steps: View = {
   id: "steps",
   title: "Steps",
-  about: "A generated token is written by the query before it. Go through the steps with the slider or its arrow keys: the darker a token, the more it was looked at.",
+  about: "A generated token is written by the query before it. Go through the steps with the slider or its arrow keys: the further its colour is along the scale, the more a token was looked at.",
   fits: (app) => app.runs.some((run) => run.header.prompt !== null),
   build(app, root) {
     const slider = el("input", { type: "range", id: "step", "aria-label": "Generated token" });
     const said = el("output", { for: "step" });
     const text = el("div", { class: "text" });
     const side = el("div", { class: "side" });
-    root.append(el("div", { class: "tools" }, legend("weight", 1, false, false), el("label", { class: "field stepper" }, "Step ", slider, said)),
+    const scale = el("div", {});
+    root.append(el("div", { class: "tools" }, scale, el("label", { class: "field stepper" }, "Step ", slider, said)),
       el("div", { class: "split" }, text, side));
     slider.addEventListener("input", () => app.set({ query: firstQuery(app) + Number(slider.value) }, true));
     const draw = () => {
@@ -35,6 +36,7 @@ export const steps: View = {
       slider.value = String(query - first);
       slider.setAttribute("aria-valuetext", `wrote ${short(app.site.queryToken(query + 1), 40)}`);
       said.replaceChildren(`${query - first + 1} of ${last - first + 1}: wrote `, bdi(app.site.queryToken(query + 1), 30));
+      scale.replaceChildren(legend("weight", app.site.scale(app.state.head), app.site.signed, false));
       const tokens = written(app, query);
       text.replaceChildren(...tokens);
       side.replaceChildren(topKeys({ site: app.site, head: app.state.head, query, key: app.state.key, pick: (key) => app.set({ key }) }));
