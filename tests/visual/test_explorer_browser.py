@@ -132,10 +132,14 @@ def drawn(tab: Page, cells: list[tuple[int, int]], canvas: str = ".grid canvas")
     script = """(canvas, cells) => {
         const [left, above, size] = canvas.dataset.origin.split(" ").map(Number);
         const box = canvas.closest(".grid");
-        const { data, width } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const { width, height } = canvas;
+        const pen = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+        pen.drawImage(canvas, 0, 0);
+        const { data } = pen.getImageData(0, 0, width, height);
         return cells.map(([query, key]) => {
-            const [x, y] = [left + (key + 0.7) * size - box.scrollLeft, above + (query + 0.7) * size - box.scrollTop];
-            const at = 4 * (Math.floor(y) * width + Math.floor(x));
+            const x = Math.floor(left + (key + 0.7) * size - box.scrollLeft);
+            const y = Math.floor(above + (query + 0.7) * size - box.scrollTop);
+            const at = 4 * (y * width + x);
             return [...data.slice(at, at + 3)];
         });
     }"""
