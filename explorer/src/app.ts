@@ -102,6 +102,9 @@ export class App {
     next.run2 = within(next.run2, this.runs.length);
     const run = this.runs[next.run]!;
     if (!parts(run).includes(next.part)) next.part = parts(run)[0] ?? "";
+    if (next.view === "steps" && !next.part.startsWith("decoder")) {
+      next.part = parts(run).find((name) => name.startsWith("decoder")) ?? next.part; // what wrote the tokens
+    }
     const sites = layers(run, next.part);
     const site = sites.find((candidate) => candidate.header.layer === next.layer) ?? sites[within(next.layer, sites.length)]!;
     next.layer = site.header.layer;

@@ -80,7 +80,9 @@ export class Grid {
 
   /** Points a cell; 0: as large as the whole fits, or words can be read. */
   setZoom(zoom: number): void {
+    this.root.style.maxHeight = "";
     this.size = zoom > 0 ? nearest(zoom) : this.fitting();
+    this.root.style.maxHeight = `${this.above + this.content.source.rows * this.size + 32}px`; // no more than there is
     this.spacer.style.width = `${this.left + this.content.source.columns * this.size + 12}px`;
     this.spacer.style.height = `${this.above + this.content.source.rows * this.size + 12}px`;
     this.draw();

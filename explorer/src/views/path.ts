@@ -10,6 +10,7 @@ import { LEAST, through } from "../rollout";
 import { bdi, isolated } from "../tokens";
 
 const LANE = 30;
+const TOP = 0.1; // the share of the last colour
 
 interface Lane {
   name: string;
@@ -27,7 +28,7 @@ export const path: View = {
     const readout = el("output", { class: "readout" });
     const side = el("div", { class: "side" });
     const stage = el("div", { class: "wide" }, canvas);
-    root.append(legend("share", 1, false, false), el("div", { class: "split" }, el("div", {}, stage, readout, status), side));
+    root.append(legend("share", TOP, false, false), el("div", { class: "split" }, el("div", {}, stage, readout, status), side));
     let running = 0;
     let lanes: Lane[] = [];
     const draw = async () => {
@@ -92,7 +93,7 @@ async function follow(app: App, add: (lane: Lane, left: string) => void, alive: 
   }
 }
 
-const LEFT = 112;
+const [LEFT, RIGHT] = [112, 24];
 
 /** The first and last token of which any lane has a share that is seen. */
 function range(lanes: Lane[]): [number, number] {
@@ -114,10 +115,10 @@ function shares(lanes: Lane[]): number {
 function paint(app: App, canvas: HTMLCanvasElement, lanes: Lane[], width: number): void {
   const [from, to] = range(lanes);
   const count = to - from + 1;
-  const words = (width - LEFT - 8) / count >= 15;
+  const words = (width - LEFT - RIGHT) / count >= 15;
   const bottom = words ? 100 : 40;
   const ctx = context(canvas, width, lanes.length * LANE + bottom + 8);
-  const wide = (width - LEFT - 8) / count;
+  const wide = (width - LEFT - RIGHT) / count;
   const colors = palette(false);
   ctx.font = `12px ${color("sans")}`;
   ctx.textBaseline = "middle";
@@ -125,12 +126,12 @@ function paint(app: App, canvas: HTMLCanvasElement, lanes: Lane[], width: number
     ctx.fillStyle = color("soft");
     ctx.textAlign = "right";
     ctx.fillText(lane.name, LEFT - 8, row * LANE + LANE / 2);
-    ctx.fillStyle = css(colors, 0, 1);
+    ctx.fillStyle = css(colors, 0, TOP);
     ctx.fillRect(LEFT, row * LANE + 3, count * wide, LANE - 6);
     for (let token = from; token <= to; token++) {
       const share = lane.shares[token]!;
       if (share < LEAST) continue;
-      ctx.fillStyle = css(colors, share, 1);
+      ctx.fillStyle = css(colors, share, TOP);
       ctx.fillRect(LEFT + (token - from) * wide, row * LANE + 3, Math.max(1, wide), LANE - 6);
     }
   });
@@ -157,7 +158,7 @@ function at(canvas: HTMLCanvasElement, lanes: Lane[], event: MouseEvent): { lane
   if (lanes.length === 0) return null;
   const box = canvas.getBoundingClientRect();
   const [from, to] = range(lanes);
-  const token = from + Math.floor((event.clientX - box.left - LEFT) / ((box.width - LEFT - 8) / (to - from + 1)));
+  const token = from + Math.floor((event.clientX - box.left - LEFT) / ((box.width - LEFT - RIGHT) / (to - from + 1)));
   const lane = lanes[Math.floor((event.clientY - box.top) / LANE)];
   return lane && token >= from && token <= to ? { lane, token } : null;
 }
