@@ -62,4 +62,5 @@ clean:
 
 .venv/developed: .venv/installed
 	$(INSTALL) --editable '.[dev]'
+	command -v chromium > /dev/null || $(BIN)/playwright install chromium # the explorer's page is tested in it
 	touch $@
