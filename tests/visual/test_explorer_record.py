@@ -51,7 +51,7 @@ def test_the_matrix_of_a_mechanism_takes_values_to_outputs(attention: str):
     model = decoder(attention, position="rope")
     outputs: list[tuple[Tensor, Tensor]] = []
     mechanism = model.decoder.layers[0].attention.mechanism
-    handle = mechanism.register_forward_hook(lambda _, given, out: outputs.append((given[2], out[0])))
+    handle = mechanism.register_forward_hook(lambda _, arguments, out: outputs.append((arguments[2], out[0])))
     calls = recorded_calls(model, {"input_ids": IDS})
     handle.remove()
     values, y = outputs[0]
