@@ -120,9 +120,9 @@ def by_us(options: Options, name: str, text: str) -> "Reading":
         inputs["decoder_input_ids"] = torch.tensor([target], device=place)
     elif both or options.generate is not None:
         output = model.generate(inputs["input_ids"], max_new_tokens=options.generate or NEW_TOKENS)
-        written = output.new_tokens()[0]
+        new = output.new_tokens()[0]
         prompt = len(begin if both else ids)
-        row = [*begin, *written[:-1]] if both else [*ids, *written[:-1]]  # nothing was asked of the last
+        row = [*begin, *new[:-1]] if both else [*ids, *new[:-1]]  # nothing was asked of the last
         inputs["decoder_input_ids" if both else "input_ids"] = torch.tensor([row], device=place)
     own = "encoder" if model.decoder is None else "decoder"
     rows = {"encoder" if both else own: inputs["input_ids"]}
