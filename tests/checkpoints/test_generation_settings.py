@@ -41,7 +41,7 @@ def test_settings_are_read_followed_and_kept(form: str, tmp_path: Path):
 
 
 def test_what_is_not_there_is_refused_when_it_is_needed(tmp_path: Path):
-    model = polyformer.from_pretrained(checkpoint(tmp_path, "hub", penalty_alpha=0.6))
-    with pytest.raises(InputError, match="penalty_alpha"):
+    model = polyformer.from_pretrained(checkpoint(tmp_path, "hub", guidance_scale=1.5))
+    with pytest.raises(InputError, match="guidance_scale"):
         model.generate(torch.randint(50, (1, 4)))
     assert model.generate(torch.randint(50, (1, 4)), config=GenerationConfig(max_new_tokens=2))

@@ -116,6 +116,12 @@ UNCOUNTED = {
 }
 
 
+@pytest.fixture(autouse=True)
+def fixed_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many queries a tile has is the machine's choice, and with it how many masked pairs are computed."""
+    monkeypatch.setenv("POLYFORMER_TUNING", "fixed")
+
+
 @torch.no_grad()
 def multiplications(config: MechanismConfig, length: int) -> int:
     """Of one forward pass over a row of `length` tokens."""

@@ -129,7 +129,7 @@ def compare_gradients(
     theirs: nn.Module,
     other: Tensor,
     dead: tuple[str, ...],
-    tolerance: float,
+    tolerance: float = 1e-10,
 ) -> None:
     loss.backward()
     other.backward()

@@ -93,5 +93,5 @@ def test_what_is_not_computed_is_refused(changed: dict[str, Any], message: str):
 
 
 def test_heads_that_are_not_loaded_are_refused():
-    with pytest.raises(InputError, match="unknown architecture of 'roberta' 'RobertaForMultipleChoice'"):
-        FAMILIES["roberta"].task({"architectures": ["RobertaForMultipleChoice"]}, None)
+    with pytest.raises(InputError, match="unknown architecture of 'roberta' 'RobertaForPreTraining'"):
+        FAMILIES["roberta"].task({"architectures": ["RobertaForPreTraining"]}, None)

@@ -124,7 +124,8 @@ class ConfigConversion(FamilyTables):
         if task.causal:
             return config.encoder is None and config.decoder is not None
         return all(
-            (getattr(config, side) is None) == (getattr(self.template, side) is None or task.without == side)
+            (getattr(config, side, None) is None)
+            == (getattr(self.template, side, None) is None or task.without == side)
             for side in ("encoder", "decoder")
         )
 

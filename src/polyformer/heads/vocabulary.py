@@ -31,7 +31,7 @@ class LanguageModelConfig(VocabularyConfig):
     bias: bool = False
     frozen_bias: bool = False  # that bias is never trained, as BART's
     scaled: bool = False  # hidden states divided by sqrt(hidden_size) first, as T5's where tied
-    layer: TransformConfig | None = None  # before the vocabulary, as in a BERT that is a decoder
+    transform: TransformConfig | None = None  # before the vocabulary, as in a BERT that is a decoder
 
     kind: ClassVar[str] = "language_model"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.4"
@@ -43,11 +43,11 @@ class LanguageModelConfig(VocabularyConfig):
     @classmethod
     def examples(cls) -> tuple["LanguageModelConfig", ...]:
         """The defaults, every option switched on, and a layer before the vocabulary."""
-        layer = TransformConfig(dense_bias=True, norm_bias=True)
+        transform = TransformConfig(dense_bias=True, norm_bias=True)
         return (
             cls(),
             cls(label_smoothing=0.1, bias=True, frozen_bias=True, scaled=True),
-            cls(bias=True, layer=layer),
+            cls(bias=True, transform=transform),
         )
 
     def build(self, shape: HeadShape) -> "LanguageModelHead":
@@ -113,10 +113,10 @@ class LanguageModelHead(VocabularyHead):
                 "with a layer between them"
             )
         super().__init__(shape, config.bias, config.label_smoothing, config.frozen_bias)
-        self.layer = build_transform(config.layer, shape.hidden_size)
+        self.layer = build_transform(config.transform, shape.hidden_size)
         self.factor = shape.hidden_size**-0.5 if config.scaled else 1.0
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """h, or what the `layer` makes of it, divided by sqrt(E) where `scaled`."""
+        """h, or what the `transform` makes of it, divided by sqrt(E) where `scaled`."""
         hidden = self.layer(hidden)
         return hidden * self.factor if self.factor != 1.0 else hidden

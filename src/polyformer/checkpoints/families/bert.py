@@ -94,8 +94,8 @@ def as_decoder(
         name: ours.replace("head.", "head.layer.") if name.startswith(layer) else ours
         for name, ours in masked.items()
     }
-    head = LanguageModelConfig(bias=True, layer=TransformConfig(dense_bias=True, norm_bias=True))
-    eps = option("layer_norm_eps", 1e-12, "layer.eps")
+    head = LanguageModelConfig(bias=True, transform=TransformConfig(dense_bias=True, norm_bias=True))
+    eps = option("layer_norm_eps", 1e-12, "transform.eps")
     return Task(head, keys, (*options, eps), tied_keys, required={"is_decoder": True}, causal=True)
 
 
@@ -139,7 +139,7 @@ class Bert(BertFamily):
             MASKED,
             ("cls.predictions.transform",),
             COPIES,
-            activation("hidden_act", "gelu", "layer.activation"),
+            activation("hidden_act", "gelu", "transform.activation"),
         ),
         "ForSequenceClassification": Task(ClassifyConfig(), {**POOLER, "classifier": "head.output"}),
         "ForNextSentencePrediction": Task(
