@@ -14,7 +14,7 @@ from polyformer.architecture import ModelConfig
 from polyformer.attention import SoftmaxConfig
 from polyformer.cli import main
 from polyformer.patterns import Global, Pattern, PerHead, PerLayer, Window
-from polyformer.recipes import Recipe, fit_stages, stages
+from polyformer.recipes import Recipe, fit, fit_stages, stages
 from polyformer.recipes.stages import widened
 
 
@@ -99,11 +99,23 @@ def test_a_stage_goes_on_with_the_weights_of_the_one_before(tmp_path: Path):
     assert pattern(model.config) == widened(pattern(first.model.config), 2)
 
 
+def test_weights_of_another_shape_are_refused(tmp_path: Path):
+    text = tmp_path / "lines.txt"
+    text.write_text("a few words\n" * 40)
+    first = fit(recipe(text), tmp_path / "first")
+    wider = recipe(text, model={**recipe(text).model.to_dict(), "intermediate_size": 24})
+    with pytest.raises(
+        InputError, match=r"has no decoder\.layers\.0\.feedforward.* only tables of positions may"
+    ):
+        fit(wider, tmp_path / "second", start=first.run.folder)
+    assert not (tmp_path / "second" / "recipe.yaml").exists()
+
+
 def test_what_cannot_be_staged_is_refused(tmp_path: Path):
     with pytest.raises(InputError, match="number: expected 1 stage or more, got 0"):
         stages(recipe(tmp_path), 0)
-    other = recipe(tmp_path, task={"kind": "mlm"}, model="encoder-tiny")
-    with pytest.raises(InputError, match="stages: expected a recipe of the task 'lm', got 'mlm'"):
+    other = recipe(tmp_path, task={"kind": "classify"}, model="encoder-tiny")
+    with pytest.raises(InputError, match="stages: expected the task 'lm' or 'mlm', got 'classify'"):
         stages(other, 2)
 
 

@@ -1,7 +1,13 @@
 """Public checkpoints: families of models in the layout of the hub, read and written."""
 
 import polyformer.checkpoints.families  # noqa: F401  (fills the registry)
-from polyformer.checkpoints.convert import convert, fit_tables, keep_positions, read_attention
+from polyformer.checkpoints.convert import (
+    convert,
+    extend_positions,
+    fit_tables,
+    keep_positions,
+    read_attention,
+)
 from polyformer.checkpoints.family import FAMILIES, Family
 from polyformer.checkpoints.load import config_of, from_pretrained, from_transformers, start_from
 from polyformer.checkpoints.save import save
@@ -13,6 +19,7 @@ __all__ = [
     "Report",
     "config_of",
     "convert",
+    "extend_positions",
     "fit_tables",
     "from_pretrained",
     "from_transformers",

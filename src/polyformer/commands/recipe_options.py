@@ -60,7 +60,9 @@ def recipe_data(options: Options) -> dict[str, Any]:
     if options.pretrained is not None:
         if options.model is not None:
             raise InputError("--pretrained: a checkpoint is a model already; leave out --model")
-        recipe |= {"model": {"pretrained": options.pretrained}, "tokenizer": {"path": options.pretrained}}
+        changed = {} if options.resume is not None else recipe.get("model", {})  # in the checkpoint's model
+        start = merged({"model": changed}, {"model": {"pretrained": options.pretrained}})
+        recipe |= {**start, "tokenizer": {"path": options.pretrained}}
     if options.pretrained_vectors is not None:
         path = str(Path(options.pretrained_vectors).absolute())
         recipe |= {"vectors": {"path": path, "frozen": options.freeze_vectors}}

@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   polyformer train --import mine.py --model.attention "Mine(8) | Window(64)"
   polyformer train --resume runs/demo-1
   polyformer train wikitext2 --data DIR --model longformer-decoder-small --stages 3 --out runs/long
+  polyformer train longformer --data notes.txt --pretrained BERT-DIR --stages 3 --out runs/longer
 """
 
 

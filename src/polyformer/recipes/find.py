@@ -35,7 +35,8 @@ def recipe_text(name: str) -> str:
 def find_recipe(name: str, pretrained: bool = False) -> dict[str, Any]:
     """The recipe `name` (in the package, or a .yaml file) as plain data, to change and then check.
 
-    Its part `pretrained` says what is changed for a model that begins with a checkpoint.
+    Its part `pretrained` says what is changed for a model that begins with a checkpoint; of `model` only what
+    this part says of it remains, the options of the checkpoint's model.
     """
     data = parse_yaml(recipe_text(name), name)
     if not isinstance(data, dict):
@@ -45,7 +46,10 @@ def find_recipe(name: str, pretrained: bool = False) -> dict[str, Any]:
     changes = data.pop("pretrained", {})
     if not isinstance(changes, dict):
         raise InputError(f"{name}: pretrained: expected a mapping of changes, got {quote(changes)}")
-    return merged(data, changes) if pretrained else data
+    if not pretrained:
+        return data
+    data.pop("model", None)
+    return merged(data, changes)
 
 
 def with_data(data: dict[str, Any], path: str) -> dict[str, Any]:

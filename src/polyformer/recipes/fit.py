@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyformer.checkpoints import fit_tables, start_from
+from polyformer.checkpoints import config_of, fit_tables, start_from
 from polyformer.core.errors import InputError, quote
-from polyformer.core.files import read_tensors
-from polyformer.core.weights import load_weights
 from polyformer.data import DataConfig, Splits, Tokenizer, load
 from polyformer.data.fingerprint import Fingerprint, fingerprint
 from polyformer.model import Transformer, build_model
-from polyformer.model.saving import WEIGHTS, read_generation
+from polyformer.model.saving import read_generation
 from polyformer.recipes.distill import Distilling
 from polyformer.recipes.pretrained_vectors import copy_vectors, freeze_vectors
 from polyformer.recipes.recipe import Recipe
@@ -84,10 +82,10 @@ def _fit(
     recipe = settled(recipe, splits)
     if resume:
         check_same(run, recipe)
-        start = run.facts.get("start")
+        start = start or run.facts.get("start")  # the folders of stages may have been moved together
     tokenizer = _tokenizer(run, recipe, splits, resume, start)
     task = recipe.task.build(tokenizer)
-    model = _model(recipe, task)
+    model = _model(recipe, task, start)
     if Checkpoints(run.folder).latest() is None:
         _first_weights(recipe, model, tokenizer, start)
     else:
@@ -163,11 +161,14 @@ def _tokenizer(
     return Run.open(known).tokenizer
 
 
-def _model(recipe: Recipe, task: Task) -> Transformer:
+def _model(recipe: Recipe, task: Task, start: str | Path | None) -> Transformer:
     """The model for `task`, with weights drawn from the recipe's seed."""
     base = recipe.model_config()
     config = task.adapt(base)
-    if recipe.model.pretrained is not None:
+    if start is not None:
+        before: Any = config_of(start)
+        config = fit_tables(config, before)
+    elif recipe.model.pretrained is not None:
         config = fit_tables(config, base)
     with torch.random.fork_rng():  # the seed is this run's, not the program's
         torch.manual_seed(recipe.seed)
@@ -188,7 +189,14 @@ def _first_weights(
         if is_main():
             print(note)
     if start is not None:
-        load_weights(model, read_tensors(Path(start) / WEIGHTS), Path(start) / WEIGHTS)
+        report = start_from(start, model)
+        if report.newly_initialized:
+            raise InputError(
+                f"{start}: its model has no {report.newly_initialized[0]} of the next one's shape; "
+                "between stages only tables of positions may grow"
+            )
+        if is_main():
+            print(f"from {start}\n{report}")
 
 
 def _fitting(recipe: Recipe, task: Task, splits: Splits, model: Transformer) -> Fitting:

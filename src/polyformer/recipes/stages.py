@@ -3,14 +3,15 @@
 Stage i (from 0) of a recipe has windows and rows 2^i times as long and a learning rate of lr / 2^i, and goes
 on with the weights of the stage before. Most updates are thus made where they are cheap, and the model still
 ends at the full length. Beltagy et al. 2020 (Longformer), section 4.2. Every stage is a run of its own, with
-its schedule from the start; a batch has fewer rows as they grow longer. Positions must not end at the
-first stage's length: sinusoids and rotary ones do not, learned ones need a table for the last.
+its schedule from the start; a batch has fewer rows as they grow longer. The first stage may begin with a
+checkpoint. Tables of learned positions grow from stage to stage by copying (section 5).
 """
 
 import dataclasses
 from pathlib import Path
 from typing import Any
 
+from polyformer.checkpoints import extend_positions
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.model.record import RECIPE
@@ -19,18 +20,20 @@ from polyformer.patterns.base import Pattern
 from polyformer.recipes.fit import Fitted, fit
 from polyformer.recipes.recipe import ModelChoice, Recipe
 from polyformer.recipes.run import Run
-from polyformer.tasks import LanguageModellingConfig
+from polyformer.tasks import LanguageModellingConfig, MaskedModellingConfig
+
+Staged = LanguageModellingConfig | MaskedModellingConfig
 
 
 def stages(recipe: Recipe, number: int) -> list[Recipe]:
     """The recipes of `number` stages; the first is `recipe` itself.
 
-    Raises `InputError` for a number below 1, and for what is not a language model.
+    Raises `InputError` for a number below 1, and for other tasks than `lm` and `mlm`.
     """
     if number < 1:
         raise InputError(f"number: expected 1 stage or more, got {number}")
-    if not isinstance(recipe.task, LanguageModellingConfig):
-        raise InputError(f"stages: expected a recipe of the task 'lm', got {quote(recipe.task.kind)}")
+    if not isinstance(recipe.task, Staged):
+        raise InputError(f"stages: expected the task 'lm' or 'mlm', got {quote(recipe.task.kind)}")
     return [recipe, *(_stage(recipe, recipe.task, 2**i) for i in range(1, number))]
 
 
@@ -48,7 +51,7 @@ def fit_stages(recipe: Recipe, out: str | Path, number: int) -> list[Fitted]:
         if begun and run.recipe != stage:
             raise InputError(f"{run.folder}: a stage of another recipe; choose another --out")
         if not (begun and run.finished and i < number):
-            fitted.append(fit(stage, run.folder, resume=begun, start=None if begun else start))
+            fitted.append(fit(stage, run.folder, resume=begun, start=start))
         start = run.folder
     return fitted
 
@@ -73,11 +76,14 @@ def widened(part: Any, factor: int) -> Any:
     )
 
 
-def _stage(recipe: Recipe, task: LanguageModellingConfig, factor: int) -> Recipe:
+def _stage(recipe: Recipe, task: Staged, factor: int) -> Recipe:
     length = task.row_length * factor
+    config = recipe.model.config()
+    if recipe.model.pretrained is not None:  # the first stage has the checkpoint's positions and more
+        config = extend_positions(config, max(config.max_position_embeddings, task.row_length))
     return dataclasses.replace(
         recipe,
-        model=ModelChoice(options=widened(recipe.model.config(), factor).to_dict()),
+        model=ModelChoice(options=widened(config, factor).to_dict()),
         task=dataclasses.replace(task, row_length=length, batch_tokens=max(task.batch_tokens, length)),
         optimizer=dataclasses.replace(recipe.optimizer, lr=recipe.optimizer.lr / factor),
     )
