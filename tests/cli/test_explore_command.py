@@ -88,6 +88,7 @@ def test_generated_tokens_are_steps(explored: Callable[..., dict[str, Any]]):
 def test_two_texts_and_two_models_stand_beside_each_other(explored: Callable[..., dict[str, Any]]):
     runs = explored("encoder-tiny", "one text", "--against", "another", *SMALL)["runs"]
     assert ["".join(run["tokens"]["encoder"]) for run in runs] == ["one text", "another"]
+    assert [run["name"].strip("'\"") for run in runs] == ["one text", "another"]
 
 
 def test_a_small_page_has_thumbnails_and_says_so(explored: Callable[..., dict[str, Any]]):

@@ -7,7 +7,7 @@ it is not given, and with --generate, the model writes it, and the page shows wh
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,13 +67,12 @@ def run(options: Options) -> None:
         raise InputError(f"--generate: expected 1 token or more, got {options.generate}")
     read = by_transformers if options.transformers else by_us
     readings = [read(options, options.model, text)]
-    if options.against is not None:
-        is_model = Path(options.against).exists()
-        readings.append(
-            read(options, options.against, text)
-            if is_model
-            else read(options, options.model, options.against)
-        )
+    if options.against is not None and Path(options.against).exists():
+        readings.append(read(options, options.against, text))
+    elif options.against is not None:  # one model and two texts, which tell the readings apart
+        readings.append(read(options, options.model, options.against))
+        names = (shortened(text), shortened(options.against))
+        readings = [replace(reading, name=name) for reading, name in zip(readings, names)]
     page = explore(*readings, title=shortened(text), subtitle=options.model, megabytes=options.megabytes)
     atomic_write(Path(options.out), page.encode())
     print(f"Written to {options.out} ({len(page) / 1e6:.1f} MB): open it in a browser")
