@@ -27,7 +27,7 @@ from polyformer.sequence.context import Context
 
 NO_DISTANCES = (
     "its keys are summed before queries read them: biases of distances need a Fourier transform of every "
-    "feature times every value, slower than dense attention up to some 90,000 tokens, and keep no state"
+    "feature times every value, measured slower than dense attention up to 16,384 tokens, and keep no state"
 )
 """Why attention by features takes no position that changes scores.
 
