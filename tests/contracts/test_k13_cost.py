@@ -7,7 +7,7 @@ package has an entry; a member of one's own need not.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ from polyformer.attention import (
     SortCutConfig,
 )
 from polyformer.attention.base import MechanismConfig
+from polyformer.dot_product.backends.tiled.tuning import TILES
 from polyformer.patterns import (
     ETC,
     BlockWindow,
@@ -117,9 +118,10 @@ UNCOUNTED = {
 
 
 @pytest.fixture(autouse=True)
-def fixed_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def fixed_tiles() -> Iterator[None]:
     """How many queries a tile has is the machine's choice, and with it how many masked pairs are computed."""
-    monkeypatch.setenv("POLYFORMER_TUNING", "fixed")
+    with TILES.using(TILES.fixed):
+        yield
 
 
 @torch.no_grad()
