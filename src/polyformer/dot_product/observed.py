@@ -1,34 +1,23 @@
 """The tap of `attend`: what every call was asked, for those who look inside."""
 
-import contextlib
-import contextvars
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
-import torch
-
+from polyformer.core.tap import Tap
 from polyformer.dot_product.request import Request
 
-_tap: contextvars.ContextVar[list[Request] | None] = contextvars.ContextVar("observed_calls", default=None)
+_tap: Tap[Request] = Tap("observed_calls")
 
 
-@contextlib.contextmanager
-def observed() -> Iterator[list[Request]]:
+def observed() -> AbstractContextManager[list[Request]]:
     """Collects the request of every call of `attend` inside, in order; the calls run as they would."""
-    requests: list[Request] = []
-    token = _tap.set(requests)
-    try:
-        yield requests
-    finally:
-        _tap.reset(token)
+    return _tap.collected()
 
 
 def observing() -> bool:
     """Whether somebody is looking."""
-    return not torch.compiler.is_compiling() and _tap.get() is not None
+    return _tap.records is not None
 
 
 def observe(request: Request) -> None:
     """Shows a call to whoever collects."""
-    requests = None if torch.compiler.is_compiling() else _tap.get()  # a traced graph keeps no list
-    if requests is not None:
-        requests.append(request)
+    _tap.show(request)

@@ -1,13 +1,14 @@
 """The one softmax of the library: rows that see nothing give zeros, and the single tap for looking inside."""
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
-_tap: contextvars.ContextVar[list[Tensor] | None] = contextvars.ContextVar("attention_tap", default=None)
+from polyformer.core.tap import Tap
+
+_tap: Tap[Tensor] = Tap("attention_tap")
 
 
 def softmax(scores: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -41,35 +42,23 @@ def safe_logsumexp(scores: Tensor) -> Tensor:
     return torch.log(total.masked_fill(empty, 1.0)).masked_fill(empty, -torch.inf) + top.squeeze(-1)
 
 
-@contextlib.contextmanager
-def recorded() -> Iterator[list[Tensor]]:
+def recorded() -> AbstractContextManager[list[Tensor]]:
     """Collects the attention probabilities of every call inside, in order; `attend` then runs densely."""
-    records: list[Tensor] = []
-    token = _tap.set(records)
-    try:
-        yield records
-    finally:
-        _tap.reset(token)
+    return _tap.collected()
 
 
 def recording() -> bool:
     """Whether somebody is looking."""
-    return _records() is not None
+    return _tap.records is not None
 
 
 def record(probabilities: Tensor) -> None:
     """Shows `probabilities` [..., Tq, Tk] to whoever collects."""
-    records = _records()
-    if records is not None:
-        records.append(probabilities.detach())
+    _tap.show(probabilities.detach())
 
 
 def amend(change: Callable[[Tensor], Tensor]) -> None:
     """Replaces the last record, where a part of that call was computed apart."""
-    records = _records()
+    records = _tap.records
     if records:
         records[-1] = change(records[-1])
-
-
-def _records() -> list[Tensor] | None:
-    return None if torch.compiler.is_compiling() else _tap.get()  # a traced graph keeps no list

@@ -1,0 +1,42 @@
+"""What code shows to those who look inside: collected by thread and task, not by model."""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class Tap(Generic[T]):
+    """A place in the code where records of one kind may be collected; without a collector nothing is kept.
+
+        with tap.collected() as records:
+            model(ids)  # wherever it calls tap.show(record), `records` grows
+    """
+
+    def __init__(self, name: str):
+        self._collector: contextvars.ContextVar[list[T] | None] = contextvars.ContextVar(name, default=None)
+
+    @contextlib.contextmanager
+    def collected(self) -> Iterator[list[T]]:
+        """Every record shown inside, in order; of collectors within each other the innermost gets it."""
+        records: list[T] = []
+        token = self._collector.set(records)
+        try:
+            yield records
+        finally:
+            self._collector.reset(token)
+
+    @property
+    def records(self) -> list[T] | None:
+        """Those collected so far; None where nobody looks."""
+        return None if torch.compiler.is_compiling() else self._collector.get()  # a traced graph keeps no list
+
+    def show(self, record: T) -> None:
+        """Shows it to whoever collects."""
+        records = self.records
+        if records is not None:
+            records.append(record)
