@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from polyformer.cli import main
+from polyformer.commands import model_and_texts
 
 SMALL = "--model.num_hidden_layers", "2", "--model.hidden_size", "32", "--model.num_attention_heads", "2"
 
@@ -91,6 +92,19 @@ def test_two_texts_and_two_models_stand_beside_each_other(explored: Callable[...
     assert [run["name"].strip("'\"") for run in runs] == ["one text", "another"]
 
 
+def test_two_texts_are_read_by_a_model_that_is_loaded_once(monkeypatch: pytest.MonkeyPatch):
+    loaded = []
+
+    def counted(name: str, *rest: Any) -> model_and_texts.ModelAndTexts:
+        loaded.append(name)
+        return load(name, *rest)
+
+    load = model_and_texts.load
+    monkeypatch.setattr(model_and_texts, "load", counted)
+    assert main(["explore", "encoder-tiny", "one text", "--against", "another", *SMALL]) == 0
+    assert loaded == ["encoder-tiny"]
+
+
 def test_a_small_page_has_thumbnails_and_says_so(explored: Callable[..., dict[str, Any]]):
     (run,) = explored("encoder-tiny", "word " * 10, "--megabytes", "0.001", *SMALL)["runs"]
     assert all(site["detail"] is None and site["thumbnails"] for site in run["sites"])
@@ -112,8 +126,8 @@ def test_hostile_text_ends_no_script(explored: Callable[..., dict[str, Any]]):
         (("encoder-tiny",), "text: expected TEXT or --file FILE, one of the two"),
         (("encoder-tiny", "  "), "text: expected one or more words, got nothing"),
         (("encoder-tiny", "--file", "absent.txt"), "--file: absent.txt is no text that can be read"),
-        (("encoder-tiny", "a", "--generate", "3"), "--generate: an encoder generates nothing"),
-        (("decoder-tiny", "a", "--target", "b"), "--target: goes with an encoder-decoder"),
+        (("encoder-tiny", "a", "--generate", "3"), "generate: an encoder generates nothing"),
+        (("decoder-tiny", "a", "--target", "b"), "target: goes with an encoder-decoder"),
         (("decoder-tiny", "a", "--generate", "0"), "--generate: expected 1 token or more, got 0"),
         (("decoder-tiny", "a", "--megabytes", "0"), "--megabytes: expected a size above 0, got 0"),
         (("absent-model", "a"), "absent-model"),

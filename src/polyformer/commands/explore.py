@@ -8,6 +8,7 @@ it is not given, and with --generate, the model writes it, and the page shows wh
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from polyformer.commands.options import Device, argument, device, model_settings
 from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
-    from polyformer.data import Tokenizer
     from polyformer.visual.explorer import Reading
 
 EXAMPLES = """examples:
@@ -25,10 +25,6 @@ EXAMPLES = """examples:
   polyformer explore runs/translate "ein Haus" --target "a house"
   polyformer explore phi-dir "Hello" --transformers                   # any model of transformers
 """
-
-
-NEW_TOKENS = 32
-"""That an encoder-decoder writes, at most, where nothing says how many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +61,13 @@ def run(options: Options) -> None:
         raise InputError(f"--megabytes: expected a size above 0, got {options.megabytes:g}")
     if options.generate is not None and options.generate < 1:
         raise InputError(f"--generate: expected 1 token or more, got {options.generate}")
-    read = by_transformers if options.transformers else by_us
-    readings = [read(options, options.model, text)]
+    opened = by_transformers if options.transformers else by_us
+    read = opened(options, options.model)
+    readings = [read(text)]
     if options.against is not None and Path(options.against).exists():
-        readings.append(read(options, options.against, text))
+        readings.append(opened(options, options.against)(text))
     elif options.against is not None:  # one model and two texts, which tell the readings apart
-        readings.append(read(options, options.model, options.against))
+        readings.append(read(options.against))
         names = (shortened(text), shortened(options.against))
         readings = [replace(reading, name=name) for reading, name in zip(readings, names)]
     page = explore(*readings, title=shortened(text), subtitle=options.model, megabytes=options.megabytes)
@@ -94,55 +91,23 @@ def text_of(options: Options) -> str:
     return text
 
 
-def by_us(options: Options, name: str, text: str) -> "Reading":
-    """The text read by a model of ours."""
-    import torch
-
+def by_us(options: Options, name: str) -> "Callable[[str], Reading]":
+    """What a model of ours reads."""
     from polyformer.commands.model_and_texts import load
-    from polyformer.visual.explorer import Reading
+    from polyformer.visual.explorer.own_texts import OwnTexts
 
     source = load(name, None, options.device, preset_overrides(name, options.changes))
-    model, tokenizer = source.model, source.tokenizer
-    both = model.encoder is not None and model.decoder is not None
-    if options.target is not None and not both:
-        raise InputError("--target: goes with an encoder-decoder")
-    if options.generate is not None and model.decoder is None:
-        raise InputError("--generate: an encoder generates nothing; leave it out")
-    ids = tokenizer.encode_for_model(text)[0]
-    if model.decoder is not None and not both:
-        ids = [*present(tokenizer.bos_id), *tokenizer.encode(text)]
-    place, prompt = next(model.parameters()).device, None
-    inputs = {"input_ids": torch.tensor([ids], device=place)}
-    begin = present(model.config.special.bos)
-    if both and options.target is not None:
-        target = [*begin, *tokenizer.encode(options.target)]
-        inputs["decoder_input_ids"] = torch.tensor([target], device=place)
-    elif both or options.generate is not None:
-        output = model.generate(inputs["input_ids"], max_new_tokens=options.generate or NEW_TOKENS)
-        new = output.new_tokens()[0]
-        prompt = len(begin if both else ids)
-        row = [*begin, *new[:-1]] if both else [*ids, *new[:-1]]  # nothing was asked of the last
-        inputs["decoder_input_ids" if both else "input_ids"] = torch.tensor([row], device=place)
-    own = "encoder" if model.decoder is None else "decoder"
-    rows = {"encoder" if both else own: inputs["input_ids"]}
-    if both:
-        rows[own] = inputs["decoder_input_ids"]
-    tokens = shown(rows, lambda number: token_text(tokenizer, number))
-    return Reading(name=name, model=model, inputs=inputs, tokens=tokens, prompt=prompt)
+    texts = OwnTexts(name, source.model, source.tokenizer)
+    return partial(texts.of_text, target=options.target, generate=options.generate)
 
 
-def present(token: int | None) -> list[int]:
-    """A special token, where there is one."""
-    return [] if token is None else [token]
-
-
-def by_transformers(options: Options, name: str, text: str) -> "Reading":
-    """The text read by a model of transformers, as it is."""
+def by_transformers(options: Options, name: str) -> "Callable[[str], Reading]":
+    """What a model of transformers reads, as it is."""
     try:
         from transformers import AutoModel, AutoTokenizer
     except ImportError as error:
         raise InputError("--transformers: needs transformers; pip install 'polyformer[hub]'") from error
-    from polyformer.visual.explorer import Reading
+    from polyformer.visual.explorer.other_texts import OtherTexts
 
     if options.generate is not None:
         raise InputError("--generate: goes with models of ours; leave --transformers out")
@@ -150,23 +115,7 @@ def by_transformers(options: Options, name: str, text: str) -> "Reading":
         tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModel.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise InputError(f"{name}: transformers cannot read it: {str(error).splitlines()[0]}") from error
-    inputs = dict(tokenizer(text, return_tensors="pt", return_attention_mask=False))
-    rows = {"encoder": inputs["input_ids"], "decoder": inputs["input_ids"]}
-    if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = tokenizer(options.target or text, return_tensors="pt").input_ids
-        rows["decoder"] = inputs["decoder_input_ids"]
-    tokens = shown(rows, lambda number: tokenizer.decode([number]))
-    return Reading(name=name, model=model, inputs=inputs, tokens=tokens)
-
-
-def token_text(tokenizer: "Tokenizer", number: int) -> str:
-    """As what a token is shown; a preset's vocabulary may have more than its tokenizer of bytes."""
-    return tokenizer.decode([number], keep_special=True) if number < len(tokenizer) else f"[{number}]"
-
-
-def shown(rows: dict[str, Any], decode: Callable[[int], str]) -> dict[str, list[str]]:
-    """As what each token of each row is shown."""
-    return {stack: [decode(number) for number in ids[0].tolist()] for stack, ids in rows.items()}
+    return partial(OtherTexts(name, model, tokenizer).of_text, target=options.target)
 
 
 def shortened(text: str) -> str:

@@ -13,8 +13,8 @@ T = TypeVar("T")
 class Tap(Generic[T]):
     """A place in the code where records of one kind may be collected; without a collector nothing is kept.
 
-        with tap.collected() as records:
-            model(ids)  # wherever it calls tap.show(record), `records` grows
+    with tap.collected() as records:
+        model(ids)  # wherever it calls tap.show(record), `records` grows
     """
 
     def __init__(self, name: str):
@@ -33,7 +33,9 @@ class Tap(Generic[T]):
     @property
     def records(self) -> list[T] | None:
         """Those collected so far; None where nobody looks."""
-        return None if torch.compiler.is_compiling() else self._collector.get()  # a traced graph keeps no list
+        return (
+            None if torch.compiler.is_compiling() else self._collector.get()
+        )  # a traced graph keeps no list
 
     def show(self, record: T) -> None:
         """Shows it to whoever collects."""

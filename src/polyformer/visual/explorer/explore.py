@@ -1,17 +1,16 @@
 """A page on which a model's attention on a text is seen: `explore`."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.visual.explorer.buffers import Buffers
 from polyformer.visual.explorer.calls import Call, Measured, measured
 from polyformer.visual.explorer.detail import planned, written
 from polyformer.visual.explorer.page import asset, write
+from polyformer.visual.explorer.reading import Reading
 from polyformer.visual.explorer.record import recorded_calls
 
 MEGABYTES = 20
@@ -19,22 +18,6 @@ MEGABYTES = 20
 
 MATRIX_TOKENS = 2048
 """Tokens of the longest text of which a mechanism other than softmax is shown: its matrix is n x n."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Reading:
-    """A model and the text that it reads.
-
-    inputs: what the model takes, one row: `input_ids` [1, T], and for an encoder-decoder `decoder_input_ids`.
-    tokens: as what each token is shown, by stack ("encoder", "decoder"). prompt: how many of the decoder's
-    tokens the model was given, where it generated the rest.
-    """
-
-    name: str
-    model: nn.Module
-    inputs: Mapping[str, Tensor]
-    tokens: Mapping[str, Sequence[str]]
-    prompt: int | None = None
 
 
 def explore(

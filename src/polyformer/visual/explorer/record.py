@@ -51,37 +51,47 @@ def _of_ours(model: nn.Module, own: Transformer, inputs: Mapping[str, Tensor]) -
                 if layer.cross_attention is not None:
                     kinds["encoder"] = (layer.cross_attention, module.mechanism.cross())
                 for keys, (attention, config) in kinds.items():
-                    hooks = _Hooks(side, keys, config, requests, calls)
+                    hooks = _Hooks(side=side, keys=keys, config=config, requests=requests, calls=calls)
                     stack.enter_context(hooked(attention.mechanism, hooks.before, hooks.after))
         model(**inputs)
     return calls if not depths else [_with_depths(call, depths) for call in calls]
 
 
-@dataclasses.dataclass(eq=False)
-class _Hooks:
-    """What adds every call of a mechanism of ours to `calls`; its layer: how many of its kind ran before."""
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _Watching:
+    """Hooks around a module that add to `calls` what it asked `attend`."""
 
-    side: str
-    keys: str
-    config: MechanismConfig
     requests: list[Request]
     calls: list[Call]
     begun: int = 0
 
-    def before(self, mechanism: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Notes which requests are the mechanism's own."""
+    def before(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        """Notes which requests are the module's own."""
         self.begun = len(self.requests)
+
+    @property
+    def own(self) -> list[Request]:
+        """The requests since the module was called."""
+        return self.requests[self.begun :]
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _Hooks(_Watching):
+    """Adds every call of a mechanism of ours; its layer: how many of its kind ran before."""
+
+    side: str
+    keys: str
+    config: MechanismConfig
 
     def after(self, mechanism: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         """Adds the call."""
-        own = self.requests[self.begun :]
         q, k, v, context, state, position = arguments
         layer = sum((call.stack, call.keys) == (self.side, self.keys) for call in self.calls)
         config = self.config.at(layer)
         pattern = config.pattern if isinstance(config, SoftmaxConfig) else None
         call = Call(self.side, self.keys, layer, config.kind, None if pattern is None else pattern.to_text())
-        if isinstance(mechanism, SoftmaxAttention) and len(own) == 1:
-            self.calls.append(dataclasses.replace(call, request=own[0]))
+        if isinstance(mechanism, SoftmaxAttention) and len(self.own) == 1:
+            self.calls.append(dataclasses.replace(call, request=self.own[0]))
             return
 
         def mix(values: Tensor) -> Tensor:
@@ -124,7 +134,7 @@ def _of_theirs(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
     try:
         with contextlib.ExitStack() as stack, observed() as requests:
             for layer in layers:
-                hooks = _TheirHooks(layer, requests, calls)
+                hooks = _TheirHooks(layer=layer, requests=requests, calls=calls)
                 stack.enter_context(hooked(layer.module, hooks.before, hooks.after))
             model(**inputs)
     finally:
@@ -132,22 +142,15 @@ def _of_theirs(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
     return calls
 
 
-@dataclasses.dataclass(eq=False)
-class _TheirHooks:
-    """What adds the call of `attend` that a layer of transformers makes."""
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _TheirHooks(_Watching):
+    """Adds the call of `attend` that a layer of transformers makes."""
 
     layer: Layer
-    requests: list[Request]
-    calls: list[Call]
-    begun: int = 0
-
-    def before(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Notes which requests are the layer's own."""
-        self.begun = len(self.requests)
 
     def after(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         """Adds the call; a layer is of a decoder where it sees the past alone, or reads another sequence."""
-        for request in self.requests[self.begun :]:
+        for request in self.own:
             own = "decoder" if request.context.causal or self.layer.cross else "encoder"
             keys = "encoder" if self.layer.cross else own
             self.calls.append(Call(own, keys, self.layer.index, "softmax", request=request))

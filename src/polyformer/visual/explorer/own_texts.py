@@ -1,0 +1,81 @@
+"""Texts that a model of ours reads, as readings."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from polyformer.core.errors import InputError
+from polyformer.data import Tokenizer
+from polyformer.model import Transformer
+from polyformer.visual.explorer.reading import Reading, shown
+
+NEW_TOKENS = 32
+"""That an encoder-decoder writes, at most, where nothing says how many."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OwnTexts:
+    """What makes readings of `model`; without a `tokenizer` tokens are shown as their ids."""
+
+    name: str
+    model: Transformer
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def both(self) -> bool:
+        """Whether it is an encoder-decoder."""
+        return self.model.encoder is not None and self.model.decoder is not None
+
+    def of_text(self, text: str, target: str | None = None, generate: int | None = None) -> Reading:
+        """The model reads `text`; target: what the decoder of an encoder-decoder reads, by default what it
+        writes. generate: how many tokens the model writes, at most."""
+        if self.tokenizer is None:
+            raise InputError("tokenizer: a text needs one, and this model was given none; give tokenizer=...")
+        ids = self.tokenizer.encode_for_model(text)[0]
+        if self.model.decoder is not None and not self.both:
+            ids = [*_present(self.tokenizer.bos_id), *self.tokenizer.encode(text)]
+        goal = None if target is None else [*self._begin, *self.tokenizer.encode(target)]
+        return self.of_ids(ids, goal, generate)
+
+    def of_ids(
+        self, ids: Sequence[int], target: Sequence[int] | None = None, generate: int | None = None
+    ) -> Reading:
+        """The same for token ids."""
+        if target is not None and not self.both:
+            raise InputError("target: goes with an encoder-decoder")
+        if generate is not None and self.model.decoder is None:
+            raise InputError("generate: an encoder generates nothing; leave it out")
+        place, prompt = next(self.model.parameters()).device, None
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([[*ids]], device=place)}
+        own = "decoder_input_ids" if self.both else "input_ids"
+        if target is not None:
+            inputs[own] = torch.tensor([[*target]], device=place)
+        elif self.both or generate is not None:
+            output = self.model.generate(inputs["input_ids"], max_new_tokens=generate or NEW_TOKENS)
+            start = self._begin if self.both else [*ids]
+            prompt = len(start)
+            row = [*start, *output.new_tokens()[0][:-1]]  # nothing was asked of the last
+            inputs[own] = torch.tensor([row], device=place)
+        rows = {"encoder" if self.model.encoder is not None else "decoder": inputs["input_ids"]}
+        if self.both:
+            rows["decoder"] = inputs[own]
+        return Reading(
+            name=self.name, model=self.model, inputs=inputs, tokens=shown(rows, self.token), prompt=prompt
+        )
+
+    def token(self, number: int) -> str:
+        """As what a token is shown; a preset's vocabulary may have more than its tokenizer of bytes."""
+        if self.tokenizer is None or number >= len(self.tokenizer):
+            return f"[{number}]"
+        return self.tokenizer.decode([number], keep_special=True)
+
+    @property
+    def _begin(self) -> list[int]:
+        return _present(self.model.config.special.bos)
+
+
+def _present(token: int | None) -> list[int]:
+    """A special token, where there is one."""
+    return [] if token is None else [token]

@@ -1,0 +1,48 @@
+"""What a page is made of: a model and what it reads, and as what its tokens are shown."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Picture:
+    """An image whose patches are tokens, in raster order.
+
+    pixels: uint8 [H, W, 1 or 3]. patch: its height and width in pixels. first: tokens before the first patch.
+    tokens: of each patch; 3 where each colour of a pixel is one.
+    """
+
+    pixels: np.ndarray
+    patch: tuple[int, int] = (1, 1)
+    first: int = 0
+    tokens: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Reading:
+    """A model and what it reads.
+
+    inputs: what the model takes, one row: `input_ids` [1, T], and for an encoder-decoder `decoder_input_ids`.
+    tokens: as what each token is shown, by stack ("encoder", "decoder"). prompt: how many of the decoder's
+    tokens the model was given, where it generated the rest. before: the tokens of earlier segments, of which
+    the `state` among the inputs has a memory. picture: the image that was read. notes: what the page says of
+    it.
+    """
+
+    name: str
+    model: nn.Module
+    inputs: Mapping[str, Any]
+    tokens: Mapping[str, Sequence[str]]
+    prompt: int | None = None
+    before: Sequence[str] = ()
+    picture: Picture | None = None
+    notes: Sequence[str] = ()
+
+
+def shown(rows: Mapping[str, Tensor], decode: Callable[[int], str]) -> dict[str, list[str]]:
+    """As what each token of each row [1, T] is shown."""
+    return {stack: [decode(number) for number in ids[0].tolist()] for stack, ids in rows.items()}
