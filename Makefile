@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 NUMERIC := $(addprefix tests/,attention block contracts core depth dot_product feedforward heads objectives ops patterns position sequence stack test_model.py)
 TESTS := $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test fuzz test-avx2 test-shuffled test-busy kills check docs explorer clean
+.PHONY: demo test fuzz test-avx2 test-shuffled test-busy kills check docs site linkcheck tutorials explorer clean
 
 demo: .venv/installed
 	$(BIN)/polyformer train
@@ -43,6 +43,18 @@ check: .venv/developed
 
 docs: .venv/developed
 	$(BIN)/python -m polyformer.documentation
+
+# The documentation as a site, build/site/html/index.html: warnings and broken links are errors, nothing is fetched.
+site: .venv/developed
+	$(BIN)/python docs/site/build.py
+
+# The addresses of other sites, which needs a network.
+linkcheck: .venv/developed
+	$(BIN)/python docs/site/build.py --external
+
+# Runs the tutorials that changed and records what they print.
+tutorials: .venv/developed
+	$(BIN)/python docs/site/tutorials.py
 
 # The explorer's script and style out of explorer/src (needs node): built twice, they are the same, byte for byte.
 BUNDLE := src/polyformer/visual/explorer

@@ -1,0 +1,84 @@
+"""Builds the site: `python docs/site/build.py [--external]`, into build/site/html.
+
+The pages are those of `docs`, which read well without the site too, and what is generated from the registry,
+the docstrings, the parsers and the recipes. Warnings are errors, nothing is fetched, and every link within
+the site is followed. `--external` asks for the addresses of other sites instead, which needs a network.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from links import main as check_links
+from links import rewritten
+from navigation import REPOSITORY, contents
+from tutorials import page as tutorial_page
+
+SITE = Path(__file__).parent
+ROOT = SITE.parents[1]
+BUILD = ROOT / "build" / "site"
+APART = ("site/", "members/")
+"""Folders of `docs` that are no pages by themselves."""
+
+
+def sources() -> dict[str, str | Path]:
+    """Every file of the site's source by its path: a text, or a file to copy."""
+    docs = ROOT / "docs"
+    files = [path for path in sorted(docs.rglob("*")) if path.is_file()]
+    names = [(path, path.relative_to(docs).as_posix()) for path in files]
+    names = [(path, name) for path, name in names if not name.startswith(APART)]
+    pages = {f"docs/{name}": name for path, name in names if path.suffix == ".md"}
+    pages |= {f"docs/{name}": f"{name[:-3]}.md" for path, name in names if path.suffix == ".py"}
+    pages |= {name: page for name, page in REPOSITORY.items() if (ROOT / name).is_file()}
+    others = {f"docs/{name}" for path, name in names if path.suffix in (".svg", ".png", ".html")}
+    result: dict[str, str | Path] = {name.removeprefix("docs/"): ROOT / name for name in others}
+    generated = generated_pages()
+    pages |= {f"docs/{name}": name for name in generated}
+    for source, page in pages.items():
+        if source.endswith(".py"):
+            text = tutorial_page(Path(source).stem)
+        else:
+            text = generated.get(page) or (ROOT / source).read_text(encoding="utf-8")
+        result[page] = rewritten(text, source, pages, others)
+    index = (SITE / "index.md").read_text(encoding="utf-8")
+    result["index.md"] = f"{index}\n{contents({name[:-3] for name in result if name.endswith('.md')})}\n"
+    return result
+
+
+def generated_pages() -> dict[str, str]:
+    """The pages that are made from the code, as Markdown by their paths."""
+    return {}
+
+
+def assemble(folder: Path) -> None:
+    """Write the sources, changing only what differs, so that Sphinx reads again only that."""
+    wanted = {folder / name: content for name, content in sources().items()}
+    for path in [path for path in folder.rglob("*") if path.is_file() and path not in wanted]:
+        path.unlink()
+    for path, content in wanted.items():
+        data = content.encode() if isinstance(content, str) else content.read_bytes()
+        if not path.is_file() or path.read_bytes() != data:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status of Sphinx, or of the links' check."""
+    from sphinx.cmd.build import main as sphinx
+
+    source, html = BUILD / "source", BUILD / "html"
+    assemble(source)
+    external = "--external" in arguments
+    builder, out = ("linkcheck", BUILD / "linkcheck") if external else ("html", html)
+    if not external:
+        shutil.rmtree(html, ignore_errors=True)
+    options = ["-q", "-W", "--keep-going", "-j", os.environ.get("SITE_PROCESSES", "1")]
+    status = sphinx(
+        [*options, "-b", builder, "-c", str(SITE), "-d", str(BUILD / "doctrees"), str(source), str(out)]
+    )
+    return status or (0 if external else check_links([str(html)]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""Sphinx's configuration; `docs/site/build.py` puts the sources together and calls Sphinx."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from docstrings import rst
+from pygments.lexers import JsonLexer, TextLexer
+
+import polyformer
+
+project = "polyformer"
+author = "The polyformer developers"
+copyright = "The polyformer developers, Apache-2.0"
+version = release = polyformer.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "mathml"]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+default_role = "code"
+language = "en"
+
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_dmath_double_inline = True
+myst_heading_anchors = 4
+math_numfig = False
+html_math_renderer = "mathml"
+
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+
+html_theme = "furo"
+html_title = f"polyformer {version}"
+html_static_path = [str(Path(__file__).parent / "_static")]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {
+    "light_css_variables": {
+        "color-brand-primary": "#17496f",
+        "color-brand-content": "#1f5a8c",
+        "font-stack": "system-ui, 'Segoe UI', Roboto, 'Noto Sans', 'Liberation Sans', sans-serif",
+    },
+    "dark_css_variables": {"color-brand-primary": "#8fc1e8", "color-brand-content": "#7fb6e2"},
+    "navigation_with_keys": True,
+}
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
+copybutton_selector = "div:not(.printed) > div.highlight > pre"
+
+
+def docstring_to_rst(app, what, name, obj, options, lines):
+    """Docstrings here are prose with indented equations, not reStructuredText."""
+    lines[:] = rst("\n".join(lines)).splitlines()
+
+
+def setup(app):
+    """Connect what this file defines, and name the languages of fences that Pygments does not know."""
+    app.add_lexer("jsonl", JsonLexer)
+    for language in ("csv", "tsv"):
+        app.add_lexer(language, TextLexer)
+    app.connect("autodoc-process-docstring", docstring_to_rst)

@@ -1,0 +1,98 @@
+"""Links of the site: made to fit when pages are copied, and checked in the pages that were built.
+
+`python docs/site/links.py FOLDER` names every link within a built site that leads nowhere, and everything
+that a page would fetch from elsewhere.
+"""
+
+import posixpath
+import re
+import sys
+from collections import defaultdict
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+LINK = re.compile(r"(!?)\[((?:[^\]\[`]|`[^`]*`|!\[[^\]]*\]\([^)]*\))*)\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^(```|~~~)")
+
+
+def rewritten(text: str, source: str, pages: dict[str, str], others: set[str]) -> str:
+    """Links of the Markdown file `source` as they are in the site.
+
+    `pages` maps files of the repository to pages of the site, `others` are further files that the site has.
+    What the site does not have is named by its path in the repository.
+    """
+    here, inside, lines = posixpath.dirname(pages[source]), False, []
+
+    def replaced(match: re.Match[str]) -> str:
+        bang, label, link = match.groups()
+        path, hash_, anchor = link.partition("#")
+        if "://" in link or not path or link.startswith("mailto:"):
+            return match[0]
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        if target in pages:
+            return f"{bang}[{label}]({posixpath.relpath(pages[target], here or '.')}{hash_}{anchor})"
+        if target in others:
+            relative = posixpath.relpath(target.removeprefix("docs/"), here or ".")
+            return f"{bang}[{label}]({relative})"
+        return label if label.strip("`") == target else f"{label} (`{target}`)"
+
+    for line in text.splitlines():
+        inside = not inside if FENCE.match(line.lstrip()) else inside
+        lines.append(line if inside else LINK.sub(replaced, line))
+    return "\n".join(lines) + "\n"
+
+
+class Page(HTMLParser):
+    """What a built page links to, what it would fetch, and the anchors that it has."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Notes the attributes that name or lead somewhere."""
+        values = {name: value or "" for name, value in attrs}
+        self.anchors |= {values[name] for name in ("id", "name") if name in values}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        loaded = values.get("src") or (values.get("href") if tag == "link" else None)
+        if loaded:
+            self.fetched.append(loaded)
+
+
+def broken(folder: Path) -> list[str]:
+    """Every link within the site that leads nowhere, and every address that a page would fetch."""
+    pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.html"))}
+    missing: dict[str, set[str]] = defaultdict(set)
+    for path, page in pages.items():
+        for link in {*page.links, *page.fetched}:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                if link in page.fetched and parts.scheme != "data":
+                    missing[f"fetches {link}"].add(str(path.relative_to(folder)))
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            known = pages[target].anchors if target in pages else set()
+            if not target.is_file() or (
+                parts.fragment and target in pages and unquote(parts.fragment) not in known
+            ):
+                missing[link].add(str(path.relative_to(folder)))
+    return [f"{link}: in {', '.join(sorted(places)[:3])}" for link, places in sorted(missing.items())]
+
+
+def main(arguments: list[str]) -> int:
+    """Status 1 and a line for each where something is broken."""
+    folder = Path(arguments[0]).resolve()
+    lines = broken(folder)
+    number = len(list(folder.rglob("*.html")))
+    print("\n".join([*lines, f"{number} pages, {len(lines)} broken links"]))
+    return 1 if lines or not number else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

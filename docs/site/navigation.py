@@ -1,0 +1,62 @@
+"""What stands where in the site: the parts of its contents, in the order in which they are read.
+
+A page of `docs` that no part names appears under "More", so that a new page is never lost.
+"""
+
+PARTS: dict[str, list[str]] = {
+    "Start": ["start"],
+    "Tutorials": [
+        "tutorials/translator",
+        "tutorials/own_attention",
+        "tutorials/kernels",
+        "tutorials/memories",
+        "tutorials/longer_texts",
+    ],
+    "How-to": [
+        "long_texts",
+        "data",
+        "models",
+        "transformers",
+        "runs",
+        "depth",
+        "datastores",
+        "agents",
+        "explorer",
+        "benchmarks",
+        "cli",
+        "examples",
+    ],
+    "Members": ["members", "patterns", "positions", "presets", "survey"],
+    "Explanation": ["design"],
+    "Reference": ["reference/api", "reference/cli", "reference/recipes", "results", "claims", "glossary"],
+    "Tiếng Việt": ["vi/*"],
+    "Project": ["project/changelog", "project/contributing", "project/security"],
+}
+
+REPOSITORY = {
+    "CHANGELOG.md": "project/changelog.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
+}
+"""Pages that lie beside `docs`, and where they are in the site."""
+
+
+def contents(pages: set[str]) -> str:
+    """The contents as Sphinx reads them, of those pages (names without an ending) that there are."""
+    parts, named = [], set()
+    for title, names in PARTS.items():
+        listed: list[str] = []
+        for name in names:
+            listed += (
+                sorted(page for page in pages if page.startswith(name[:-1])) if name.endswith("*") else [name]
+            )
+        parts.append((title, [page for page in listed if page in pages]))
+        named |= set(listed)
+    apart = ("members/", "reference/", "index")
+    parts.append(("More", sorted(page for page in pages - named if not page.startswith(apart))))
+    return "\n\n".join(_contents(title, names) for title, names in parts if names)
+
+
+def _contents(title: str, names: list[str]) -> str:
+    lines = "\n".join(f"/{name}" for name in names)
+    return f"```{{toctree}}\n:hidden:\n:caption: {title}\n\n{lines}\n```"

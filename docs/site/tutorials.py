@@ -1,0 +1,109 @@
+"""Tutorials are scripts in cells (`# %%`, `# %% [markdown]`): here they become pages, with what they print.
+
+`python docs/site/tutorials.py` runs those that changed since their output was recorded (all with `--all`),
+and records it in docs/tutorials/output. A page shows the output below the cell that prints it.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+import types
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).parents[1] / "tutorials"
+OUTPUT = FOLDER / "output"
+
+
+class Cell(NamedTuple):
+    """A part of a tutorial: prose, without its comment signs, or code."""
+
+    prose: bool
+    text: str
+    line: int
+
+
+def cells(script: str) -> list[Cell]:
+    """The cells of a script in the percent format."""
+    result, lines, prose, start = [], [], False, 1
+    for number, line in enumerate([*script.splitlines(), "# %%"], 1):
+        if line.startswith("# %%"):
+            text = "\n".join(re.sub(r"^# ?", "", line) if prose else line for line in lines).strip("\n")
+            if text.strip():
+                result.append(Cell(prose, text, start))
+            lines, prose, start = [], "[markdown]" in line, number + 1
+        else:
+            lines.append(line)
+    return result
+
+
+def fingerprint(script: str) -> str:
+    """Of the code alone, so that prose can change without another run."""
+    code = "\n".join(cell.text for cell in cells(script) if not cell.prose)
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
+def recorded(name: str) -> dict:
+    """The record of a tutorial, {"code": fingerprint, "output": [a text a cell]}; empty where it has none."""
+    path = OUTPUT / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def stale() -> list[str]:
+    """The tutorials whose code is not the one that was recorded."""
+    scripts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
+    return [name for name, script in scripts.items() if recorded(name).get("code") != fingerprint(script)]
+
+
+def page(name: str) -> str:
+    """A tutorial as Markdown, with the recorded output."""
+    script = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    outputs = recorded(name).get("output", [])
+    parts = []
+    for index, cell in enumerate(cells(script)):
+        parts.append(cell.text if cell.prose else f"```python\n{cell.text}\n```")
+        printed = outputs[index].rstrip() if index < len(outputs) else ""
+        if printed:
+            parts.append(f"```{{code-block}} text\n:class: printed\n\n{printed}\n```")
+    title, rest = parts[0].partition("\n")[::2]
+    source = f"*The source is `docs/tutorials/{name}.py`, a script that runs as it is.*"
+    return "\n\n".join([title, source, rest.strip(), *parts[1:]]) + "\n"
+
+
+def run(name: str) -> None:
+    """Run a tutorial cell by cell in an empty folder and record what each prints."""
+    path = FOLDER / f"{name}.py"
+    script = path.read_text(encoding="utf-8")
+    module = types.ModuleType("__main__")
+    outputs, before, main = [], Path.cwd(), sys.modules["__main__"]
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        os.chdir(folder)
+        sys.modules["__main__"] = module
+        try:
+            for cell in cells(script):
+                printed = io.StringIO()
+                if not cell.prose:
+                    code = compile("\n" * (cell.line - 1) + cell.text, str(path), "exec")
+                    with contextlib.redirect_stdout(printed):
+                        exec(code, module.__dict__)
+                outputs.append(printed.getvalue())
+        finally:
+            os.chdir(before)
+            sys.modules["__main__"] = main
+    OUTPUT.mkdir(exist_ok=True)
+    record = {"code": fingerprint(script), "output": outputs}
+    (OUTPUT / f"{name}.json").write_text(
+        json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    print(f"{name}: recorded")
+
+
+if __name__ == "__main__":
+    for tutorial in [path.stem for path in sorted(FOLDER.glob("*.py"))] if "--all" in sys.argv else stale():
+        run(tutorial)

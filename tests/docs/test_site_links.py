@@ -1,0 +1,45 @@
+"""Links of the site: how they are made to fit, and that broken ones are named."""
+
+from pathlib import Path
+
+from links import broken, rewritten
+
+PAGES = {
+    "docs/design.md": "design.md",
+    "SECURITY.md": "project/security.md",
+    "docs/tutorials/a.py": "tutorials/a.md",
+}
+OTHERS = {"docs/patterns/Window.svg"}
+
+
+def test_links_fit_where_the_page_is_and_what_the_site_lacks_is_named():
+    text = "[d](../docs/design.md#x) [s](../SECURITY.md) [e](../examples/own-member) [w](https://a.b)\n"
+    assert rewritten(text, "docs/tutorials/a.py", PAGES, OTHERS) == (
+        "d (`docs/docs/design.md`) s (`docs/SECURITY.md`) e (`docs/examples/own-member`) [w](https://a.b)\n"
+    )
+    assert rewritten(text, "docs/design.md", PAGES, OTHERS) == (
+        "[d](design.md#x) [s](project/security.md) e (`examples/own-member`) [w](https://a.b)\n"
+    )
+    assert rewritten("[d](docs/design.md)", "SECURITY.md", PAGES, OTHERS) == "[d](../design.md)\n"
+
+
+def test_pictures_and_scripts_are_found_and_code_is_left_alone():
+    text = "![w](patterns/Window.svg) [`a`](tutorials/a.py)\n```\n[x](gone.md)\n```\n"
+    assert rewritten(text, "docs/design.md", PAGES, OTHERS) == text.replace("a.py", "a.md")
+
+
+def test_broken_links_and_fetches_are_named(tmp_path: Path):
+    (tmp_path / "a.html").write_text(
+        '<p id="x"><a href="b.html#y">b</a><a href="#x">x</a><a href="c.html">c</a>'
+    )
+    (tmp_path / "b.html").write_text(
+        '<a href="a.html#x">a</a><a href="https://w"></a><script src="https://cdn/m.js">'
+    )
+    assert broken(tmp_path) == [
+        "b.html#y: in a.html",
+        "c.html: in a.html",
+        "fetches https://cdn/m.js: in b.html",
+    ]
+    (tmp_path / "b.html").write_text('<p id="y">')
+    (tmp_path / "c.html").write_text("")
+    assert broken(tmp_path) == []
