@@ -10,6 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import member_pages
 from links import main as check_links
 from links import rewritten
 from navigation import REPOSITORY, contents
@@ -48,7 +49,8 @@ def sources() -> dict[str, str | Path]:
 
 def generated_pages() -> dict[str, str]:
     """The pages that are made from the code, as Markdown by their paths."""
-    return {}
+    members = (ROOT / "docs" / "members.md").read_text(encoding="utf-8")
+    return {"members.md": member_pages.with_links(members)} | member_pages.pages()
 
 
 def assemble(folder: Path) -> None:

@@ -3,6 +3,10 @@
 A page of `docs` that no part names appears under "More", so that a new page is never lost.
 """
 
+import fnmatch
+
+from member_pages import TITLES
+
 PARTS: dict[str, list[str]] = {
     "Start": ["start"],
     "Tutorials": [
@@ -26,7 +30,7 @@ PARTS: dict[str, list[str]] = {
         "cli",
         "examples",
     ],
-    "Members": ["members", "patterns", "positions", "presets", "survey"],
+    "Members": ["members", "survey", "members/*/index", "patterns", "positions", "presets"],
     "Explanation": ["design"],
     "Reference": ["reference/api", "reference/cli", "reference/recipes", "results", "claims", "glossary"],
     "Tiếng Việt": ["vi/*"],
@@ -47,14 +51,18 @@ def contents(pages: set[str]) -> str:
     for title, names in PARTS.items():
         listed: list[str] = []
         for name in names:
-            listed += (
-                sorted(page for page in pages if page.startswith(name[:-1])) if name.endswith("*") else [name]
-            )
+            listed += sorted(fnmatch.filter(pages, name), key=_place) if "*" in name else [name]
         parts.append((title, [page for page in listed if page in pages]))
         named |= set(listed)
     apart = ("members/", "reference/", "index")
     parts.append(("More", sorted(page for page in pages - named if not page.startswith(apart))))
     return "\n\n".join(_contents(title, names) for title, names in parts if names)
+
+
+def _place(page: str) -> tuple[int, str]:
+    """Axes in the order of `TITLES`, everything else by name."""
+    axes = [f"members/{axis.lower()}/index" for axis in TITLES]
+    return axes.index(page) if page in axes else len(axes), page
 
 
 def _contents(title: str, names: list[str]) -> str:

@@ -52,11 +52,17 @@ def member_table() -> str:
     """The members of this package as a Markdown table."""
     lines = ["| axis | name | what | source |", "|---|---|---|---|"]
     lines += [
-        f"| {axis} | `{name}` | {_cell(sentence(member))} | {member.paper} |"
+        f"| {axis} | {_linked(axis, name)} | {_cell(sentence(member))} | {member.paper} |"
         for axis, name, member in members()
         if in_package(member)
     ]
     return "\n".join(lines)
+
+
+def _linked(axis: str, name: str) -> str:
+    """A name, with a link to its page where docs/members has that."""
+    page = f"members/{axis.lower()}/{name}.md"
+    return f"[`{name}`]({page})" if (DOCS / page).is_file() else f"`{name}`"
 
 
 def preset_table() -> str:

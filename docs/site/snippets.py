@@ -1,0 +1,107 @@
+"""Code for a member's page: a model that has the member, small enough that a test runs every snippet."""
+
+import dataclasses
+from typing import Any
+
+from polyformer.core.config import Config
+from polyformer.documentation import Member
+from polyformer.patterns.base import Pattern
+
+AXES = {
+    "Block": ("decoder-small", "block"),
+    "Depth": ("decoder-small", "depth"),
+    "FeedForward": ("decoder-small", "feedforward"),
+    "Memory": ("decoder-small", "memory"),
+    "Norm": ("decoder-small", "norm"),
+    "Position": ("decoder-small", "position"),
+    "Mechanism": ("decoder-small", "attention"),
+    "Head": ("encoder-small", "head"),
+    "Pattern": ("encoder-small", "attention"),
+}
+"""The preset and the override that show a member of each axis."""
+
+NESTED = {
+    "ExitRule": ("depth", "exits(rule={})"),
+    "RopeExtension": ("position", "rope(extension={})"),
+}
+"""Axes inside others: the override, and how a member is written there."""
+
+SETTINGS = {"Task": "--task.kind", "Optimizer": "--optimizer.kind", "Schedule": "--schedule.kind"}
+"""Axes of a recipe: the setting that chooses a member."""
+
+CALLS = {
+    "Head": "hidden = model(ids).last_hidden_state  # and model(ids).logits, what the head makes of it",
+    "Memory": "out = model(ids)  # `out.state` goes on: model(more_ids, state=out.state)",
+}
+
+
+def expression(value: Any) -> str:
+    """A configuration as written in files and on the command line, without options of default values."""
+    if isinstance(value, Config):
+        options = [
+            f"{field.name}={expression(getattr(value, field.name))}"
+            for field in dataclasses.fields(value)
+            if getattr(value, field.name) != _default(field)
+        ]
+        return f"{value.kind}({', '.join(options)})" if options else str(value.kind)
+    if hasattr(value, "to_text"):
+        return value.to_text()
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(expression(item) for item in value)}]"
+    return repr(value)
+
+
+def _default(field: dataclasses.Field) -> Any:
+    return field.default_factory() if callable(field.default_factory) else field.default
+
+
+def member_text(member: Member) -> str:
+    """The member as one writes it: with the options of its smallest example, if it has to have any."""
+    if issubclass(member.cls, Pattern):
+        return member.cls.picture()[0].to_text()
+    try:
+        config = member.cls()
+    except (TypeError, ValueError):
+        config = member.cls.examples()[0]
+    return expression(config)
+
+
+def python(member: Member) -> str | None:
+    """Python that makes a model with the member and calls it; None for members of a training."""
+    text = member_text(member)
+    if member.axis in NESTED:
+        override, frame = NESTED[member.axis]
+        preset, text = "decoder-small", frame.format(text)
+    elif member.axis in AXES:
+        preset, override = AXES[member.axis]
+    else:
+        return None
+    if member.axis == "Mechanism" and not getattr(member.cls, "causal", True):
+        preset = "encoder-small"
+    quoted = f"'{text}'" if '"' in text else f'"{text}"'
+    quoted += ', position="rope"' if member.axis == "Memory" else ""  # a text with a memory has no end
+    return "\n".join(
+        [
+            "import torch",
+            "import polyformer",
+            "",
+            f'model = polyformer.create_model("{preset}", {override}={quoted})',
+            "ids = torch.randint(0, 1000, (1, 48))  # [batch, tokens]",
+            CALLS.get(member.axis, "out = model(ids)"),
+        ]
+    )
+
+
+def shell(member: Member) -> str:
+    """The same from the command line."""
+    text = member_text(member)
+    if member.axis in NESTED:
+        override, frame = NESTED[member.axis]
+        return f'polyformer train --model.{override} "{frame.format(text)}"'
+    if member.axis in SETTINGS:
+        return f"polyformer train --data PATH {SETTINGS[member.axis]} {member.name}"
+    if member.axis == "Pattern":
+        return f'polyformer show pattern "{text}"'
+    if member.axis in AXES:
+        return f'polyformer train --model.{AXES[member.axis][1]} "{text}"'
+    return "polyformer list " + member.axis.lower()

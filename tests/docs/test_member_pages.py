@@ -1,0 +1,110 @@
+"""A page for each member: none is missing, each has an equation, and its code runs."""
+
+import re
+import sys
+import types
+
+import pytest
+import torch
+from member_pages import DOCS, code, docstring, has_equation, page, pages, path, with_links
+from snippets import expression, member_text, python, shell
+
+import polyformer.commands as commands
+from polyformer.core.config import Config
+from polyformer.core.registry import in_package
+from polyformer.documentation import Member, members
+from polyformer.patterns.base import Pattern
+from polyformer.position import PositionConfig
+
+MEMBERS = [member for member in members() if in_package(member.cls)]
+TRAINING = {"Task", "Optimizer", "Schedule", "Trunk"}
+"""Axes of a training: what their members do is said in words."""
+
+shown = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: f"{member.axis}-{member.name}")
+
+
+def test_every_member_has_a_page_and_every_file_a_member():
+    wanted = {path(member.axis, member.name) for member in MEMBERS}
+    assert wanted <= pages().keys()
+    files = {file.relative_to(DOCS).as_posix() for file in (DOCS / "members").rglob("*.md")}
+    assert not files - wanted, "a page of no member"
+
+
+def test_every_member_of_a_model_has_an_equation():
+    lacking = [f"{m.axis} {m.name}" for m in MEMBERS if m.axis not in TRAINING and not has_equation(m)]
+    assert not lacking, f"say it in docs/members/AXIS/NAME.md or in the docstring: {lacking}"
+
+
+def test_pages_in_the_repository_have_an_equation_and_say_when_to_take_the_member():
+    for file in sorted((DOCS / "members").rglob("*.md")):
+        text = file.read_text(encoding="utf-8")
+        assert text.startswith("# "), file
+        assert text.count("$$") == 2, file
+        assert "**Take it**" in text, file
+        assert "**Leave it**" in text, file
+        for link in re.findall(r"\]\(([^)#:]+)", text):
+            assert (file.parent / link).exists(), f"{file}: {link}"
+
+
+@shown
+def test_the_code_of_its_page_runs(member: Member):
+    text = python(member)
+    if text is None:
+        assert member.axis in TRAINING
+    else:
+        assert text in code(member)
+        names: dict = {}
+        torch.manual_seed(0)
+        exec(text, names)
+        assert "out" in names or "hidden" in names
+    assert shell(member).split()[1] in commands.COMMANDS
+
+
+@shown
+def test_its_text_is_read_back_as_it_was(member: Member):
+    if issubclass(member.cls, Config):
+        family = next(cls for cls in member.cls.__mro__ if Config in cls.__bases__)
+        config = family.from_dict(member_text(member))
+        assert type(config) is member.cls
+        assert expression(config) == member_text(member)
+
+
+def test_a_member_without_a_file_has_a_page_of_its_docstring():
+    class Odd(PositionConfig):
+        """Biases of odd distances."""
+
+        kind, paper = "odd", "Nobody 2026"
+
+    Odd.__module__ = "somebody.odd"
+    module = types.ModuleType(
+        "somebody.odd", "Odd places move a score.\n\n    score_ij = q_i . k_j + b (i - j) % 2\n"
+    )
+    sys.modules["somebody.odd"] = module
+    try:
+        text = page(Member("Position", "odd", Odd))
+    finally:
+        del sys.modules["somebody.odd"], PositionConfig.kinds["odd"]
+    assert text.startswith("# `odd`\n")
+    assert "**From** `somebody.odd`" in text
+    assert "score_ij = q_i . k_j + b (i - j) % 2" in text
+
+
+def test_a_member_without_an_equation_is_named():
+    class Silent(Pattern):
+        """Nothing is said."""
+
+        def allows(self, context, b, h, q_idx, kv_idx):
+            return q_idx == kv_idx
+
+    member = Member("Pattern", "Silent", Silent)
+    del Pattern.registry["Silent"]
+    assert docstring(member) == "Nothing is said."
+    assert not has_equation(member)
+
+
+def test_the_table_of_members_links_to_their_pages():
+    table = (DOCS / "members.md").read_text(encoding="utf-8")
+    linked = with_links(table)
+    assert len(re.findall(r"^\| \w+ \| \[`", linked, re.MULTILINE)) == len(MEMBERS)
+    for link in re.findall(r"\]\((members/[^)]+)", table):
+        assert (DOCS / link).is_file()
