@@ -1,0 +1,67 @@
+"""A position scheme of one's own, in one class: a learned bias that falls with the logarithm of the distance.
+
+    python examples/own_position.py
+
+The class registers itself: afterwards `position="log_distance"` is a choice like any other, in Python, in
+recipes, and on the command line (`polyformer train --import examples/own_position.py
+--model.position log_distance`). An installable package of members: examples/own-member.
+"""
+
+import dataclasses
+
+import torch
+from torch import nn
+
+import polyformer
+from polyformer.dot_product.relative import Relative
+from polyformer.position import Position, PositionConfig, Shape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogDistanceConfig(PositionConfig):
+    """`start`: the slope of every head before training."""
+
+    start: float = 1.0
+
+    kind = "log_distance"
+    paper = "examples/own_position.py"
+
+    def build(self, shape: Shape) -> Position:
+        """The scheme for the heads of one stack."""
+        return LogDistance(shape.num_heads, self.start)
+
+
+class LogDistance(Position):
+    """score_ij = q_i . k_j / sqrt(D) - slope_h log(1 + |i - j|)"""
+
+    def __init__(self, num_heads: int, start: float):
+        super().__init__()
+        self.slopes = nn.Parameter(torch.full((num_heads, 1), start))
+
+    def relative(self, q, k, context, site):
+        """A bias [H, R] for each of the R distances that this call has."""
+        least, greatest = context.distances
+        distance = torch.arange(least, greatest + 1, device=q.device, dtype=q.dtype).abs()
+        return Relative(first=least, bias=-self.slopes * torch.log1p(distance))
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model = polyformer.create_model("decoder-tiny", vocab_size=64, position="log_distance(start=0.5)")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(1, 61):
+        steps = torch.randint(0, 2, (16, 24)) * 2 - 1
+        ids = 8 + steps.cumsum(1) % 48  # each token is next to the one before it, up or down: log 2 = 0.693
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 20 == 0:
+            print(f"step {step}: loss {loss:.3f}")
+
+    # It combines with every other axis: here with a window, and on a text four times as long.
+    windowed = polyformer.create_model(
+        "decoder-tiny", vocab_size=64, position="log_distance", attention="Window(8, 0)"
+    )
+    print(f"logits {tuple(windowed(torch.randint(3, 64, (1, 96))).logits.shape)}")
+    print("slopes:", [f"{slope:.2f}" for slope in model.decoder.position.slopes.flatten().tolist()])

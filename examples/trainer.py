@@ -1,0 +1,64 @@
+"""transformers' Trainer trains a model of ours: any attention, any position scheme.
+
+    python examples/trainer.py [STEPS]
+
+Needs transformers (`pip install 'polyformer[hub]'`). `wrap` makes the model one of transformers' own, so that
+Trainer, PEFT, `pipeline` and `push_to_hub` take it.
+"""
+
+import sys
+import tempfile
+
+import transformers
+from transformers import Trainer, TrainingArguments
+
+import polyformer
+import polyformer.hub
+from polyformer.data import TokenizerConfig
+from polyformer.data.default_text import default_documents
+from polyformer.data.tokenizer_loading import build_tokenizer
+
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+LENGTH = 64
+
+transformers.set_seed(0)
+documents = default_documents()
+tokenizer = build_tokenizer(TokenizerConfig(vocab_size=1000), documents)
+ids = [number for document in documents for number in tokenizer.encode(document)]
+rows = [
+    {"input_ids": row, "labels": row}
+    for i in range(0, len(ids) - LENGTH, LENGTH)
+    if (row := ids[i : i + LENGTH])
+]
+held_out, train = rows[:50], rows[50:]
+
+model = polyformer.hub.wrap(
+    polyformer.create_model(
+        "decoder-tiny", vocab_size=len(tokenizer), attention="Window(16, 0)", position="alibi"
+    )
+)
+with tempfile.TemporaryDirectory() as folder:
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=folder,
+            max_steps=STEPS,
+            per_device_train_batch_size=16,
+            learning_rate=3e-3,
+            logging_steps=max(1, STEPS // 4),
+            report_to=[],
+            save_strategy="no",
+            dataloader_pin_memory=False,
+            disable_tqdm=True,
+        ),
+        train_dataset=train,
+        eval_dataset=held_out,
+    )
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    print(f"held-out loss: {before:.3f} before, {trainer.evaluate()['eval_loss']:.3f} after {STEPS} steps")
+
+    # What it saved opens as a model of transformers, and as one of ours.
+    trainer.save_model(folder)
+    print(type(transformers.AutoModelForCausalLM.from_pretrained(folder)).__name__)
+    print(type(polyformer.from_pretrained(folder)).__name__)

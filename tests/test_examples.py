@@ -1,0 +1,166 @@
+"""The examples run, and do what they say; examples/own-member has tests of its own (test_own_member.py)."""
+
+import json
+import os
+import re
+import runpy
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import polyformer
+from polyformer.data import TokenizerConfig
+from polyformer.data.default_text import default_documents
+from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What the example prints, run in this process."""
+    monkeypatch.setattr(sys, "argv", [name, *words])
+    with torch.random.fork_rng():
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    return [float(value) for value in re.findall(pattern, text)]
+
+
+def test_own_mask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    text = run("own_mask.py", monkeypatch, capsys)
+    (difference,) = numbers(r"from the definition: (\S+)", text)
+    assert difference < 1e-5
+    assert "pairs that are seen: 3.1%" in text
+
+
+def test_own_position():
+    """In a process of its own: it registers a member."""
+    words = [sys.executable, "-W", "error", str(EXAMPLES / "own_position.py")]
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = numbers(r"loss (\S+)", done.stdout)
+    assert losses[-1] < losses[0] - 0.3
+    assert numbers(r"'(\S+)'", done.stdout) != [0.5] * 4, "the slopes were not trained"
+
+
+def test_plain_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    text = run("plain_loop.py", monkeypatch, capsys, "60")
+    first, last = numbers(r"held out (\S+)", text)
+    assert last < first - 0.1
+    assert "\nThe " in text
+
+
+def test_trainer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    text = run("trainer.py", monkeypatch, capsys, "20")
+    (losses,) = re.findall(r"held-out loss: (\S+) before, (\S+) after 20 steps", text)
+    assert float(losses[1]) < float(losses[0]) - 0.5
+    assert text.split()[-2:] == ["PolyformerForCausalLM", "Transformer"]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning:lightning", "ignore::UserWarning:lightning")
+def test_lightning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    (accuracy,) = numbers(r"accuracy: (\S+)", run("lightning_module.py", monkeypatch, capsys, "80"))
+    assert accuracy > 0.65
+
+
+def test_embeddings(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    text = run("embeddings.py", monkeypatch, capsys)
+    losses = numbers(r"loss (\S+)", text)
+    assert losses[-1] < losses[0] - 0.5
+    cosines = numbers(r"(?m)^(\d\.\d\d)  ", text)
+    assert len(cosines) == 3
+    assert cosines == sorted(cosines, reverse=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with its tokenizer, untrained."""
+    path = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer(TokenizerConfig(vocab_size=400), default_documents()[:5])
+    torch.manual_seed(0)
+    polyformer.create_model("decoder-tiny", vocab_size=len(tokenizer), position="rope").save_pretrained(path)
+    tokenizer.save(path)
+    return path
+
+
+def written(folder: Path, prompt: str, **settings: Any) -> str:
+    tokenizer = load_tokenizer(folder)
+    model = polyformer.from_pretrained(folder).eval()
+    ids = torch.tensor([tokenizer.encode(prompt)])
+    return model.generate(ids, decode=tokenizer.decode, **settings).texts(tokenizer.decode)[0]
+
+
+def test_stream(folder: Path):
+    example = runpy.run_path(str(EXAMPLES / "stream.py"))
+    model, tokenizer = polyformer.from_pretrained(folder).eval(), load_tokenizer(folder)
+    pieces = list(example["pieces"](model, tokenizer, "while", max_new_tokens=24))
+    assert "".join(pieces) == written(folder, "while", max_new_tokens=24)
+    assert len(pieces) > 8, "the text comes at once"
+    with pytest.raises(polyformer.InputError, match="max_new_tokens"):
+        list(example["pieces"](model, tokenizer, "while", max_new_tokens=-1))
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[str]:
+    """The address of the example, served by uvicorn."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES), "serve:app", "--port", str(port)]
+    environment = {**os.environ, "MODEL": str(folder), "PYTHONPATH": str(EXAMPLES.parent / "src")}
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(f"{address}/openapi.json").close()
+                break
+            except urllib.error.URLError:
+                assert process.poll() is None, process.communicate()[0].decode()[-3000:]
+                time.sleep(0.1)
+        yield address
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def ask(address: str, **request: Any) -> dict[str, Any]:
+    body = json.dumps(request).encode()
+    headers = {"content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{address}/generate", body, headers)) as reply:
+        return json.load(reply)
+
+
+def test_serve(folder: Path, server: str):
+    """Sixteen clients at once get what each would get alone."""
+    requests = [{"prompt": f"for {n} in", "max_new_tokens": 8 + n, "seed": n or None} for n in range(16)]
+    with ThreadPoolExecutor(len(requests)) as clients:
+        together = list(clients.map(lambda request: ask(server, **request), requests))
+    assert together == [ask(server, **request) for request in requests]
+    assert together[0]["text"] == written(folder, "for 0 in", max_new_tokens=8)
+    assert together[3]["text"] == written(folder, "for 3 in", max_new_tokens=11, do_sample=True, seed=3)
+    assert len({answer["text"] for answer in together}) > 8
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [({"prompt": ""}, b"prompt"), ({"prompt": "x", "temperature": 0}, b"temperature")],
+)
+def test_bad_requests(server: str, request_: dict[str, Any], expected: bytes):
+    with pytest.raises(urllib.error.HTTPError) as error:
+        ask(server, **request_)
+    assert error.value.code == 422
+    assert expected in error.value.read()
