@@ -66,7 +66,10 @@ export interface PixelsHeader {
   channels: number;
   data: Reference;
   patch: [number, number];
+  /** Tokens before the first patch. */
   first: number;
+  /** Of each patch: 3 where each colour of a pixel is a token. */
+  tokens: number;
 }
 
 export interface RunHeader {

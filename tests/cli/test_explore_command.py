@@ -128,7 +128,7 @@ def test_hostile_text_ends_no_script(explored: Callable[..., dict[str, Any]]):
         (("encoder-tiny", "--file", "absent.txt"), "--file: absent.txt is no text that can be read"),
         (("encoder-tiny", "a", "--generate", "3"), "generate: an encoder generates nothing"),
         (("decoder-tiny", "a", "--target", "b"), "target: goes with an encoder-decoder"),
-        (("decoder-tiny", "a", "--generate", "0"), "--generate: expected 1 token or more, got 0"),
+        (("decoder-tiny", "a", "--generate", "0"), "--generate: expected 1 or more, got 0"),
         (("decoder-tiny", "a", "--megabytes", "0"), "--megabytes: expected a size above 0, got 0"),
         (("absent-model", "a"), "absent-model"),
         ((".", "a", "--transformers"), "transformers cannot read it"),

@@ -1,14 +1,12 @@
 """The explorer's page in a real browser, offline: what it shows is what numpy computes."""
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from explorer_pages import HOSTILE, Attention, long_site, page, run, site, stored, text
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Locator, Page, expect
 
 from polyformer.visual.explorer.buffers import Buffers
 
@@ -26,15 +24,6 @@ Open = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    executable = shutil.which("chromium")  # None: the browser that 'playwright install chromium' fetched
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The pages by name."""
     folder = tmp_path_factory.mktemp("pages")
@@ -45,34 +34,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def show(browser: Browser, files: dict[str, Path]) -> Iterator[Open]:
-    """`show("known", "view=matrix")`: the page, offline; nothing may be asked for, said or complained of."""
-    contexts, events = [], []
-
-    def opened(name: str, place: str = "", **options: Any) -> Page:
-        context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
-        contexts.append(context)
-        context.set_offline(True)
-        address = files[name].as_uri()
-
-        def asked(route: Any) -> None:
-            if route.request.url.split("#")[0] == address:
-                return route.continue_()
-            events.append(f"request: {route.request.url}")
-            route.abort()
-
-        context.route("**/*", asked)
-        tab = context.new_page()
-        tab.on("console", lambda message: events.append(f"console: {message.text}"))
-        tab.on("pageerror", lambda error: events.append(f"error: {error}"))
-        tab.on("dialog", lambda dialog: (events.append("dialog"), dialog.dismiss()))
-        tab.goto(f"{address}#{place}")
-        return tab
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert not events
+def show(opened: Open, files: dict[str, Path]) -> Open:
+    """`show("known", "view=matrix")`: the page of that name."""
+    return lambda name, place="", **options: opened(files[name], place, **options)
 
 
 def known_page() -> str:
@@ -105,7 +69,7 @@ def picture_page() -> str:
     data = np.random.default_rng(0).integers(0, 256, (12, 16, 1)).astype(np.uint8)
     names = ["class", *(f"row {i // 4}, column {i % 4}" for i in range(12))]
     weights = np.random.default_rng(1).dirichlet(np.ones(13), size=(2, 13))
-    size = {"height": 12, "width": 16, "channels": 1, "patch": [4, 4], "first": 1}
+    size = {"height": 12, "width": 16, "channels": 1, "patch": [4, 4], "first": 1, "tokens": 1}
     image = site(
         0,
         weights,

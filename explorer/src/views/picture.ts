@@ -13,7 +13,7 @@ export function pictureView(buffers: Buffers): View {
   return {
     id: "picture",
     title: "Picture",
-    about: "The weights of the pinned patch over the picture. Click a patch, or go to it with the arrow keys, to pin it.",
+    about: "The weights of the pinned patch over the picture, each patch in the colour of what it gets. Click a patch, or go to it with the arrow keys, to pin it.",
     fits: (app) => app.runs.some((run) => run.header.pixels !== null),
     build(app, root) {
       const canvas = el("canvas", { class: "picture", tabindex: 0, role: "application", "aria-label": "Picture of patches" });
@@ -36,10 +36,30 @@ export function pictureView(buffers: Buffers): View {
   };
 }
 
-/** Tokens before the first patch, such as the class token. */
+/** Tokens that no place of the picture stands for: those before the first patch, such as the class token, and the pinned pixel's colours. */
 function extras(app: App, pixels: PixelsHeader | null): HTMLElement[] {
-  return Array.from({ length: pixels?.first ?? 0 }, (_, query) =>
+  if (!pixels) return [];
+  const before = Array.from({ length: pixels.first }, (_, token) => token);
+  const patch = patchOf(app.state.query, pixels);
+  const colours = pixels.tokens > 1 && patch >= 0 ? Array.from({ length: pixels.tokens }, (_, i) => pixels.first + patch * pixels.tokens + i) : [];
+  return [...before, ...colours].map((query) =>
     el("button", { type: "button", "aria-pressed": String(app.state.query === query), click: () => app.set({ query }) }, app.site.queryToken(query)));
+}
+
+/** The patch that a token is of; negative for those before the first. */
+function patchOf(token: number, pixels: PixelsHeader): number {
+  return Math.floor((token - pixels.first) / pixels.tokens);
+}
+
+/** What each patch gets of a query: the weights of its tokens together. */
+function shares(app: App, pixels: PixelsHeader): Map<number, number> {
+  const { head, query } = app.state;
+  const sums = new Map<number, number>();
+  for (const { key, weight } of app.site.row(head, query)) {
+    const patch = patchOf(app.site.position(key), pixels);
+    if (patch >= 0) sums.set(patch, (sums.get(patch) ?? 0) + weight);
+  }
+  return sums;
 }
 
 function grid(pixels: PixelsHeader): [number, number] {
@@ -47,7 +67,7 @@ function grid(pixels: PixelsHeader): [number, number] {
 }
 
 function paint(app: App, canvas: HTMLCanvasElement, pixels: PixelsHeader, buffers: Buffers): void {
-  const { height, width, channels, first, patch } = pixels;
+  const { height, width, channels, patch } = pixels;
   const data = buffers.read(pixels.data);
   const image = new ImageData(width, height);
   for (let pixel = 0; pixel < width * height; pixel++) {
@@ -68,14 +88,12 @@ function paint(app: App, canvas: HTMLCanvasElement, pixels: PixelsHeader, buffer
   const top = app.site.scale(head);
   const colors = palette(app.site.signed);
   ctx.globalAlpha = 0.68;
-  for (const { key, weight } of app.site.row(head, query)) {
-    const token = app.site.position(key) - first;
-    if (token < 0) continue;
+  for (const [place, weight] of shares(app, pixels)) {
     ctx.fillStyle = css(colors, weight, top);
-    ctx.fillRect((token % columns) * wide, Math.floor(token / columns) * high, wide, high);
+    ctx.fillRect((place % columns) * wide, Math.floor(place / columns) * high, wide, high);
   }
   ctx.globalAlpha = 1;
-  const own = query - first;
+  const own = patchOf(query, pixels);
   if (own < 0) return;
   ctx.strokeStyle = color("accent");
   ctx.lineWidth = 3;
@@ -83,11 +101,11 @@ function paint(app: App, canvas: HTMLCanvasElement, pixels: PixelsHeader, buffer
 }
 
 function where(app: App, pixels: PixelsHeader): string {
-  const own = app.state.query - pixels.first;
+  const own = patchOf(app.state.query, pixels);
   const columns = grid(pixels)[1];
-  const best = app.site.top(app.state.head, app.state.query, 1)[0];
+  const most = Math.max(...shares(app, pixels).values());
   const place = own < 0 ? "a token that is no patch" : `patch in row ${Math.floor(own / columns)}, column ${own % columns}`;
-  return `Pinned: ${place}.${best ? ` Its greatest weight is ${figure(best.weight)}.` : ""}`;
+  return `Pinned: ${place}.${most > -Infinity ? ` The greatest weight of a patch is ${figure(most, 4)}.` : ""}`;
 }
 
 function pin(app: App, canvas: HTMLCanvasElement, event: MouseEvent): void {
@@ -97,7 +115,7 @@ function pin(app: App, canvas: HTMLCanvasElement, event: MouseEvent): void {
   const [rows, columns] = grid(pixels);
   const row = Math.min(rows - 1, Math.floor(((event.clientY - box.top) / box.height) * rows));
   const column = Math.min(columns - 1, Math.floor(((event.clientX - box.left) / box.width) * columns));
-  app.set({ query: pixels.first + row * columns + column });
+  app.set({ query: pixels.first + (row * columns + column) * pixels.tokens });
 }
 
 function move(app: App, event: KeyboardEvent): void {
@@ -106,6 +124,6 @@ function move(app: App, event: KeyboardEvent): void {
   const columns = grid(pixels)[1];
   const by = { ArrowUp: -columns, ArrowDown: columns, ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (by === undefined) return;
-  app.set({ query: app.state.query + by }, true);
+  app.set({ query: app.state.query + by * pixels.tokens }, true);
   event.preventDefault();
 }

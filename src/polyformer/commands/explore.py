@@ -1,4 +1,4 @@
-"""Write a page on which a model's attention on a text is explored; it is one file and works offline.
+"""Write a page on which a model's attention on a text or an image is explored; it is one file, works offline.
 
 The page shows every layer and head, the weights between tokens, the numbers behind each weight, attention by
 distance, and paths through the layers. Of an encoder-decoder the second text is what the decoder reads; where
@@ -6,17 +6,12 @@ it is not given, and with --generate, the model writes it, and the page shows wh
 --against a second model, or a second text, stands beside the first.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from polyformer.commands.options import Device, argument, device, model_settings, option, preset_overrides
+from polyformer.commands.options import Device, argument, device, model_settings, option
 from polyformer.core.errors import InputError, quote
-
-if TYPE_CHECKING:
-    from polyformer.visual.explorer import Reading
 
 EXAMPLES = """examples:
   polyformer explore runs/demo-1 "def attend(q, k, v):" --out attention.html
@@ -24,6 +19,9 @@ EXAMPLES = """examples:
   polyformer explore bert-dir "The cat sat." --against long-dir       # before and after a conversion
   polyformer explore runs/translate "ein Haus" --target "a house"
   polyformer explore phi-dir "Hello" --transformers                   # any model of transformers
+  polyformer explore runs/digits digit.png                            # a model of images
+  polyformer explore runs/digits --row 3                              # the third image that it learned from
+  polyformer explore vit-dir photo.jpg --transformers
 """
 
 
@@ -35,12 +33,21 @@ class Options:
         "folder of a trained run, or of a model with its tokenizer; a GGUF file; or a preset, with random "
         "weights"
     )
-    text: str | None = argument("the text that it reads (or --file)", None, metavar="TEXT")
+    text: str | None = argument(
+        "the text that it reads (or --file); of a model of images the file of an image, or of a data set of "
+        "images with --row",
+        None,
+        metavar="TEXT|IMAGE",
+    )
     file: str | None = option("read the text from this file", metavar="FILE")
+    row: int | None = option(
+        "read image N, from 1, of a data set; without IMAGE of those that the run learned from", metavar="N"
+    )
     target: str | None = option("what the decoder of an encoder-decoder reads", metavar="TEXT")
     generate: int | None = option("let the model continue the text by at most N tokens, and show the steps")
     against: str | None = option(
-        "another model (a folder or a GGUF file), or else another text, to compare with", metavar="MODEL|TEXT"
+        "another model (a folder or a GGUF file), or else another text or image, to compare with",
+        metavar="MODEL|TEXT|IMAGE",
     )
     transformers: bool = option("read the model by transformers' AutoModel, without converting it", False)
     megabytes: float = option(
@@ -53,30 +60,36 @@ class Options:
 
 def run(options: Options) -> None:
     """Record and write the page."""
+    from polyformer.commands.explore_readings import is_model, opened
     from polyformer.core.files import atomic_write
     from polyformer.visual.explorer import explore
 
-    text = text_of(options)
+    text, other = text_of(options), options.against
+    for name, least in (("generate", 1), ("row", 1)):
+        number = getattr(options, name)
+        if number is not None and number < least:
+            raise InputError(f"--{name}: expected {least} or more, got {number}")
     if options.megabytes <= 0:
         raise InputError(f"--megabytes: expected a size above 0, got {options.megabytes:g}")
-    if options.generate is not None and options.generate < 1:
-        raise InputError(f"--generate: expected 1 token or more, got {options.generate}")
-    opened = by_transformers if options.transformers else by_us
     read = opened(options, options.model)
     readings = [read(text)]
-    if options.against is not None and Path(options.against).exists():
-        readings.append(opened(options, options.against)(text))
-    elif options.against is not None:  # one model and two texts, which tell the readings apart
-        readings.append(read(options.against))
-        names = (shortened(text), shortened(options.against))
+    if other is not None and is_model(other):
+        readings.append(opened(options, other)(text))
+    elif other is not None:  # one model and two texts, which tell the readings apart
+        readings.append(read(other))
+        names = (titled(options, text), shortened(other))
         readings = [replace(reading, name=name) for reading, name in zip(readings, names)]
-    page = explore(*readings, title=shortened(text), subtitle=options.model, megabytes=options.megabytes)
+    title = titled(options, text)
+    page = explore(*readings, title=title, subtitle=options.model, megabytes=options.megabytes)
     atomic_write(Path(options.out), page.encode())
     print(f"Written to {options.out} ({len(page) / 1e6:.1f} MB): open it in a browser")
 
 
-def text_of(options: Options) -> str:
-    """TEXT, or what --file holds; raises `InputError` for both, neither, or nothing in it."""
+def text_of(options: Options) -> str | None:
+    """TEXT, or what --file holds, or None for an image of the run's data; raises `InputError` for both,
+    neither, or nothing in it."""
+    if options.text is None and options.file is None and options.row is not None:
+        return None
     if (options.text is None) == (options.file is None):
         raise InputError("text: expected TEXT or --file FILE, one of the two")
     if options.file is not None:
@@ -91,31 +104,10 @@ def text_of(options: Options) -> str:
     return text
 
 
-def by_us(options: Options, name: str) -> "Callable[[str], Reading]":
-    """What a model of ours reads."""
-    from polyformer.commands.model_and_texts import load
-    from polyformer.visual.explorer.own_texts import OwnTexts
-
-    source = load(name, None, options.device, preset_overrides(name, options.changes))
-    texts = OwnTexts(name, source.model, source.tokenizer)
-    return partial(texts.of_text, target=options.target, generate=options.generate)
-
-
-def by_transformers(options: Options, name: str) -> "Callable[[str], Reading]":
-    """What a model of transformers reads, as it is."""
-    try:
-        from transformers import AutoModel, AutoTokenizer
-    except ImportError as error:
-        raise InputError("--transformers: needs transformers; pip install 'polyformer[hub]'") from error
-    from polyformer.visual.explorer.other_texts import OtherTexts
-
-    if options.generate is not None:
-        raise InputError("--generate: goes with models of ours; leave --transformers out")
-    try:
-        tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModel.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{name}: transformers cannot read it: {str(error).splitlines()[0]}") from error
-    return partial(OtherTexts(name, model, tokenizer).of_text, target=options.target)
+def titled(options: Options, text: str | None) -> str:
+    """What the page is called: the text's first words, or which image it is."""
+    row = "" if options.row is None else f"image {options.row}"
+    return row if text is None else ", ".join(filter(None, [shortened(text), row]))
 
 
 def shortened(text: str) -> str:

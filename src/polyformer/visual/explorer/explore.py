@@ -10,7 +10,7 @@ from polyformer.visual.explorer.buffers import Buffers
 from polyformer.visual.explorer.calls import Call, Measured, measured
 from polyformer.visual.explorer.detail import planned, written
 from polyformer.visual.explorer.page import asset, write
-from polyformer.visual.explorer.reading import Reading
+from polyformer.visual.explorer.reading import Picture, Reading
 from polyformer.visual.explorer.record import recorded_calls
 
 MEGABYTES = 20
@@ -69,9 +69,23 @@ def _summarized(reading: Reading, sites: Sequence[Measured], buffers: Buffers) -
         "model": f"{layers} layers, {sites[0].shape[0]} heads, {parameters:,} parameters",
         "tokens": {stack: list(tokens) for stack, tokens in reading.tokens.items()},
         "prompt": reading.prompt,
-        "pixels": None,
+        "pixels": None if reading.picture is None else _pixels(reading.picture, buffers),
         "sites": [_described(site, buffers) for site in sites],
         "notes": [],
+    }
+
+
+def _pixels(picture: Picture, buffers: Buffers) -> dict[str, Any]:
+    """The image of a run."""
+    height, width, channels = picture.pixels.shape
+    return {
+        "height": height,
+        "width": width,
+        "channels": channels,
+        "data": buffers.add(picture.pixels),
+        "patch": list(picture.patch),
+        "first": picture.first,
+        "tokens": picture.tokens,
     }
 
 

@@ -1,0 +1,138 @@
+"""What `polyformer explore` reads, a text or an image: models of ours and of transformers, loaded once."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyformer.commands.options import preset_overrides
+from polyformer.core.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from polyformer.data import DataConfig
+    from polyformer.recipes.run import Run
+    from polyformer.visual.explorer import Reading
+
+Read = Callable[[str | None], "Reading"]
+"""A text, or the file of an image or of a data set of images; None for a run's own images."""
+
+
+def opened(options: Any, name: str) -> Read:
+    """What the model `name` reads."""
+    from polyformer.model.record import RECIPE
+    from polyformer.recipes.run import Run
+    from polyformer.tasks import ImageConfig
+
+    if options.transformers:
+        return by_transformers(options, name)
+    if (Path(name) / RECIPE).is_file() and isinstance(Run.open(name).recipe.task, ImageConfig):
+        return by_image_run(options, Run.open(name))
+    return by_us(options, name)
+
+
+def is_model(name: str) -> bool:
+    """Whether it is a model's folder or file, and neither a text nor an image."""
+    from polyformer.core.gguf import SUFFIX
+
+    # Unlike Path's, these say no of a text that is too long for a name.
+    return os.path.isdir(name) or (name.lower().endswith(SUFFIX) and os.path.isfile(name))
+
+
+def by_us(options: Any, name: str) -> Read:
+    """Texts, by a model of ours."""
+    from polyformer.commands.model_and_texts import load
+    from polyformer.visual.explorer.own_texts import OwnTexts
+
+    source = load(name, None, options.device, preset_overrides(name, options.changes))
+    texts = OwnTexts(name, source.model, source.tokenizer)
+    return lambda text: texts.of_text(some_text(text), options.target, options.generate)
+
+
+def by_image_run(options: Any, run: "Run") -> Read:
+    """Images, by the model of a run of ours, brought to the size and the colours that it was trained on."""
+    from polyformer.data import DataConfig
+    from polyformer.tasks.image import ImageModelling
+    from polyformer.visual.explorer.own_images import OwnImages
+
+    check_images(options)
+    task = run.task_of(ImageModelling)
+    height, width, *colours = task.shape
+    images = OwnImages(str(run.folder), run.model(options.device), task.levels)
+    brought: Any = {"image_size": (height, width), "image_mode": "rgb" if colours else "grey"}
+    own = dataclasses.replace(run.recipe.data, streaming=True, test_fraction=0.0, **brought)
+
+    def read(path: str | None) -> "Reading":
+        if path is None:
+            return images.of_pixels(pixels_of(own, own.path, options.row))
+        data = DataConfig(format=None if is_image(path) else own.format, streaming=True, **brought)
+        return images.of_pixels(pixels_of(data, path, options.row))
+
+    return read
+
+
+def by_transformers(options: Any, name: str) -> Read:
+    """Texts or images, by a model of transformers as it is."""
+    try:
+        from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+    except ImportError as error:
+        raise InputError("--transformers: needs transformers; pip install 'polyformer[hub]'") from error
+    from polyformer.data import DataConfig
+    from polyformer.visual.explorer.other_images import OtherImages
+    from polyformer.visual.explorer.other_texts import OtherTexts
+
+    if options.generate is not None:
+        raise InputError("--generate: goes with models of ours; leave --transformers out")
+    try:
+        model = AutoModel.from_pretrained(name)
+        vision = model.main_input_name == "pixel_values"
+        reader = (AutoImageProcessor if vision else AutoTokenizer).from_pretrained(name)
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"{name}: transformers cannot read it: {str(error).splitlines()[0]}") from error
+    if not vision:
+        texts = OtherTexts(name, model, reader)
+        return lambda text: texts.of_text(some_text(text), options.target)
+    check_images(options)
+    images = OtherImages(name, model, reader)
+    data = DataConfig(streaming=True, image_mode="rgb")
+    return lambda path: images.of_pixels(pixels_of(data, path, options.row))
+
+
+def some_text(text: str | None) -> str:
+    """A text, of which there must be some."""
+    if text is None:
+        raise InputError("--row: goes with a model of images; of this one give a TEXT")
+    return text
+
+
+def is_image(path: str) -> bool:
+    """Whether it is the file of one image, by its name."""
+    from polyformer.data.pictures import SUFFIXES
+
+    return Path(path).suffix.lower() in SUFFIXES
+
+
+def check_images(options: Any) -> None:
+    """Raises `InputError` for options of texts, where the model reads images, and for a row of one image."""
+    if options.row is not None and options.text is not None and is_image(options.text):
+        raise InputError(f"--row: {options.text} is one image; leave it out")
+    for name in ("file", "target", "generate"):
+        if getattr(options, name) is not None:
+            raise InputError(f"--{name}: goes with a text, and this model reads images; leave it out")
+
+
+def pixels_of(data: "DataConfig", path: str | None, row: int | None) -> "np.ndarray":
+    """The image `row`, from 1, of a source, or the one that it is: [H, W, C]."""
+    import numpy as np
+
+    from polyformer.data import read
+
+    row = 1 if row is None or (path is not None and is_image(path)) else row
+    rows = iter(read(data, ("image", "height", "width"), path))
+    wanted: Any = next(islice(rows, row - 1, None), None)
+    if wanted is None:
+        raise InputError(f"--row: {path or 'the default data'} has fewer than {row} images")
+    return np.frombuffer(wanted["image"], np.uint8).reshape(wanted["height"], wanted["width"], -1)

@@ -1,0 +1,69 @@
+"""Images that a vision model of transformers reads, as readings: patches are tokens."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.visual.explorer.own_images import image
+from polyformer.visual.explorer.reading import Picture, Reading
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OtherImages:
+    """What makes readings of a `model` of transformers whose input is pixels, by its image `processor`."""
+
+    name: str
+    model: Any
+    processor: Any
+
+    def of_pixels(self, pixels: np.ndarray) -> Reading:
+        """The model reads an image, uint8 [H, W] or [H, W, 1 or 3], scaled as its processor says."""
+        pixels = image(pixels)
+        pixels = pixels.repeat(3 // pixels.shape[2], 2)
+        values = self.processor(images=pixels, input_data_format="channels_last", return_tensors="pt")
+        values = values["pixel_values"].to(next(self.model.parameters()).device)
+        patch = self._patch()
+        height, width = values.shape[2] // patch[0], values.shape[3] // patch[1]
+        first = self._tokens(values) - height * width
+        if first < 0:
+            raise InputError(
+                f"model: the tokens of {type(self.model).__name__} are no patches of one size, {height} x "
+                f"{width} of them, and so cannot be shown on the picture"
+            )
+        before = ["class", *(f"token {i + 1}" for i in range(1, first))][:first]
+        names = [f"row {row} col {column}" for row in range(height) for column in range(width)]
+        return Reading(
+            name=self.name,
+            model=self.model,
+            inputs={"pixel_values": values},
+            tokens={"encoder": [*before, *names]},
+            picture=Picture(pixels=self._seen(values), patch=patch, first=first),
+        )
+
+    def _patch(self) -> tuple[int, int]:
+        size = getattr(self.model.config, "patch_size", None)
+        if isinstance(size, int):
+            return size, size
+        if isinstance(size, list | tuple) and len(size) == 2:
+            return size[0], size[1]
+        raise InputError(f"model: {type(self.model).__name__} does not say how large its patches are")
+
+    @torch.no_grad()
+    def _tokens(self, values: Tensor) -> int:
+        hidden = getattr(self.model(pixel_values=values), "last_hidden_state", None)
+        return hidden.shape[1] if isinstance(hidden, Tensor) and hidden.dim() == 3 else -1
+
+    def _seen(self, values: Tensor) -> np.ndarray:
+        """The pixels as the model has them, uint8 [H, W, 3]."""
+        pixels = values[0].float().cpu()
+        if getattr(self.processor, "do_normalize", False):
+            mean, deviation = (
+                torch.tensor(getattr(self.processor, name)).view(-1, 1, 1)
+                for name in ("image_mean", "image_std")
+            )
+            pixels = pixels * deviation + mean
+        return (pixels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
