@@ -1,10 +1,14 @@
-"""What claims share whose runs lie in a folder each: a second call goes on with what is there."""
+"""What claims share: tables, models of given sizes, and runs in folders that a second call goes on with."""
 
+import csv
+import dataclasses
+import io
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from polyformer.core.errors import InputError
-from polyformer.core.files import read_json, write_json
+from polyformer.core.files import atomic_write, read_json, write_json
 from polyformer.data import load
 from polyformer.model.record import RECIPE
 from polyformer.recipes import Recipe, Run, fit
@@ -13,7 +17,7 @@ from polyformer.recipes.fit import Fitted, own_data, settled
 
 
 class Sizes(Protocol):
-    """What claims say of the decoder that they train."""
+    """What claims say of the model that they train."""
 
     @property
     def layers(self) -> int:
@@ -31,10 +35,34 @@ class Sizes(Protocol):
         ...
 
 
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """Write rows below a head, whole or not at all."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    atomic_write(path, text.getvalue().encode())
+
+
+def fields_of(row: type[Any]) -> list[str]:
+    """The columns of a table whose rows are of this dataclass."""
+    return [field.name for field in dataclasses.fields(row)]
+
+
 def decoder_options(sizes: Sizes, **options: Any) -> dict[str, Any]:
     """A recipe's model: a decoder of these sizes, feed-forwards of four times the width, and `options`."""
+    return sized("decoder-tiny", sizes, **options)
+
+
+def encoder_options(sizes: Sizes, **options: Any) -> dict[str, Any]:
+    """The same of an encoder."""
+    return sized("encoder-tiny", sizes, **options)
+
+
+def sized(preset: str, sizes: Sizes, **options: Any) -> dict[str, Any]:
+    """A recipe's model: the preset with these sizes, feed-forwards of four times the width, and `options`."""
     return {
-        "preset": "decoder-tiny",
+        "preset": preset,
         "num_hidden_layers": sizes.layers,
         "hidden_size": sizes.width,
         "num_attention_heads": sizes.heads,

@@ -11,9 +11,7 @@ operators and none stands right inside its own, so that none can be evaluated wi
 are rotations, which learn to find a list's bracket sooner than sinusoids.
 """
 
-import csv
 import dataclasses
-import io
 import itertools
 import random
 import statistics
@@ -23,11 +21,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polyformer.bench.claims import write_csv
 from polyformer.bench.generated import Generated, trained
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.data import listops
 from polyformer.depth import recorded_depths
 from polyformer.model import Transformer
@@ -89,7 +87,8 @@ def run(config: ACTClaim) -> Found:
                 place = f"{start}, seed {seed}, depth {depth}"
                 print(f"{place}: {figures[0]:.2f} steps, {figures[1]:.3f} right", flush=True)
     folder = Path(config.out)
-    atomic_write(folder / "act.csv", values(results).encode())
+    rows = ((*key, *figures) for key, figures in results.items())
+    write_csv(folder / "act.csv", ("start", "seed", "depth", "steps", "right"), rows)
     depths = range(1, config.depth + 1)
     curves = {start: [(d, mean(results, start, d)[0]) for d in depths] for start in config.starts}
     line_plot(folder / "act.png", curves, "depth of the list", "steps of its closing bracket")
@@ -198,12 +197,3 @@ def verdict(results: Found) -> str:
         f"more steps for what is harder: {outcome} (steps from depth {depths[0]} to {depths[-1]}: {cells}; "
         f"with a halting bias of 1 {', '.join(f'{number:.2f}' for number in published)}: {stuck})"
     )
-
-
-def values(results: Found) -> str:
-    """The figures as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["start", "seed", "depth", "steps", "right"])
-    writer.writerows((*key, *figures) for key, figures in results.items())
-    return text.getvalue()

@@ -14,19 +14,16 @@ Deviations: WikiText-2 (or the default text) and hundreds of steps of a small de
 and WikiText-103.
 """
 
-import csv
 import dataclasses
-import io
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyformer.bench.claims import decoder_options, taken_up, wikitext
+from polyformer.bench.claims import decoder_options, fields_of, taken_up, wikitext, write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.recipes import Recipe
 from polyformer.training.config import at_least
 from polyformer.training.curves import series
@@ -86,7 +83,8 @@ def run(config: BatchNormClaim) -> Results:
             training = statistics.mean(loss for _, loss in curve[-5:])
             results[norm, seed] = Ended(training, fitted.scores["validation"]["loss"])
             print(f"{norm} norm, seed {seed}: {_losses(results[norm, seed])}", flush=True)
-    atomic_write(folder / "batch_norm.csv", _csv(results).encode())
+    rows = ((*key, *dataclasses.astuple(ended)) for key, ended in results.items())
+    write_csv(folder / "batch_norm.csv", ("norm", "seed", *fields_of(Ended)), rows)
     line_plot(folder / "batch_norm.png", curves, "step", "training loss, nats a token")
     print(verdict(results))
     print(f"curves: {folder / 'batch_norm.png'}")
@@ -127,11 +125,3 @@ def verdict(results: Results) -> str:
 
 def _losses(ended: Ended) -> str:
     return f"training loss {ended.training:.3f}, validation loss {ended.validation:.3f}"
-
-
-def _csv(results: Results) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["norm", "seed", "training", "validation"])
-    writer.writerows((norm, seed, e.training, e.validation) for (norm, seed), e in results.items())
-    return text.getvalue()

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.bench.claims import KeptFigures
+from polyformer.bench.claims import KeptFigures, fields_of, write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.calibration.calibrate import exits_of
 from polyformer.calibration.similarity import RougeL
@@ -32,7 +32,6 @@ from polyformer.calibration.texts import ROWS, Write, continuing, written
 from polyformer.checkpoints import from_pretrained
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.data import DataConfig, read
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.depth import whole_depth
@@ -94,10 +93,8 @@ def run(config: CalmClaim) -> Results:
     for layer in layers:
         figures.measure(f"all after layer {layer}", [float(layer != exit) for exit in layers])
     results, folder = figures.results, Path(config.out)
-    names = [field.name for field in dataclasses.fields(Measured)]
-    lines = [",".join(["way", *names])]
-    lines += [",".join([name, *map(str, dataclasses.astuple(value))]) for name, value in results.items()]
-    atomic_write(folder / "calm.csv", ("\n".join(lines) + "\n").encode())
+    rows = ((name, *dataclasses.astuple(value)) for name, value in results.items())
+    write_csv(folder / "calm.csv", ("way", *fields_of(Measured)), rows)
     curves = {"by confidence": curve(results), "one depth for all": fixed(results)}
     line_plot(folder / "calm.png", curves, "layers a token", "consistency with the whole model")
     print(verdict(results))

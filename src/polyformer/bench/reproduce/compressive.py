@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 
-from polyformer.bench.claims import taken_up
+from polyformer.bench.claims import taken_up, write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.bench.remembering import InOrderClaim, perplexity, recipe_in_order, remembered_text
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.recipes import Recipe
 from polyformer.training.config import at_least
 from polyformer.training.metrics import read_metrics
@@ -76,9 +75,8 @@ def run(config: CompressiveClaim) -> Measured:
                 for row in read_metrics(place)
                 if (step := row["step"]) is not None and (loss := row.get("loss")) is not None
             ]
-    lines = ["memory,seed,perplexity"]
-    lines += [f"{name},{seed},{value}" for name, seeds in results.items() for seed, value in seeds.items()]
-    atomic_write(folder / "compressive.csv", ("\n".join(lines) + "\n").encode())
+    rows = ((name, *pair) for name, seeds in results.items() for pair in seeds.items())
+    write_csv(folder / "compressive.csv", ("memory", "seed", "perplexity"), rows)
     print("\n".join(table(results)))
     print(verdict(results))
     line_plot(folder / "compressive.png", curves, "steps", "training loss")

@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from polyformer.bench.claims import taken_up, wikitext
+from polyformer.bench.claims import encoder_options, taken_up, wikitext
 from polyformer.checkpoints import convert, read_attention
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
@@ -81,18 +81,7 @@ def run(config: ConversionClaim) -> dict[str, tuple[float, float]]:
 
 def recipe(config: ConversionClaim, start: str | None = None) -> dict[str, Any]:
     """The dense model's run, or one that goes on from the checkpoint `start`."""
-    model: dict[str, Any] = (
-        {"pretrained": start}
-        if start
-        else {
-            "preset": "encoder-tiny",
-            "num_hidden_layers": config.layers,
-            "hidden_size": config.width,
-            "num_attention_heads": config.heads,
-            "intermediate_size": 4 * config.width,
-            "dropout": 0.0,
-        }
-    )
+    model = {"pretrained": start} if start else encoder_options(config, dropout=0.0)
     steps = config.more if start else config.steps
     return {
         "task": {"kind": "mlm", "row_length": config.length, "batch_tokens": 4096, "packed": False},

@@ -16,21 +16,18 @@ That it also beats cloning the best tenth is said and not required: in the paper
 Deviations: classic control in place of Atari and MuJoCo; models a tenth the size; episodes recorded here.
 """
 
-import csv
 import dataclasses
-import io
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
 import numpy as np
 
-from polyformer.bench.claims import taken_up
+from polyformer.bench.claims import taken_up, write_csv
 from polyformer.core.config import Config
-from polyformer.core.files import atomic_write
 from polyformer.environments.recording import Recording, record
 from polyformer.model import TrajectoryTransformer
 from polyformer.recipes import Recipe
@@ -115,7 +112,8 @@ def run(config: DecisionTransformerClaim) -> Outcomes:
             outcome = measured(config, environment, seed)
             outcomes.setdefault(environment, []).append(outcome)
             print(f"{environment}, seed {seed}: {_figures([outcome])}", flush=True)
-    atomic_write(folder / "decision-transformer.csv", _csv(config, outcomes).encode())
+    columns = "environment", "seed", "method", "asked", "achieved", "deviation"
+    write_csv(folder / "decision-transformer.csv", columns, _rows(config, outcomes))
     print(verdict(outcomes))
     draw_returns(folder / "decision-transformer.png", [_panel(*item) for item in outcomes.items()])
     print(f"curves: {folder / 'decision-transformer.png'}")
@@ -253,16 +251,12 @@ def _panel(environment: str, seeds: Sequence[Outcome]) -> Panel:
     return Panel(environment, curve, levels)
 
 
-def _csv(config: DecisionTransformerClaim, outcomes: Outcomes) -> str:
-    """A row for each environment, seed, method and return asked for."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["environment", "seed", "method", "asked", "achieved", "deviation"])
+def _rows(config: DecisionTransformerClaim, outcomes: Outcomes) -> Iterator[tuple[object, ...]]:
+    """Of the table: for each environment, seed, method and return asked for."""
     for environment, seeds in outcomes.items():
         for seed, outcome in zip(config.seeds, seeds):
-            writer.writerow([environment, seed, "data's mean", "", outcome.mean_return, ""])
+            yield environment, seed, "data's mean", "", outcome.mean_return, ""
             rows = [(OURS, asked, returns) for asked, returns in sorted(outcome.achieved.items())]
             rows += [(name, "", returns) for name, returns in outcome.baselines.items()]
             for method, asked, returns in rows:
-                writer.writerow([environment, seed, method, asked, np.mean(returns), np.std(returns)])
-    return text.getvalue()
+                yield environment, seed, method, asked, np.mean(returns), np.std(returns)

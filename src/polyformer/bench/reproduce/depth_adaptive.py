@@ -21,12 +21,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyformer.bench.claims import taken_up
+from polyformer.bench.claims import fields_of, taken_up, write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.calibration.texts import translating, written
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.data import DataConfig, read
 from polyformer.generation import BeamConfig
 from polyformer.model import Transformer
@@ -113,11 +112,10 @@ def run(config: DepthAdaptiveClaim) -> Results:
     for layer in range(1, config.layers):
         at = [float(layer != exit) for exit in range(1, config.layers)]
         results[f"all after layer {layer}"] = measured(task, model, test, at)
-    lines = ["way,bleu,layers,seconds"]
     for name, value in results.items():
         show(name, value)
-        lines.append(f'"{name}",{value.bleu},{value.layers},{value.seconds}')
-    atomic_write(folder / "depth-adaptive.csv", ("\n".join(lines) + "\n").encode())
+    rows = ((name, *dataclasses.astuple(value)) for name, value in results.items())
+    write_csv(folder / "depth-adaptive.csv", ("way", *fields_of(Measured)), rows)
     curves = {
         "by threshold, validation": sorted((value.layers, value.bleu) for value in searched.values()),
         "one depth for all, test": [

@@ -12,9 +12,7 @@ Deviations: nothing is pre-trained, texts are cut, some hundred steps, SST-2's t
 GLUE's; Routing's centroids move at 0.99, for 0.999 stands still in so few steps.
 """
 
-import csv
 import dataclasses
-import io
 import statistics
 from itertools import pairwise
 from pathlib import Path
@@ -28,11 +26,10 @@ from polyformer.attention import (
     SinkhornConfig,
     SortCutConfig,
 )
-from polyformer.bench.claims import taken_up
+from polyformer.bench.claims import fields_of, sized, taken_up, write_csv
 from polyformer.bench.labelled_texts import SETS, Texts, bag_of_words, greater_class, prepare
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.patterns import Window
 from polyformer.recipes import Recipe
 from polyformer.training.config import at_least
@@ -125,7 +122,12 @@ def run(config: DownstreamClaim) -> Found:
                 f"{SETS[name].title}, {member}: {outcome.accuracy:.1%}, {outcome.seconds:.3f} s a step",
                 flush=True,
             )
-            atomic_write(folder / "downstream.csv", values(results).encode())
+            rows = (
+                (set_name, own, *dataclasses.astuple(outcome))
+                for set_name, outcomes in results.items()
+                for own, outcome in outcomes.items()
+            )
+            write_csv(folder / "downstream.csv", ("set", "member", *fields_of(Outcome)), rows)
     print(table(results, tests), PAPER, verdict(results, config.points), sep="\n")
     return results
 
@@ -164,16 +166,13 @@ def recipe(config: DownstreamClaim, name: str, member: str, texts: Texts) -> dic
             "batch_tokens": max(n, config.batch_tokens),
             "token_dropout": config.token_dropout,
         },
-        "model": {
-            "preset": "encoder-small",
-            "num_hidden_layers": config.layers,
-            "hidden_size": config.width,
-            "num_attention_heads": config.heads,
-            "intermediate_size": 4 * config.width,
-            "dropout": config.dropout,
-            "encoder": {"attention": {"mechanism": attention}},
+        "model": sized(
+            "encoder-small",
+            config,
+            dropout=config.dropout,
+            encoder={"attention": {"mechanism": attention}},
             **block,
-        },
+        ),
         "data": {
             "path": str(texts.folder / "train.tsv"),
             "test": str(texts.folder / "test.tsv"),
@@ -220,20 +219,6 @@ def table(results: Found, tests: dict[str, int]) -> str:
             trained = f"{outcome.seconds * 1e3:>12.0f}{outcome.parameters:>13,}" if outcome.parameters else ""
             lines.append(line + trained)
     return "\n".join([*lines, "(+-: the standard error that the number of test texts leaves, in points)"])
-
-
-def values(results: Found) -> str:
-    """The outcomes as CSV."""
-    text = io.StringIO()
-    names = [field.name for field in dataclasses.fields(Outcome)]
-    writer = csv.writer(text)
-    writer.writerow(["set", "member", *names])
-    writer.writerows(
-        (name, *row)
-        for name, rows in results.items()
-        for row in ((member, *dataclasses.astuple(outcome)) for member, outcome in rows.items())
-    )
-    return text.getvalue()
 
 
 def _outcome(config: DownstreamClaim, name: str, member: str, texts: Texts) -> Outcome:

@@ -11,9 +11,7 @@ Compute is counted: multiplications of matrices and of attention, threefold for 
 Deviations: a few hundred steps on 2M words for a million on 3300M, and a linear probe for fine-tuning.
 """
 
-import csv
 import dataclasses
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,13 +20,12 @@ import torch
 from torch import nn
 
 from polyformer.architecture import ModelConfig
-from polyformer.bench.claims import taken_up, wikitext
+from polyformer.bench.claims import fields_of, sized, taken_up, wikitext, write_csv
 from polyformer.bench.labelled_texts import bag_of_words, prepare
 from polyformer.bench.probing import Probe, probe
 from polyformer.bench.timing import in_turn, median
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.data.batching import Batch
 from polyformer.heads import DetectConfig, MaskedConfig
 from polyformer.model import Transformer
@@ -91,7 +88,8 @@ def run(config: ElectraClaim) -> dict[str, Probe]:
         assert isinstance(task, TextTask)
         results[name] = probe(task, encoder, texts)
     counted, measured = costs(config)["electra"] / costs(config)["mlm"], step_ratio(fitted)
-    atomic_write(folder / "electra.csv", values(results).encode())
+    rows = ((name, *dataclasses.astuple(probed)) for name, probed in results.items())
+    write_csv(folder / "electra.csv", ("encoder", *fields_of(Probe)), rows)
     print(table(results, bag_of_words(texts), len(texts.test)))
     print(
         f"an ELECTRA step is counted {counted:.2f} and measured {measured:.2f} times one of masked modelling"
@@ -128,14 +126,7 @@ def recipe(config: ElectraClaim, kind: str) -> dict[str, Any]:
 
 def encoder_options(config: ElectraClaim) -> dict[str, Any]:
     """The options of both encoders."""
-    return {
-        "preset": "encoder-small",
-        "num_hidden_layers": config.layers,
-        "hidden_size": config.width,
-        "num_attention_heads": config.heads,
-        "intermediate_size": 4 * config.width,
-        "dropout": 0.0,
-    }
+    return sized("encoder-small", config, dropout=0.0)
 
 
 def costs(config: ElectraClaim, share: float = 0.15) -> dict[str, float]:
@@ -224,12 +215,3 @@ def table(results: dict[str, Probe], words: float, tests: int) -> str:
     ]
     lines += [f"{'bag of words':<22}{words:>8.1%}", f"(the standard error is at most {error:.1f} points)"]
     return "\n".join(lines)
-
-
-def values(results: dict[str, Probe]) -> str:
-    """The outcomes as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["encoder", *(field.name for field in dataclasses.fields(Probe))])
-    writer.writerows((name, *dataclasses.astuple(probed)) for name, probed in results.items())
-    return text.getvalue()

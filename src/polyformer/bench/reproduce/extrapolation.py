@@ -7,9 +7,7 @@ must not rise with the length, with sinusoids it must explode, and T5's biases a
 Deviations: WikiText-2 (or the default text) in place of WikiText-103, a model a thousand times smaller.
 """
 
-import csv
 import dataclasses
-import io
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.bench.claims import decoder_options, taken_up, wikitext
+from polyformer.bench.claims import decoder_options, taken_up, wikitext, write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.files import atomic_write
 from polyformer.model import Transformer
 from polyformer.position import PositionConfig
 from polyformer.recipes import Recipe
@@ -84,7 +81,8 @@ def run(config: ExtrapolationClaim) -> Found:
             results[scheme, length] = perplexity(fitted.model, ids, length)
             print(f"{scheme} at {length}: perplexity {_cell(results[scheme, length])}", flush=True)
     folder = Path(config.out)
-    atomic_write(folder / "extrapolation.csv", _csv(results).encode())
+    rows = ((*key, value) for key, value in results.items())
+    write_csv(folder / "extrapolation.csv", ("scheme", "length", "perplexity"), rows)
     print("\n".join(table(results)))
     print(verdict(results, config.length))
     curves = {
@@ -185,11 +183,3 @@ def verdict(results: Found, trained: int) -> str:
 
 def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-def _csv(results: Found) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["scheme", "length", "perplexity"])
-    writer.writerows((scheme, length, value) for (scheme, length), value in results.items())
-    return text.getvalue()

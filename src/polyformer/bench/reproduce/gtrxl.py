@@ -22,11 +22,10 @@ from typing import Any
 import torch
 
 from polyformer.agents.episode import draw_sheet, played_episode
-from polyformer.bench.claims import taken_up
+from polyformer.bench.claims import taken_up, write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.files import atomic_write
 from polyformer.environments.making import make_environment
 from polyformer.model import Policy, PolicyConfig, build_model
 from polyformer.presets import model_config
@@ -84,14 +83,13 @@ def run(config: GTrXLClaim) -> Curves:
         print(f"{name} at {rate:g}, seed {seed}: {curves[name, rate][-1][-1][1]:.3f}", flush=True)
         if name == GTRXL and seed == config.seeds[0]:
             _draw(fitted, folder / "episode.png")
-    lines = [
-        f"{name},{rate:g},{seed},{steps},{value}"
+    rows = [
+        (name, rate, seed, steps, value)
         for (name, rate), all_seeds in curves.items()
         for seed, points in zip(config.seeds, all_seeds)
         for steps, value in points
     ]
-    heading = "policy,rate,seed,steps,return"
-    atomic_write(folder / "gtrxl.csv", ("\n".join([heading, *lines]) + "\n").encode())
+    write_csv(folder / "gtrxl.csv", ("policy", "rate", "seed", "steps", "return"), rows)
     print("\n".join(table(curves, sizes)))
     print(verdict(curves, config.solved))
     medians = {f"{name} at {rate:g}": median(all_seeds) for (name, rate), all_seeds in curves.items()}

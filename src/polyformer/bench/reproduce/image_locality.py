@@ -5,22 +5,20 @@ the image (2D), at an equal budget. The claim holds where the local ones come ne
 dimension; the table also says how many keys a pixel has and what a step takes.
 """
 
-import csv
 import dataclasses
-import io
 import statistics
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from polyformer.bench.claims import decoder_options, fields_of, taken_up, write_csv
 from polyformer.core.config import Config
-from polyformer.core.files import atomic_write
 from polyformer.data import DataConfig, read
 from polyformer.patterns import Full, Local1D, Local2D, Pattern
 from polyformer.patterns.implied import Causal
 from polyformer.patterns.layout import count
-from polyformer.recipes import Recipe, fit
+from polyformer.recipes import Recipe
 from polyformer.recipes.fit import Fitted
 from polyformer.recipes.sheet import IMAGES, write_pictures
 from polyformer.sequence.context import Context
@@ -34,7 +32,7 @@ ALIKE = 0.03
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageLocalityClaim(Config):
-    """Sizes of the three runs; the blocks are meant for 8 x 8 pixels."""
+    """Sizes of the three runs, which a second call goes on with; the blocks are meant for 8 x 8 pixels."""
 
     data: str | None = None  # an IDX file of images; by default scikit-learn's digits
     levels: int = 17
@@ -47,12 +45,14 @@ class ImageLocalityClaim(Config):
     images: int = 32  # in a batch
     layers: int = 2
     width: int = 96
+    heads: int = 4
     lr: float = 3e-3
     seed: int = 0
     out: str = "runs/image-locality"
 
     def __post_init__(self) -> None:
-        at_least(1, steps=self.steps, images=self.images, layers=self.layers, width=self.width)
+        at_least(1, steps=self.steps, images=self.images)
+        at_least(1, layers=self.layers, width=self.width, heads=self.heads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,13 +77,14 @@ def run(config: ImageLocalityClaim) -> dict[str, Outcome]:
     folder, results, pictures = Path(config.out), {}, {}
     for name, pattern in patterns.items():
         out = folder / name.replace(" ", "-").lower()
-        fitted = fit(Recipe.from_dict(recipe(config, shape, pattern)), out)
+        fitted = taken_up(Recipe.from_dict(recipe(config, shape, pattern)), out)
         tokens = config.images * (shape[0] * shape[1] + 1)
         speed = statistics.median(row.get("tokens_per_s") or 0 for row in read_metrics(out))
         validation, test = (fitted.scores[split]["bits_per_dim"] for split in ("validation", "test"))
         results[name] = Outcome(seen(pattern, shape[0] * shape[1]), validation, test, tokens / speed)
         pictures |= completed(fitted, name, config.seed)
-    atomic_write(folder / "image_locality.csv", values(results).encode())
+    rows = ((name, *dataclasses.astuple(outcome)) for name, outcome in results.items())
+    write_csv(folder / "image_locality.csv", ("attention", *fields_of(Outcome)), rows)
     print(table(results), verdict(results), sep="\n")
     write_pictures(folder / "images.png", pictures, config.levels)
     print(f"test images, their upper halves, and these completed: {folder / 'images.png'}")
@@ -95,15 +96,12 @@ def recipe(config: ImageLocalityClaim, shape: tuple[int, int], pattern: Pattern)
     tokens = config.images * (shape[0] * shape[1] + 1)
     return {
         "task": {"kind": "image", "levels": config.levels, "batch_tokens": tokens},
-        "model": {
-            "preset": "decoder-tiny",
-            "num_hidden_layers": config.layers,
-            "hidden_size": config.width,
-            "intermediate_size": 4 * config.width,
-            "dropout": 0.0,
-            "pattern": pattern.to_text(),
-            "position": {"kind": "grid", "shape": list(shape)},
-        },
+        "model": decoder_options(
+            config,
+            dropout=0.0,
+            pattern=pattern.to_text(),
+            position={"kind": "grid", "shape": list(shape)},
+        ),
         "data": {
             "path": config.data,
             "validation_fraction": config.held_out,
@@ -153,13 +151,3 @@ def table(results: dict[str, Outcome]) -> str:
         for name, outcome in results.items()
     ]
     return "\n".join([*lines, "(bits per dimension)"])
-
-
-def values(results: dict[str, Outcome]) -> str:
-    """The outcomes as CSV."""
-    text = io.StringIO()
-    names = [field.name for field in dataclasses.fields(Outcome)]
-    writer = csv.writer(text)
-    writer.writerow(["attention", *names])
-    writer.writerows((name, *dataclasses.astuple(outcome)) for name, outcome in results.items())
-    return text.getvalue()

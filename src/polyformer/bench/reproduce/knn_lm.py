@@ -6,9 +6,7 @@ validation text lambda and T are chosen, for several sizes of the store and numb
 is best the test text is read, by comparing all keys and by an IVF-PQ index. Perplexities are per token.
 """
 
-import csv
 import dataclasses
-import io
 import sys
 import time
 from collections.abc import Iterator
@@ -17,10 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polyformer.bench.claims import write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.data import DataConfig, read
 from polyformer.data.fingerprint import fingerprint
 from polyformer.datastore.build import Progress, build
@@ -77,7 +75,9 @@ def run(config: KnnClaim) -> dict[str, float]:
     for entries, mixture, value in rows:
         line = f"{entries:>9} {mixture.neighbours:>6} {mixture.weight:>7.2f} {mixture.temperature:>9.3g}"
         print(f"{line} {value:>11.3f}")
-    atomic_write(folder / "knn_lm.csv", values(rows).encode())
+    columns = "entries", "neighbours", "lambda", "temperature", "validation_perplexity"
+    cells = ((n, own.neighbours, own.weight, own.temperature, value) for n, own, value in rows)
+    write_csv(folder / "knn_lm.csv", columns, cells)
     curves = {
         f"k = {count}": [(entries, value) for entries, mixture, value in rows if mixture.neighbours == count]
         for count in dict.fromkeys(mixture.neighbours for _, mixture, _ in rows)
@@ -187,16 +187,6 @@ def compared(
 def perplexity(log_p: Tensor) -> float:
     """exp of the mean loss."""
     return exp(-float(log_p.double().mean()))
-
-
-def values(rows: list[tuple[int, MixtureConfig, float]]) -> str:
-    """Every row as CSV."""
-    file = io.StringIO()
-    writer = csv.writer(file)
-    writer.writerow(["entries", "neighbours", "lambda", "temperature", "validation_perplexity"])
-    for entries, mixture, value in rows:
-        writer.writerow([entries, mixture.neighbours, mixture.weight, mixture.temperature, value])
-    return file.getvalue()
 
 
 def verdict(

@@ -8,20 +8,17 @@ dense model and the unshared one, and where n grows without harm.
 Deviations: WikiText-2 (or the default text) in place of 3300M words, hundreds of steps in place of 250 000.
 """
 
-import csv
 import dataclasses
-import io
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from polyformer.attention import LinformerConfig
-from polyformer.bench.claims import taken_up, wikitext
+from polyformer.bench.claims import encoder_options, taken_up, wikitext, write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.recipes import Recipe
 from polyformer.training.config import at_least
 from polyformer.training.curves import series
@@ -103,7 +100,8 @@ def run(config: QualityClaim) -> dict[Trial, Curve]:
     for trial in dict.fromkeys(trial for part in parts.values() for trial in part):
         results[trial] = _curve(Recipe.from_dict(recipe(config, trial)), folder / trial.name)
         print(f"{trial.name}: perplexity {results[trial][-1][1]:.2f}", flush=True)
-        atomic_write(folder / "linformer_quality.csv", _csv(results).encode())
+        columns = "length", "k", "sharing", "step", "perplexity"
+        write_csv(folder / "linformer_quality.csv", columns, _rows(results))
     print("\n".join(verdicts(config, {trial: curve[-1][1] for trial, curve in results.items()})))
     for part, own in parts.items():
         path = folder / f"{part}.png"
@@ -126,15 +124,7 @@ def recipe(config: QualityClaim, trial: Trial) -> dict[str, Any]:
             "batch_tokens": config.batch_tokens,
             "packed": False,
         },
-        "model": {
-            "preset": "encoder-tiny",
-            "num_hidden_layers": config.layers,
-            "hidden_size": config.width,
-            "num_attention_heads": config.heads,
-            "intermediate_size": 4 * config.width,
-            "dropout": 0.0,
-            "encoder": {"attention": {"mechanism": mechanism}},
-        },
+        "model": encoder_options(config, dropout=0.0, encoder={"attention": {"mechanism": mechanism}}),
         "data": wikitext(config.data),
         "tokenizer": {"algorithm": "bpe", "vocab_size": config.vocabulary},
         "optimizer": {"kind": "adamw", "lr": config.lr},
@@ -180,12 +170,7 @@ def _curve(recipe: Recipe, folder: Path) -> Curve:
     return [(step, value) for step, value in points if step < last[0]] + [last]
 
 
-def _csv(results: dict[Trial, Curve]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["length", "k", "sharing", "step", "perplexity"])
+def _rows(results: dict[Trial, Curve]) -> Iterator[tuple[object, ...]]:
     for trial, curve in results.items():
-        writer.writerows(
-            (trial.length, trial.k or "dense", trial.sharing if trial.k else "", *point) for point in curve
-        )
-    return text.getvalue()
+        for point in curve:
+            yield trial.length, trial.k or "dense", trial.sharing if trial.k else "", *point

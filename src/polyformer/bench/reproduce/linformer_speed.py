@@ -8,10 +8,8 @@ Deviations: the paper compares whole models on a V100 and takes for memory the g
 it is one layer, and the peak memory of one call.
 """
 
-import csv
 import dataclasses
 import functools
-import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,13 +19,13 @@ from torch import Tensor, nn
 from polyformer.attention import LinformerConfig, SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.bench.attention import slope
+from polyformer.bench.claims import fields_of, write_csv
 from polyformer.bench.memory import peak_mib
 from polyformer.bench.plot import line_plot
 from polyformer.bench.timing import in_turn, median
 from polyformer.block import PreNormConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.feedforward import DenseConfig
 from polyformer.ops.norms import LayerNormConfig
 from polyformer.position import NoPositionConfig, Shape
@@ -209,7 +207,8 @@ def run(config: SpeedClaim) -> list[Measured]:
     for level in config.levels:
         for length in config.lengths:
             results += _at(config, shots(config, level, length))
-            atomic_write(folder / "linformer_speed.csv", _csv(results).encode())
+            columns = *fields_of(Measured), "paper_time", "paper_memory"
+            write_csv(folder / "linformer_speed.csv", columns, map(_row, results))
     for level in config.levels:
         own = [line for line in results if line.level == level]
         for text in (
@@ -318,12 +317,6 @@ def _name(who: str, k: int) -> str:
     return f"Linformer k={k}" if who == "linformer" else who
 
 
-def _csv(results: list[Measured]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    names = [field.name for field in dataclasses.fields(Measured)]
-    writer.writerow([*names, "paper_time", "paper_memory"])
-    for line in results:
-        paper = ("" if (value := published(what, line.length, line.k)) is None else value for what in PAPER)
-        writer.writerow([*dataclasses.astuple(line), *paper])
-    return text.getvalue()
+def _row(line: Measured) -> tuple[object, ...]:
+    paper = ("" if (value := published(what, line.length, line.k)) is None else value for what in PAPER)
+    return *dataclasses.astuple(line), *paper

@@ -14,9 +14,7 @@ and fitted ones are tried.
 The text of the paper also has k = 5 log n / (2 epsilon^3), which for epsilon < 1/2 asks for more rows.
 """
 
-import csv
 import dataclasses
-import io
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +22,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polyformer.bench.claims import fields_of, write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.training.config import at_least
 
 QUANTILE = 0.95
@@ -114,7 +112,7 @@ def run(config: TheoryClaim) -> list[Error]:
                 error for error in measure(config, length, config.k) if error.what in ("low-rank", "SVD")
             ]
     folder = Path(config.out)
-    atomic_write(folder / "linformer_theory.csv", _csv(results).encode())
+    write_csv(folder / "linformer_theory.csv", fields_of(Error), map(dataclasses.astuple, results))
     print("\n".join([*table(config, results), *verdicts(config, results)]))
     by_k = {
         f"{what}, of {norm}": [(error.k, error.value) for error in own if error.length == config.length]
@@ -221,11 +219,3 @@ def _grouped(results: list[Error]) -> dict[tuple[str, str], list[Error]]:
 
 def _quantile(values: Tensor) -> float:
     return float(torch.quantile(values, QUANTILE))
-
-
-def _csv(results: list[Error]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow([field.name for field in dataclasses.fields(Error)])
-    writer.writerows(dataclasses.astuple(error) for error in results)
-    return text.getvalue()

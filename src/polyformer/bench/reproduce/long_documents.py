@@ -12,9 +12,7 @@ documents, and at least `KEPT` of that of dense attention at the same length.
 Documents are the chapters of a book, or the longest reviews of a labelled set (label, rating, text).
 """
 
-import csv
 import dataclasses
-import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyformer.bench.claims import fields_of, write_csv
 from polyformer.bench.timing import stopwatch
 from polyformer.checkpoints import convert, from_pretrained
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.data import DataConfig, read
 from polyformer.data.gzipped import opened
 from polyformer.data.tokenizer_loading import load_tokenizer
@@ -109,11 +107,8 @@ def run(config: LongDocumentsClaim) -> dict[str, Ranking]:
     add(dense(config), *timed(longer, rest, frame, config.long))
     for name in config.attentions:
         add(f"{name}, {config.long}", *timed(convert(longer, name)[0], rest, frame, config.long))
-    file = io.StringIO()
-    writer = csv.writer(file)
-    writer.writerow(["documents", *(field.name for field in dataclasses.fields(Ranking))])
-    writer.writerows([name, *dataclasses.astuple(ranking)] for name, ranking in results.items())
-    atomic_write(Path(config.out) / "long-documents.csv", file.getvalue().encode())
+    cells = ((name, *dataclasses.astuple(ranking)) for name, ranking in results.items())
+    write_csv(Path(config.out) / "long-documents.csv", ("documents", *fields_of(Ranking)), cells)
     print(verdict(config, results))
     return results
 

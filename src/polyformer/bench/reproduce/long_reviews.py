@@ -12,14 +12,12 @@ Deviations: any encoder in place of a Longformer that was pre-trained with its w
 fine-tuning for the first time; a few hundred reviews, all of them long.
 """
 
-import csv
 import dataclasses
-import io
 import statistics
 from pathlib import Path
 from typing import Any
 
-from polyformer.bench.claims import taken_up
+from polyformer.bench.claims import taken_up, write_csv
 from polyformer.bench.timing import stopwatch
 from polyformer.checkpoints import convert, from_pretrained
 from polyformer.core.config import Config
@@ -102,7 +100,8 @@ def run(config: LongReviewsClaim) -> dict[str, Outcome]:
             accuracy[seed] = fitted[0].scores["test"]["accuracy"]
             print(f"{name}, seed {seed}: {accuracy[seed]:.1%}, {seconds:,.0f} s", flush=True)
         results[name] = Outcome(accuracy, seconds)
-        atomic_write(folder / "long-reviews.csv", values(results).encode())
+        rows = ((member, *pair) for member, row in results.items() for pair in row.accuracy.items())
+        write_csv(folder / "long-reviews.csv", ("member", "seed", "accuracy"), rows)
     print("\n".join([*table(results), verdict(config, results)]))
     return results
 
@@ -177,17 +176,6 @@ def recipe(
         },
         "seed": seed,
     }
-
-
-def values(results: dict[str, Outcome]) -> str:
-    """The accuracies as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["member", "seed", "accuracy"])
-    writer.writerows(
-        (name, seed, accuracy) for name, row in results.items() for seed, accuracy in row.accuracy.items()
-    )
-    return text.getvalue()
 
 
 def table(results: dict[str, Outcome]) -> list[str]:

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyformer.bench.before_after import Measured, Piece, measured, reading
-from polyformer.bench.claims import KeptFigures, recipe_from_checkpoint, taken_up
+from polyformer.bench.claims import KeptFigures, recipe_from_checkpoint, taken_up, write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.bench.remembering import first_tokens
 from polyformer.checkpoints import convert, from_pretrained
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.files import atomic_write
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.model import Transformer
 from polyformer.recipes import Recipe
@@ -105,14 +104,12 @@ def run(config: LongTextsClaim) -> Figures:
             lambda settings=settings, number=number: taken_up(settings, folder / f"on-{number}").model,
         )
     figures = results.values
-    lines = [
-        f'"{name}",{length},' + ",".join(str(row[key]) for key in KEYS)
+    rows = [
+        (name, length, *(row[key] for key in KEYS))
         for name, lengths in figures.items()
         for length, row in lengths.items()
     ]
-    atomic_write(
-        folder / "long-texts.csv", "\n".join([",".join(("model", "length", *KEYS)), *lines, ""]).encode()
-    )
+    write_csv(folder / "long-texts.csv", ("model", "length", *KEYS), rows)
     print("\n".join([*table(config, figures), *verdicts(config, figures, own)]))
     curves = {
         name: [(length, row["perplexity"]) for length, row in lengths.items()]

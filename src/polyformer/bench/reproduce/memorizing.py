@@ -17,12 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyformer.bench.claims import taken_up
+from polyformer.bench.claims import taken_up, write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.bench.remembering import InOrderClaim, perplexity, recipe_in_order, remembered_text
 from polyformer.checkpoints import convert
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.memory.memorizing import set_store
 from polyformer.recipes import Recipe
 from polyformer.recipes.fit import Fitted
@@ -84,8 +83,7 @@ def run(config: MemorizingClaim) -> Measured:
     results[TUNED] = _by_size(config, tuned, TUNED)
     further = _fitted(config, data, config.without_store, folder / "further", folder / "none")
     results[FURTHER] = {0: _shown(FURTHER, perplexity(further, config.held_out))}
-    rows = [f'"{name}",{size},{value}' for name, sizes in results.items() for size, value in sizes.items()]
-    atomic_write(folder / "memorizing.csv", ("\n".join(["decoder,store,perplexity", *rows]) + "\n").encode())
+    write_measured(folder, results)
     print("\n".join(table(results)))
     print(verdict(results, config.store))
     curves = {
@@ -121,6 +119,12 @@ def _by_size(config: MemorizingClaim, fitted: Fitted, name: str) -> dict[int, fl
 def _shown(name: str, value: float) -> float:
     print(f"{name}: perplexity {value:.3f}", flush=True)
     return value
+
+
+def write_measured(folder: Path, results: Measured) -> None:
+    """A row for each decoder and store."""
+    rows = ((name, *pair) for name, sizes in results.items() for pair in sizes.items())
+    write_csv(folder / "memorizing.csv", ("decoder", "store", "perplexity"), rows)
 
 
 def table(results: Measured) -> list[str]:

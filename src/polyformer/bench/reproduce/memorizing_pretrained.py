@@ -26,11 +26,10 @@ from torch import Tensor
 from polyformer.bench.claims import KeptFigures, recipe_from_checkpoint, taken_up
 from polyformer.bench.plot import line_plot
 from polyformer.bench.remembering import first_tokens
-from polyformer.bench.reproduce.memorizing import RISES, Measured, table
+from polyformer.bench.reproduce.memorizing import RISES, Measured, table, write_measured
 from polyformer.checkpoints import convert, from_pretrained
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.core.labels import IGNORED
 from polyformer.memory.memorizing import Trains, set_store
 from polyformer.model import Transformer
@@ -117,8 +116,7 @@ def run(config: PretrainedClaim) -> Measured:
         figures.measure(WITHOUT, 0, without, ids, config.length)
     figures.measure(DENSE, 0, without, ids, config.dense)
     results = figures.values
-    rows = [f'"{name}",{size},{value}' for name, sizes in results.items() for size, value in sizes.items()]
-    atomic_write(folder / "memorizing.csv", ("\n".join(["decoder,store,perplexity", *rows]) + "\n").encode())
+    write_measured(folder, results)
     print("\n".join([*table(results), verdict(config, results)]))
     curves = {
         name: [(max(size, 256), results[name].get(size, results[name].get(0, 0.0))) for size in config.stores]

@@ -8,8 +8,6 @@ unit queries and keys, and is measured against that. Where scores are small (`si
 features err less than positive ones, as lemma 2 has it: these win where kernels are far below 1.
 """
 
-import csv
-import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,10 +18,10 @@ from torch import Tensor
 
 from polyformer.attention.linear.feature_attention import linear_attention
 from polyformer.attention.linear.feature_maps import MAPS, Kernel
+from polyformer.bench.claims import write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.ops.random_directions import directions
 from polyformer.sequence.context import Context
 from polyformer.training.config import at_least
@@ -63,7 +61,8 @@ def run(config: RandomFeaturesClaim) -> Curves:
     """Measure every curve, write OUT/random_features.csv and .png, print the table and the verdict."""
     curves = {name: list(_curve(config, *choice)) for name, choice in CURVES.items()}
     folder = Path(config.out)
-    atomic_write(folder / "random_features.csv", values(curves).encode())
+    rows = ((count, name, error) for name, points in curves.items() for count, error in points)
+    write_csv(folder / "random_features.csv", ("features", "curve", "mean_square_error"), rows)
     line_plot(folder / "random_features.png", curves, "features", "mean square error", log=True)
     for name, points in curves.items():
         print(f"{name:<28}" + "".join(f"{error:>11.3g}" for _, error in points))
@@ -122,12 +121,3 @@ def verdict(curves: Curves) -> str:
     verdict = "reproduced" if all(holds for holds, _ in parts) else "not reproduced"
     words = "; ".join(part for _, part in parts)
     return f"orthogonal positive features err least: {verdict} ({words}; slopes {slopes(curves)})"
-
-
-def values(curves: Curves) -> str:
-    """The curves as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["features", "curve", "mean_square_error"])
-    writer.writerows((count, name, error) for name, points in curves.items() for count, error in points)
-    return text.getvalue()

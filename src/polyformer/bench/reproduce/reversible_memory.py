@@ -6,10 +6,8 @@ process of its own, less the gradients of the parameters. The claim holds where 
 reversible stack are within 1.3 of the shallowest one's, while pre-norm's rise with depth.
 """
 
-import csv
 import dataclasses
 import functools
-import io
 import os
 import unittest.mock
 import weakref
@@ -19,12 +17,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polyformer.bench.claims import write_csv
 from polyformer.bench.memory import MIB, peak_mib
 from polyformer.bench.plot import line_plot
 from polyformer.block import BlockConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.feedforward import DenseConfig
 from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig, Stack, StackConfig
@@ -78,7 +76,8 @@ def run(config: ReversibleMemoryClaim) -> Found:
             kept, peak = results[block, layers]
             print(f"{block}, {layers} layers: {kept:.1f} MiB kept, {peak:.1f} MiB at the peak", flush=True)
     folder = Path(config.out)
-    _write(folder / "reversible_memory.csv", results)
+    rows = ((*key, *values) for key, values in results.items())
+    write_csv(folder / "reversible_memory.csv", ("block", "layers", "kept_mib", "peak_mib"), rows)
     lines = {
         f"{block}, {what}": [(n, results[block, n][index]) for n in config.layers]
         for block in BLOCKS
@@ -162,12 +161,3 @@ def _step(size: Size) -> Callable[[], object]:
 def _train(stack: Stack, forward: Callable[[], Tensor]) -> None:
     stack.zero_grad(set_to_none=True)
     forward().backward()
-
-
-def _write(path: Path, results: Found) -> None:
-    """A row for each stack."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["block", "layers", "kept_mib", "peak_mib"])
-    writer.writerows((*key, *values) for key, values in results.items())
-    atomic_write(path, text.getvalue().encode())

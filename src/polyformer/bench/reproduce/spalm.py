@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.bench.claims import decoder_options, taken_up
+from polyformer.bench.claims import decoder_options, taken_up, write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
@@ -92,12 +92,7 @@ def run(config: SpalmClaim) -> dict[str, float]:
         "SPALM": exp(-float(own_log_p(spalm, data["test"]).double().mean())),
         **mixtures(config, reader, store, log_p, data),
     }
-    atomic_write(
-        folder / "spalm.csv",
-        "\n".join(
-            ["model,test_perplexity", *(f'"{name}",{value}' for name, value in results.items())]
-        ).encode(),
-    )
+    write_csv(folder / "spalm.csv", ("model", "test_perplexity"), results.items())
     for name, value in results.items():
         print(f"{name:<28}{value:>10.2f}")
     curves = {name: [(k, results[name]) for k in config.mixed] for name in ("Transformer-XL", "SPALM")}

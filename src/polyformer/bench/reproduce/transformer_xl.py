@@ -20,11 +20,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyformer.bench.claims import taken_up
+from polyformer.bench.claims import taken_up, write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.bench.remembering import InOrderClaim, perplexity, recipe_in_order, remembered_text
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.memory.base import set_length
 from polyformer.recipes import Recipe
 from polyformer.training.config import at_least
@@ -76,8 +75,7 @@ def run(config: TransformerXLClaim) -> Measured:
             plain, sliding = without(row)
             results[plain] = perplexity(fitted, config.held_out)
             results[sliding] = perplexity(fitted, config.held_out, overlap=row // 2)
-    lines = ["memory,perplexity", *(f'"{name}",{value}' for name, value in results.items())]
-    atomic_write(folder / "transformer-xl.csv", ("\n".join(lines) + "\n").encode())
+    write_csv(folder / "transformer-xl.csv", ("memory", "perplexity"), results.items())
     print("\n".join(table(config, results)))
     print(verdict(results, config.length))
     curves = {"with a memory": [(max(n, 1), results[str(n)]) for n in config.memories]}

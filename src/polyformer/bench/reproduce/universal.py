@@ -17,9 +17,7 @@ Transformer does not learn to copy in so many steps. A source and its target beg
 authors' code draws it for every step of both.
 """
 
-import csv
 import dataclasses
-import io
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyformer.bench.claims import write_csv
 from polyformer.bench.generated import Generated, trained
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.files import atomic_write
 from polyformer.data.strings import END, PAD, START, STRINGS, VOCABULARY
 from polyformer.model import Transformer
 from polyformer.outputs import ModelOutput
@@ -116,7 +114,8 @@ def run(config: UniversalClaim) -> Shares:
                     place = f"{task}, {name}, seed {seed}, {length} digits"
                     print(f"{place}: {share[0]:.3f} of tokens, {share[1]:.3f} of strings", flush=True)
     folder = Path(config.out)
-    atomic_write(folder / "universal.csv", values(shares).encode())
+    rows = ((*key, *share) for key, share in shares.items())
+    write_csv(folder / "universal.csv", ("task", "model", "seed", "digits", "tokens", "strings"), rows)
     curves: dict[str, Any] = {
         f"{task}, {name}": [(n, mean(shares, task, name, n)[0]) for n in config.lengths]
         for task in config.tasks
@@ -225,12 +224,3 @@ def verdict(shares: Shares, task: str, trained_length: int) -> str:
         f"{task}: a Universal Transformer computes on longer strings: {outcome} (tokens right at "
         f"{trained_length} and {last} digits: {cells}{note})"
     )
-
-
-def values(shares: Shares) -> str:
-    """The shares as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["task", "model", "seed", "digits", "tokens", "strings"])
-    writer.writerows((*key, *share) for key, share in shares.items())
-    return text.getvalue()

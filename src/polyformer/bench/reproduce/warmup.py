@@ -5,16 +5,14 @@ learning rate reached at once or over a warm-up. The claim holds where post-norm
 above post-norm with it, while pre-norm ends alike.
 """
 
-import csv
 import dataclasses
-import io
 from pathlib import Path
 from typing import Any
 
+from polyformer.bench.claims import decoder_options, taken_up, write_csv
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
-from polyformer.core.files import atomic_write
-from polyformer.recipes import Recipe, fit
+from polyformer.recipes import Recipe
 from polyformer.training.config import at_least
 from polyformer.training.curves import series
 from polyformer.training.metrics import read_metrics
@@ -25,17 +23,19 @@ APART, ALIKE = 0.3, 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WarmupClaim(Config):
-    """Sizes of the four runs."""
+    """Sizes of the four runs, which a second call goes on with."""
 
     steps: int = 300
     layers: int = 6
     width: int = 64
+    heads: int = 4
     lr: float = 3e-3
     warmup: int = 150  # steps, in the two runs that have one
     out: str = "runs/warmup"
 
     def __post_init__(self) -> None:
-        at_least(1, steps=self.steps, layers=self.layers, width=self.width, warmup=self.warmup)
+        at_least(1, steps=self.steps, warmup=self.warmup)
+        at_least(1, layers=self.layers, width=self.width, heads=self.heads)
 
 
 def run(config: WarmupClaim) -> dict[tuple[str, bool], float]:
@@ -46,12 +46,13 @@ def run(config: WarmupClaim) -> dict[tuple[str, bool], float]:
         for warm in (False, True):
             name = f"{block}-norm, {'with' if warm else 'no'} warm-up"
             out = Path(config.out) / f"{block}-{'warm' if warm else 'cold'}"
-            fitted = fit(Recipe.from_dict(recipe(config, block, warm)), out)
+            fitted = taken_up(Recipe.from_dict(recipe(config, block, warm)), out)
             rows = read_metrics(out)
             losses[name] = list(zip(*series(rows, "loss")))
             final[block, warm] = fitted.scores["validation"]["loss"]
     folder = Path(config.out)
-    atomic_write(folder / "warmup.csv", _table(losses).encode())
+    rows = ((name, *point) for name, points in losses.items() for point in points)
+    write_csv(folder / "warmup.csv", ("run", "step", "loss"), rows)
     line_plot(folder / "warmup.png", losses, "step", "training loss, nats a token")
     for (block, warm), loss in final.items():
         print(f"{block}-norm {'with' if warm else 'without'} warm-up: validation loss {loss:.3f}")
@@ -64,15 +65,7 @@ def recipe(config: WarmupClaim, block: str, warm: bool) -> dict[str, Any]:
     """One of the four runs."""
     return {
         "task": {"kind": "lm", "row_length": 128, "batch_tokens": 2048},
-        "model": {
-            "preset": "decoder-tiny",
-            "block": block,
-            "num_hidden_layers": config.layers,
-            "hidden_size": config.width,
-            "intermediate_size": 4 * config.width,
-            "dropout": 0.0,
-            "initializer_range": None,
-        },
+        "model": decoder_options(config, block=block, dropout=0.0, initializer_range=None),
         "tokenizer": {"algorithm": "bpe", "vocab_size": 512},
         "optimizer": {"kind": "adam", "lr": config.lr},
         "schedule": {"kind": "constant", "warmup": config.warmup if warm else 0},
@@ -93,11 +86,3 @@ def verdict(final: dict[tuple[str, bool], float]) -> str:
         f"post-norm needs warm-up, pre-norm does not: {verdict} (without warm-up the loss ends {post:+.3f} "
         f"nats a token for post-norm, {pre:+.3f} for pre-norm)"
     )
-
-
-def _table(losses: dict[str, list[tuple[float, float]]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["run", "step", "loss"])
-    writer.writerows((name, step, loss) for name, points in losses.items() for step, loss in points)
-    return text.getvalue()
