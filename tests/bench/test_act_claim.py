@@ -19,12 +19,14 @@ def found(slow: list[float], published: list[float]) -> dict[tuple[str, int, int
 
 
 def test_verdict_needs_more_steps_at_every_depth():
-    good = verdict(found([2.0, 2.4, 3.0], [2.0, 2.0, 2.0]))
+    good = verdict(found([2.0, 2.4, 3.0], [2.0, 2.0, 2.0])).text
     assert "more steps for what is harder: reproduced (steps from depth 1 to 3: 2.05, 2.45, 3.05" in good
     assert "stays where it began" in good
-    assert "differs from the paper: a deeper list gets fewer" in verdict(found([2.0, 3.0, 2.9], [2.0] * 3))
-    assert "differs from the paper: the deepest do not get more" in verdict(found([2.0, 2.1], [2.0] * 2))
-    assert "differs by 1.00 steps" in verdict(found([2.0, 2.4, 3.0], [2.0, 2.0, 3.0]))
+    assert (
+        "differs from the paper: a deeper list gets fewer" in verdict(found([2.0, 3.0, 2.9], [2.0] * 3)).text
+    )
+    assert "differs from the paper: the deepest do not get more" in verdict(found([2.0, 2.1], [2.0] * 2)).text
+    assert "differs by 1.00 steps" in verdict(found([2.0, 2.4, 3.0], [2.0, 2.0, 3.0])).text
 
 
 def test_run_is_taken_up_again(tmp_path, capsys):

@@ -20,8 +20,8 @@ from polyformer.core.errors import InputError
 def test_every_seed_must_be_worse_and_the_mean_clearly(behind: tuple[float, ...], words: str):
     results = {("layer", seed): Ended(3.0, 4.0) for seed in range(len(behind))}
     results |= {("batch", seed): Ended(2.9, 4.0 + more) for seed, more in enumerate(behind)}
-    assert words in verdict(results)
-    assert "on training batches -0.100" in verdict(results)
+    assert words in verdict(results).text
+    assert "on training batches -0.100" in verdict(results).text
 
 
 def test_run_trains_pairs_that_differ_in_the_norm_alone(tmp_path, capsys):

@@ -47,11 +47,11 @@ def test_the_verdict_compares_at_the_layers_of_fixed_exits():
     assert at([(10, 0.5), (20, 0.9)], 15) == pytest.approx(0.7)
     assert at([(10, 0.5), (20, 0.9)], 9) is None
     results = {"whole": measured(20, 1.0), "threshold 0.5": measured(10, 0.5)}
-    assert verdict({**results, "all after layer 15": measured(15, 0.7)}).startswith("reproduced")
-    assert verdict({**results, "all after layer 15": measured(15, 0.8)}).startswith("not")
+    assert verdict({**results, "all after layer 15": measured(15, 0.7)}).text.startswith("reproduced")
+    assert verdict({**results, "all after layer 15": measured(15, 0.8)}).text.startswith("not")
     both = {"all after layer 12": measured(12, 0.7), "all after layer 15": measured(15, 0.7)}
-    assert verdict({**results, **both}).startswith("not")
-    assert verdict({**results, "all after layer 5": measured(5, 0.1)}).startswith("not")
+    assert verdict({**results, **both}).text.startswith("not")
+    assert verdict({**results, "all after layer 5": measured(5, 0.1)}).text.startswith("not")
 
 
 def test_a_model_without_exits_and_a_short_text_are_refused(tmp_path: Path):

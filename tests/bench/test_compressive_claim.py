@@ -35,9 +35,11 @@ def test_a_book_is_cut_at_a_line_and_freed_of_what_is_not_the_book(book: Path):
 
 def test_lower_perplexity_with_every_seed_is_a_reproduction():
     results = {RECENT: {0: 40.0, 1: 42.0}, COMPRESSIVE: {0: 39.0, 1: 41.0}}
-    assert "equal state: reproduced (with 2 of 2 seeds; 40.00 beside 41.00 on average)" in verdict(results)
+    assert (
+        "equal state: reproduced (with 2 of 2 seeds; 40.00 beside 41.00 on average)" in verdict(results).text
+    )
     results[COMPRESSIVE][1] = 42.0
-    assert "differs from the paper (with 1 of 2 seeds; 40.50 beside" in verdict(results)
+    assert "differs from the paper (with 1 of 2 seeds; 40.50 beside" in verdict(results).text
     assert [line.split() for line in table(results)][1:] == [
         [RECENT, "40.000", "42.000", "41.000"],
         [COMPRESSIVE, "39.000", "42.000", "40.500"],

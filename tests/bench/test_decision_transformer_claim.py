@@ -35,7 +35,7 @@ def test_an_outcome_is_measured_between_the_mean_and_what_is_asked_for():
 
 
 def test_returns_that_follow_are_a_reproduction():
-    text = verdict({"CartPole-v1": [PAPER]})
+    text = verdict({"CartPole-v1": [PAPER]}).text
     assert (
         "beyond the data's mean: reproduced\n  CartPole-v1: holds (rank correlation 1.00; asked for" in text
     )
@@ -55,11 +55,13 @@ def test_returns_that_follow_are_a_reproduction():
 )
 def test_each_condition_can_fail(changes: dict, difference: str):
     other = dataclasses.replace(PAPER, **changes)
-    text = verdict({"CartPole-v1": [other]})
+    text = verdict({"CartPole-v1": [other]}).text
     assert "the data's mean: not reproduced" in text
     assert f"CartPole-v1: {difference}" in text
-    assert "reproduced in 1 of 2 environments" in verdict({"CartPole-v1": [other], "Pendulum-v1": [PAPER]})
-    assert "mean: reproduced\n" in verdict({"CartPole-v1": [other, PAPER, PAPER]}), "medians over seeds"
+    assert (
+        "reproduced in 1 of 2 environments" in verdict({"CartPole-v1": [other], "Pendulum-v1": [PAPER]}).text
+    )
+    assert "mean: reproduced\n" in verdict({"CartPole-v1": [other, PAPER, PAPER]}).text, "medians over seeds"
 
 
 def test_run_records_trains_tries_and_goes_on(

@@ -75,12 +75,12 @@ def test_other_pairs_than_multi30k_are_named_by_their_files(tmp_path: Path):
 def test_the_verdict_needs_quality_and_few_layers():
     config = DepthAdaptiveClaim(data="")
     whole = {"whole": Measured(30, 6, 0)}
-    assert verdict(config, {**whole, "threshold 0.5": Measured(29.8, 3, 0)}).startswith("reproduced")
-    assert verdict(config, {**whole, "threshold 0.5": Measured(29.2, 3, 0)}).startswith("not")
-    assert verdict(config, {**whole, "threshold 0.5": Measured(30, 5, 0)}).startswith("not")
-    assert verdict(config, whole).startswith("not")
+    assert verdict(config, {**whole, "threshold 0.5": Measured(29.8, 3, 0)}).text.startswith("reproduced")
+    assert verdict(config, {**whole, "threshold 0.5": Measured(29.2, 3, 0)}).text.startswith("not")
+    assert verdict(config, {**whole, "threshold 0.5": Measured(30, 5, 0)}).text.startswith("not")
+    assert verdict(config, whole).text.startswith("not")
     own = {"threshold 0.5": Measured(30, 5, 0), "thresholds 0.5 0.4": Measured(30, 3, 0)}
-    assert verdict(config, {**whole, **own}).startswith("not"), "the claim is of one threshold"
+    assert verdict(config, {**whole, **own}).text.startswith("not"), "the claim is of one threshold"
 
 
 def test_without_data_it_says_which():

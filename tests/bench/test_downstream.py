@@ -64,7 +64,7 @@ def test_verdict_needs_every_set_near_and_a_dense_model_that_learnt(sst2, imdb, 
     names = (SCALE[0], ALONE, "dense", "Linformer")
     sets = {"sst2": sst2, "imdb": imdb}
     outcomes: Found = {name: dict(zip(names, map(Outcome, values))) for name, values in sets.items()}
-    assert words in verdict(outcomes, points=2.0)
+    assert words in verdict(outcomes, points=2.0).text
 
 
 def test_texts_are_spread_over_the_file_and_cut_alike_for_all(tmp_path):

@@ -56,7 +56,7 @@ def test_runs_differ_in_task_and_steps_alone():
 def test_verdict(untrained: float, mlm: float, electra: float, words: str):
     values = {"untrained": untrained, "mlm": mlm, "electra": electra}
     results = {name: Probe(accuracy, 1, accuracy) for name, accuracy in values.items()}
-    assert f"at equal compute: {words}" in verdict(results, tests=2000)
+    assert f"at equal compute: {words}" in verdict(results, tests=2000).text
 
 
 def small() -> tuple[MaskedModelling, Transformer]:

@@ -20,7 +20,7 @@ def test_verdict_needs_both_local_ones_near_dense(bits: tuple[float, ...], words
     outcomes = {
         name: Outcome(1, 1, test_bits, 1) for name, test_bits in zip(("dense", "local 1D", "local 2D"), bits)
     }
-    assert words in verdict(outcomes)
+    assert words in verdict(outcomes).text
 
 
 def test_keys_are_counted_as_a_decoder_sees_them():

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from polyformer.bench.experiment import REPRODUCED
 from polyformer.bench.reproduce import linformer_quality as quality
 from polyformer.bench.reproduce import linformer_speed as speed
 from polyformer.bench.reproduce import linformer_theory as theory
@@ -60,9 +61,9 @@ def test_speed_is_compared_with_table_3():
     own = [shot("unfused", 0, 30.0, 8.0), shot("sdpa", 0, 10.0), shot("linformer", 128, 15.0, 2.0)]
     assert speed.ratios(own, "time", "unfused") == {(512, 128): 2.0}
     assert speed.ratios(own, "memory", "unfused") == {(512, 128): 4.0}
-    assert "1 entries: reproduced" in speed.verdict(own)
+    assert "1 entries: reproduced" in speed.verdict(own).text
     slow = [*own, shot("linformer", 256, 25.0)]
-    assert "not reproduced everywhere (n=512, k=256: 1.2x of 1.3x)" in speed.verdict(slow)
+    assert "not reproduced everywhere (n=512, k=256: 1.2x of 1.3x)" in speed.verdict(slow).text
 
 
 @pytest.mark.parametrize("level", ["attention", "layer"])
@@ -116,9 +117,9 @@ def quality_config(**changes) -> quality.QualityClaim:
 def test_quality_verdicts_compare_what_the_figure_compares():
     config = quality_config()
     results = {trial: 10.0 for part in quality.trials(config).values() for trial in part}
-    assert all(": reproduced" in line for line in quality.verdicts(config, results))
+    assert [verdict and verdict.outcome for verdict in quality.verdicts(config, results)] == [REPRODUCED] * 3
     results[quality.Trial(16, 8)] = 11.0  # also the longest of part (c)
-    printed = list(quality.verdicts(config, results))
+    printed = [verdict.text for verdict in quality.verdicts(config, results) if verdict is not None]
     assert "4 of 16" not in printed[0]
     assert "8 of 16 come near dense: not reproduced (k=4 x1.000, k=8 x1.100)" in printed[0]
     assert "one matrix for all layers is as good as none shared: reproduced" in printed[1]

@@ -61,7 +61,7 @@ def test_a_text_is_cut_or_read_in_pieces():
 def test_the_rule(sparse: float, said: str):
     rows = {"cut at 16": 0.2, "mean of pieces of 16": 0.5, "dense, 64": 0.4, "Window(4), 64": sparse}
     results = {name: Ranking(0.0, 0.0, value, 1.0) for name, value in rows.items()}
-    assert f"is read: {said} (" in verdict(SIZES, results)
+    assert f"is read: {said} (" in verdict(SIZES, results).text
 
 
 def test_a_run_ranks_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

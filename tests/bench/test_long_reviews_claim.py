@@ -54,7 +54,7 @@ def test_a_gain_is_more_than_the_error_of_the_tests(claim: LongReviewsClaim, who
         "cut at 16": Outcome({0: 0.78, 1: 0.82}, 1.0),
         "Window(4) | Global(1)": Outcome({0: whole, 1: whole}, 1.0),
     }
-    assert f"beyond the cut: {said} (" in verdict(sizes, results)
+    assert f"beyond the cut: {said} (" in verdict(sizes, results).text
 
 
 def test_a_run_fine_tunes_all_and_is_taken_up(claim: LongReviewsClaim, capsys: pytest.CaptureFixture[str]):

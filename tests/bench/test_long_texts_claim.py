@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from polyformer import InputError, create_model
+from polyformer.bench.experiment import DIFFERS
 from polyformer.bench.reproduce.long_texts import DENSE, Figures, LongTextsClaim, run, table, verdicts
 from polyformer.data import TokenizerConfig, build_tokenizer
 from polyformer.model import Transformer
@@ -27,8 +28,12 @@ def figures(**perplexities: float) -> Figures:
     return {name: {16: {"perplexity": 10.0}, 64: {"perplexity": value}} for name, value in at_longest.items()}
 
 
+def said(measured: Figures) -> list[str]:
+    return [verdict.text for verdict in verdicts(SIZES, measured, own=16) if verdict is not None]
+
+
 def test_what_stays_within_a_twentieth_is_a_reproduction():
-    sinks, yarn = verdicts(SIZES, figures(), own=16)
+    sinks, yarn = said(figures())
     assert "reads on: reproduced (10.40 at 64 tokens, without them 50.00, dense at 16 10.00)" in sinks
     assert "of training: reproduced (10.50 at 64 tokens, without it 90.00, dense at 16 10.00)" in yarn
 
@@ -38,14 +43,17 @@ def test_what_stays_within_a_twentieth_is_a_reproduction():
     [("Window(8) | Global(4)", 10.6, 0), ("Window(8)", 10.3, 0), ("yarn", 10.6, 1), (DENSE, 10.4, 1)],
 )
 def test_every_difference_is_seen(name: str, value: float, line: int):
-    assert "differs from the paper" in verdicts(SIZES, figures(**{name: value}), own=16)[line]
+    assert "differs from the paper" in said(figures(**{name: value}))[line]
+    judged = verdicts(SIZES, figures(**{name: value}), own=16)[line]
+    assert judged is not None
+    assert judged.outcome == DIFFERS
 
 
 def test_what_was_not_measured_at_a_length_leaves_a_gap():
     kept = figures()
     del kept["yarn"][64]
     assert table(SIZES, kept)[-1].split() == ["yarn", "10.00"]
-    assert len(verdicts(SIZES, kept, own=16)) == 1
+    assert len(said(kept)) == 1
 
 
 def test_a_run_measures_trains_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

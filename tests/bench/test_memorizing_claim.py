@@ -7,6 +7,7 @@ import pytest
 
 from polyformer import InputError
 from polyformer.bench import store
+from polyformer.bench.experiment import DIFFERS, UNSHOWN
 from polyformer.bench.reproduce.memorizing import (
     FURTHER,
     STORED,
@@ -15,7 +16,7 @@ from polyformer.bench.reproduce.memorizing import (
     MemorizingClaim,
     run,
     table,
-    verdict,
+    verdicts,
 )
 
 PAPER = {
@@ -27,7 +28,7 @@ PAPER = {
 
 
 def test_perplexity_that_falls_with_the_store_is_a_reproduction():
-    larger, tuned = verdict(PAPER, 64).splitlines()
+    larger, tuned = (verdict.text for verdict in verdicts(PAPER, 64))
     assert "perplexity: reproduced (21.00 with 0 entries, 18.00 with 64, best 17.90; without 20.00)" in larger
     assert "had none: reproduced (it wins 1.40, beside 2.00 by training with a store)" in tuned
     assert [line.split() for line in table(PAPER)][1:3] == [
@@ -46,13 +47,14 @@ def test_perplexity_that_falls_with_the_store_is_a_reproduction():
     ],
 )
 def test_every_difference_is_named(name: str, changes: dict[int, float], difference: str):
-    assert difference in verdict({**PAPER, name: {**PAPER[name], **changes}}, 64)
+    judged = verdicts({**PAPER, name: {**PAPER[name], **changes}}, 64)
+    assert [verdict.outcome for verdict in judged if difference in verdict.text] == [DIFFERS]
 
 
 def test_without_the_training_store_there_is_no_verdict():
-    assert verdict({**PAPER, STORED: {64: 18.0}}, 64).startswith(
-        "no verdict: it needs stores of less than 64"
-    )
+    larger, _ = verdicts({**PAPER, STORED: {64: 18.0}}, 64)
+    assert larger.outcome == UNSHOWN
+    assert larger.text.startswith("no verdict: it needs stores of less than 64")
 
 
 def test_a_run_writes_its_figures_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

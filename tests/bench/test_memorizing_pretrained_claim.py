@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from polyformer import InputError, create_model
+from polyformer.bench.experiment import DIFFERS
 from polyformer.bench.reproduce.memorizing_pretrained import (
     CONVERTED,
     DENSE,
@@ -16,7 +17,7 @@ from polyformer.bench.reproduce.memorizing_pretrained import (
     PretrainedClaim,
     perplexity,
     run,
-    verdict,
+    verdicts,
 )
 from polyformer.data import TokenizerConfig, build_tokenizer
 from polyformer.model import Transformer
@@ -31,7 +32,7 @@ SIZES = PretrainedClaim(model="m", store=64, stores=(0, 8, 64, 256))
 
 
 def test_a_store_that_closes_half_of_the_gap_is_a_reproduction():
-    larger, closes = verdict(SIZES, PAPER).splitlines()
+    larger, closes = (verdict.text for verdict in verdicts(SIZES, PAPER))
     assert (
         "perplexity: reproduced (20.20 with none, 18.00 with 64 entries, best 17.90; without 20.0" in larger
     )
@@ -49,7 +50,8 @@ def test_a_store_that_closes_half_of_the_gap_is_a_reproduction():
     ],
 )
 def test_every_difference_is_named(name: str, changes: dict[int, float], difference: str):
-    assert difference in verdict(SIZES, {**PAPER, name: {**PAPER[name], **changes}})
+    judged = verdicts(SIZES, {**PAPER, name: {**PAPER[name], **changes}})
+    assert [verdict.outcome for verdict in judged if difference in verdict.text] == [DIFFERS]
 
 
 @pytest.fixture

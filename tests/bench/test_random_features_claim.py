@@ -23,9 +23,9 @@ GOOD = {
 
 
 def test_verdict_needs_orthogonal_and_positive_features_to_err_less():
-    assert ": reproduced (orthogonal positive features err 2.00 times less" in verdict(curves(**GOOD))
+    assert ": reproduced (orthogonal positive features err 2.00 times less" in verdict(curves(**GOOD)).text
     for worse in ({"orthogonal_positive": 0.5}, {"orthogonal_trigonometric": 0.1}):
-        assert ": not reproduced" in verdict(curves(**{**GOOD, **worse}))
+        assert ": not reproduced" in verdict(curves(**{**GOOD, **worse})).text
     assert slope(curves()["orthogonal positive"]) == pytest.approx(-1)
 
 

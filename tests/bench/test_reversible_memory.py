@@ -15,7 +15,7 @@ from polyformer.core.errors import InputError
 )
 def test_verdict_needs_both_numbers_flat(deep: tuple[float, float], words: str):
     memory = {("pre", 4): (1.0, 2.0), ("pre", 24): (5.0, 9.0), ("reversible", 4): (1.0, 2.0)}
-    assert words in verdict({**memory, ("reversible", 24): deep})
+    assert words in verdict({**memory, ("reversible", 24): deep}).text
 
 
 def test_a_forward_pass_keeps_two_tensors_for_any_depth():

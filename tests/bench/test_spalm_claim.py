@@ -29,7 +29,7 @@ def test_the_claim_runs_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_the_verdict_says_what_differs():
     config = SpalmClaim(data="", mixed=(4,))
     figures = {"Transformer-XL": 9.0, "SPALM": 7.0, mixed_name(4): 8.0}
-    assert "reproduced" in verdict(config, figures)
-    assert "the mixture is as good (" in verdict(config, {**figures, mixed_name(4): 7.0})
-    both = verdict(config, {**figures, "SPALM": 10.0})
+    assert "reproduced" in verdict(config, figures).text
+    assert "the mixture is as good (" in verdict(config, {**figures, mixed_name(4): 7.0}).text
+    both = verdict(config, {**figures, "SPALM": 10.0}).text
     assert "differs from the paper: Transformer-XL alone is as good; the mixture is as good" in both

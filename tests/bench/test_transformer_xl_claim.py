@@ -25,10 +25,10 @@ PAPER = {
 
 
 def test_perplexity_that_falls_with_the_memory_is_a_reproduction():
-    text = verdict(PAPER, 64)
+    text = verdict(PAPER, 64).text
     assert "at equal compute: reproduced (100.00 with 0 tokens, 85.00 with 64, best 84.00; without 92" in text
     assert text.endswith("rows of 128 without a memory are worse: 86.00, sliding 85.00")
-    assert "of 128 without a memory are better: 83.00" in verdict({**PAPER, LONGER[0]: 83.0}, 64)
+    assert "of 128 without a memory are better: 83.00" in verdict({**PAPER, LONGER[0]: 83.0}, 64).text
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,13 @@ def test_perplexity_that_falls_with_the_memory_is_a_reproduction():
     ],
 )
 def test_every_difference_is_named(changes: dict[str, float], difference: str):
-    assert f"differs from the paper: {difference}" in verdict({**PAPER, **changes}, 64).replace(
+    assert f"differs from the paper: {difference}" in verdict({**PAPER, **changes}, 64).text.replace(
         "perplexity does", "does"
     )
 
 
 def test_without_the_training_length_there_is_no_verdict():
-    assert verdict({**PAPER, "32": 9.0}, 48).startswith("no verdict: it needs memories of 0 to")
+    assert verdict({**PAPER, "32": 9.0}, 48).text.startswith("no verdict: it needs memories of 0 to")
 
 
 def test_operations_are_those_of_the_layers():

@@ -34,21 +34,22 @@ def shares(**far: float) -> dict[tuple[str, str, int, int], tuple[float, float]]
 
 
 def test_verdict_needs_the_universal_one_ahead_of_both_plain_ones():
-    good = verdict(shares(universal=0.9), "copy", 12)
+    good = verdict(shares(universal=0.9), "copy", 12).text
     assert "copy: a Universal Transformer computes on longer strings: reproduced" in good
     assert "not learnt" not in good
     for near in ("equal_parameters", "equal_computation"):
-        assert "differs from the paper: a plain one is as good" in verdict(
-            shares(universal=0.9, **{near: 0.85}), "copy", 12
+        assert (
+            "differs from the paper: a plain one is as good"
+            in verdict(shares(universal=0.9, **{near: 0.85}), "copy", 12).text
         )
-    assert ": reproduced" in verdict(shares(universal=0.9, **{"the_same,_placed": 0.95}), "copy", 12)
-    slow = verdict(shares(universal=0.9, near=0.5), "copy", 12)
+    assert ": reproduced" in verdict(shares(universal=0.9, **{"the_same,_placed": 0.95}), "copy", 12).text
+    slow = verdict(shares(universal=0.9, near=0.5), "copy", 12).text
     assert "reproduced" in slow
     assert f"not learnt at 12 digits either: {NARROW}, {WIDE}" in slow
 
 
 def test_verdict_needs_longer_strings():
-    assert "no verdict" in verdict(shares(), "copy", 24)
+    assert "no verdict" in verdict(shares(), "copy", 24).text
 
 
 def test_the_models_are_equal_in_what_their_names_say():

@@ -27,7 +27,7 @@ def losses(
     ],
 )
 def test_verdict_needs_post_norm_apart_and_pre_norm_alike(final: dict[tuple[str, bool], float], words: str):
-    assert words in verdict(final)
+    assert words in verdict(final).text
 
 
 def test_run_trains_four_models_and_draws_their_curves(tmp_path, capsys):

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from polyformer.bench.claims import write_csv
+from polyformer.bench.experiment import UNSHOWN, Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.generated import Generated, trained
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
@@ -40,6 +41,33 @@ GROWS, STUCK = 0.5, 0.25
 
 Found = Mapping[tuple[str, int, int], tuple[float, float]]
 """Mean steps, and the share of right values, of brackets; by start, seed and depth of what they close."""
+
+
+EXPERIMENT = Experiment(
+    quick={
+        "seeds": (0,),
+        "depth": 2,
+        "rows": 2,
+        "tested": 3,
+        "steps": 2,
+        "layers": 3,
+        "width": 16,
+        "heads": 2,
+    },
+    claims=(
+        Claim(
+            name="act",
+            says="adaptive computation time ponders longer on harder inputs",
+            paper="Graves 2016; Dehghani et al. 2019 (Universal Transformers)",
+            section="section 3; section 3.1",
+            published="ponder time on bAbI's stories grows with the facts that an answer needs",
+            measured="halting steps of the outermost bracket of lists nested 1 to 4 deep",
+            scale="one layer of 64 repeated at most 8 times, 3,000 steps, three seeds",
+            rule="means over the seeds: steps never fall with depth, and the deepest lists get half "
+            "a step more than flat ones",
+        ),
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,8 +121,8 @@ def run(config: ACTClaim) -> Found:
     curves = {start: [(d, mean(results, start, d)[0]) for d in depths] for start in config.starts}
     line_plot(folder / "act.png", curves, "depth of the list", "steps of its closing bracket")
     print("\n".join(table(results)))
-    print(verdict(results))
     print(f"curves: {folder / 'act.png'}")
+    conclude(EXPERIMENT, config, [verdict(results)])
     return results
 
 
@@ -177,11 +205,11 @@ def table(results: Found) -> list[str]:
     return lines
 
 
-def verdict(results: Found) -> str:
+def verdict(results: Found) -> Verdict:
     """What the means over the seeds say of the claim, and of the published start."""
     starts, depths = {key[0] for key in results}, sorted({key[2] for key in results})
     if starts != {SLOW, PUBLISHED}:
-        return "no verdict: it needs both starts"
+        return Verdict(UNSHOWN, "no verdict: it needs both starts")
     steps = {start: [mean(results, start, depth)[0] for depth in depths] for start in (SLOW, PUBLISHED)}
     slow, published = steps[SLOW], steps[PUBLISHED]
     differs = []
@@ -193,7 +221,8 @@ def verdict(results: Found) -> str:
     spread = max(published) - min(published)
     stuck = "stays where it began" if spread < STUCK else f"differs by {spread:.2f} steps"
     cells = ", ".join(f"{number:.2f}" for number in slow)
-    return (
+    return verdict_of(
+        not differs,
         f"more steps for what is harder: {outcome} (steps from depth {depths[0]} to {depths[-1]}: {cells}; "
-        f"with a halting bias of 1 {', '.join(f'{number:.2f}' for number in published)}: {stuck})"
+        f"with a halting bias of 1 {', '.join(f'{number:.2f}' for number in published)}: {stuck})",
     )

@@ -21,6 +21,7 @@ from torch import nn
 
 from polyformer.architecture import ModelConfig
 from polyformer.bench.claims import fields_of, sized, taken_up, wikitext, write_csv
+from polyformer.bench.experiment import DIFFERS, REPRODUCED, UNSHOWN, Claim, Experiment, Verdict, conclude
 from polyformer.bench.labelled_texts import bag_of_words, prepare
 from polyformer.bench.probing import Probe, probe
 from polyformer.bench.timing import in_turn, median
@@ -37,6 +38,35 @@ from polyformer.tasks.electra import generator_config
 from polyformer.training.config import at_least
 
 KINDS = ("mlm", "electra")
+
+
+EXPERIMENT = Experiment(
+    sources={"data": "wikitext2", "sst2": "sst2"},
+    quick={
+        "steps": 2,
+        "length": 16,
+        "batch_tokens": 64,
+        "layers": 1,
+        "width": 16,
+        "heads": 2,
+        "vocabulary": 100,
+        "texts": 40,
+        "tests": 20,
+    },
+    claims=(
+        Claim(
+            name="electra",
+            says="replaced-token detection learns more than masked modelling at equal compute",
+            paper="Clark et al. 2020 (ELECTRA)",
+            section="section 3.2, table 1",
+            published="GLUE at BERT-small's compute: 79.9 beside 75.1",
+            measured="linear probes of SST-2 after pre-training at equal counted operations",
+            scale="WikiText-2, 2 layers of 128, 800 steps",
+            rule="ELECTRA's probe is more than two standard errors above; not shown where neither is "
+            "above an untrained encoder",
+        ),
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,7 +124,7 @@ def run(config: ElectraClaim) -> dict[str, Probe]:
     print(
         f"an ELECTRA step is counted {counted:.2f} and measured {measured:.2f} times one of masked modelling"
     )
-    print(verdict(results, len(texts.test)))
+    conclude(EXPERIMENT, config, [verdict(results, len(texts.test))])
     return results
 
 
@@ -187,16 +217,17 @@ def _step(fitted: Fitted) -> Callable[[], None]:
     return call
 
 
-def verdict(results: dict[str, Probe], tests: int) -> str:
+def verdict(results: dict[str, Probe], tests: int) -> Verdict:
     """What the accuracies say of the claim; a difference of two standard errors counts."""
     gain = results["electra"].accuracy - results["mlm"].accuracy
     error = (2 * results["mlm"].accuracy * (1 - results["mlm"].accuracy) / tests) ** 0.5
-    words = "reproduced" if gain > 2 * error else "not reproduced"
+    outcome = words = REPRODUCED if gain > 2 * error else DIFFERS
     if max(results["electra"].accuracy, results["mlm"].accuracy) <= results["untrained"].accuracy + error:
-        words = "not shown, for neither learnt more than an untrained encoder has"
-    return (
+        outcome, words = UNSHOWN, "not shown, for neither learnt more than an untrained encoder has"
+    return Verdict(
+        outcome,
         f"ELECTRA over masked modelling at equal compute: {words} ({100 * gain:+.1f} points, standard error "
-        f"{100 * error:.1f})"
+        f"{100 * error:.1f})",
     )
 
 

@@ -23,6 +23,7 @@ import torch
 
 from polyformer.agents.episode import draw_sheet, played_episode
 from polyformer.bench.claims import taken_up, write_csv
+from polyformer.bench.experiment import UNSHOWN, Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, unknown
@@ -44,6 +45,46 @@ Curve = list[tuple[int, float]]
 
 Curves = Mapping[tuple[str, float], list[Curve]]
 """A curve for each seed, by policy and learning rate."""
+
+
+EXPERIMENT = Experiment(
+    quick={
+        "policies": ("gtrxl", "transformer-xl", "feedforward"),
+        "layers": 1,
+        "width": 4,
+        "memory": 3,
+        "steps": 2,
+        "evaluations": 1,
+        "seeds": (0,),
+        "rates": (0.002,),
+    },
+    claims=(
+        Claim(
+            name="gtrxl-trains",
+            says="GTrXL trains where a plain Transformer's policy fails",
+            paper="Parisotto et al. 2019 (GTrXL)",
+            section="section 4",
+            published="DMLab-30 and Memory Maze: post-norm Transformer-XL does not train, gated ones do, "
+            "over many hyperparameters",
+            measured="last return of policies of as many parameters",
+            scale="RepeatPreviousEasy, 4 layers of 32, 800 updates of PPO, two learning rates, three seeds",
+            rule="median over the seeds: GTrXL's last return is 0.5 or more at every rate, the plain "
+            "one's is not",
+        ),
+        Claim(
+            name="gtrxl-memory",
+            says="GTrXL solves what a policy without a memory cannot",
+            paper="Parisotto et al. 2019 (GTrXL)",
+            section="section 4",
+            published="memory tasks of DMLab-30: gated Transformers surpass LSTMs and policies without "
+            "memory",
+            measured="last return of policies of as many parameters",
+            scale="RepeatPreviousEasy, 4 layers of 32, 800 updates of PPO, two learning rates, three seeds",
+            rule="median over the seeds: GTrXL's last return is 0.5 or more at some rate, "
+            "feed-forward layers' at none",
+        ),
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,10 +132,10 @@ def run(config: GTrXLClaim) -> Curves:
     ]
     write_csv(folder / "gtrxl.csv", ("policy", "rate", "seed", "steps", "return"), rows)
     print("\n".join(table(curves, sizes)))
-    print(verdict(curves, config.solved))
     medians = {f"{name} at {rate:g}": median(all_seeds) for (name, rate), all_seeds in curves.items()}
     line_plot(folder / "gtrxl.png", medians, "steps in the environment", "return, median of the seeds")
     print(f"curves: {folder / 'gtrxl.png'}")
+    conclude(EXPERIMENT, config, verdicts(curves, config.solved))
     return curves
 
 
@@ -178,15 +219,15 @@ def table(curves: Curves, sizes: Mapping[str, int]) -> list[str]:
     return lines
 
 
-def verdict(curves: Curves, solved: float) -> str:
-    """What the figures say of the claims."""
+def verdicts(curves: Curves, solved: float) -> list[Verdict | None]:
+    """What the figures say of both claims; None where the policies of one were left out."""
     last = {key: median(all_seeds)[-1][1] for key, all_seeds in curves.items()}
     by_name: dict[str, dict[float, float]] = {}
     for (name, rate), value in last.items():
         by_name.setdefault(name, {})[rate] = value
     if GTRXL not in by_name:
-        return "no verdict: it needs GTrXL"
-    ours, lines = by_name[GTRXL], []
+        return [Verdict(UNSHOWN, "no verdict: it needs GTrXL")] * 2
+    ours, results = by_name[GTRXL], list[Verdict | None]((None, None))
     least, most = min(ours.values()), max(ours.values())
     if POST in by_name:
         plain = min(by_name[POST].values())
@@ -194,15 +235,17 @@ def verdict(curves: Curves, solved: float) -> str:
         differs += ["the other does"] if plain >= solved else []
         outcome = f"differs from the paper: {', '.join(differs)}" if differs else "reproduced"
         figures = f"at its worst rate {least:.3f}, a plain Transformer-XL {plain:.3f}"
-        lines.append(f"GTrXL trains where a plain Transformer-XL fails: {outcome} ({figures})")
+        text = f"GTrXL trains where a plain Transformer-XL fails: {outcome} ({figures})"
+        results[0] = verdict_of(not differs, text)
     if FEEDFORWARD in by_name:
         blind = max(by_name[FEEDFORWARD].values())
         differs = [] if most >= solved else [f"GTrXL does not reach {solved:g}"]
         differs += ["feed-forward layers reach it"] if blind >= solved else []
         outcome = f"differs from the paper: {', '.join(differs)}" if differs else "reproduced"
         figures = f"at its best rate {most:.3f}, feed-forward layers {blind:.3f}"
-        lines.append(f"GTrXL solves what a policy without a memory cannot: {outcome} ({figures})")
-    return "\n".join(lines)
+        text = f"GTrXL solves what a policy without a memory cannot: {outcome} ({figures})"
+        results[1] = verdict_of(not differs, text)
+    return results
 
 
 def _draw(fitted: Fitted, path: Path) -> None:

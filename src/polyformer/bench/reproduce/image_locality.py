@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from polyformer.bench.claims import decoder_options, fields_of, taken_up, write_csv
+from polyformer.bench.experiment import Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.core.config import Config
 from polyformer.data import DataConfig, read
 from polyformer.patterns import Full, Local1D, Local2D, Pattern
@@ -28,6 +29,25 @@ from polyformer.training.metrics import read_metrics
 
 ALIKE = 0.03
 """Bits per dimension that the local models may lie above the dense one."""
+
+
+EXPERIMENT = Experiment(
+    quick={"steps": 2, "images": 4, "layers": 1, "width": 16, "heads": 2},
+    claims=(
+        Claim(
+            name="image-locality",
+            says="a pixel is predicted from those around it",
+            paper="Parmar et al. 2018 (Image Transformer)",
+            section="section 4.2",
+            published="CIFAR-10 and ImageNet: 1D and 2D local attention reach or improve the state of the "
+            "art in bits per dimension",
+            measured="test bits per dimension with every earlier pixel, blocks of the raster and blocks "
+            "of the image",
+            scale="8 x 8 digits in 17 grey levels, 2 layers of 96, 300 steps",
+            rule="both local ones at most 0.03 bits per dimension above the dense one",
+        ),
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,9 +105,10 @@ def run(config: ImageLocalityClaim) -> dict[str, Outcome]:
         pictures |= completed(fitted, name, config.seed)
     rows = ((name, *dataclasses.astuple(outcome)) for name, outcome in results.items())
     write_csv(folder / "image_locality.csv", ("attention", *fields_of(Outcome)), rows)
-    print(table(results), verdict(results), sep="\n")
+    print(table(results))
     write_pictures(folder / "images.png", pictures, config.levels)
     print(f"test images, their upper halves, and these completed: {folder / 'images.png'}")
+    conclude(EXPERIMENT, config, [verdict(results)])
     return results
 
 
@@ -132,14 +153,16 @@ def completed(fitted: Fitted, name: str, seed: int) -> dict[str, Tensor]:
     return {"real": real, "half": half, name: completed}
 
 
-def verdict(results: dict[str, Outcome]) -> str:
+def verdict(results: dict[str, Outcome]) -> Verdict:
     """What the three say of the claim."""
     above = {
         name: outcome.test - results["dense"].test for name, outcome in results.items() if name != "dense"
     }
-    words = "reproduced" if max(above.values()) < ALIKE else "not reproduced"
+    holds = max(above.values()) < ALIKE
+    words = "reproduced" if holds else "not reproduced"
     differences = ", ".join(f"{name} {bits:+.3f}" for name, bits in above.items())
-    return f"a pixel is predicted from those around it: {words} (bits a pixel against dense: {differences})"
+    text = f"a pixel is predicted from those around it: {words} (bits a pixel against dense: {differences})"
+    return verdict_of(holds, text)
 
 
 def table(results: dict[str, Outcome]) -> str:

@@ -20,6 +20,8 @@ from polyformer.attention import LinformerConfig, SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.bench.attention import slope
 from polyformer.bench.claims import fields_of, write_csv
+from polyformer.bench.experiment import UNSHOWN, Claim, Experiment, Verdict, conclude, verdict_of
+from polyformer.bench.linformer_tables import COMPLEXITY, PAPER, published
 from polyformer.bench.memory import peak_mib
 from polyformer.bench.plot import line_plot
 from polyformer.bench.timing import in_turn, median
@@ -34,41 +36,44 @@ from polyformer.stack import AttentionConfig
 from polyformer.stack.layer import Layer
 from polyformer.training.config import at_least
 
-PAPER = {
-    "time": {
-        512: (1.5, 1.3),
-        1024: (1.7, 1.6, 1.3),
-        2048: (2.6, 2.4, 2.1, 1.3),
-        4096: (3.4, 3.2, 2.8, 2.2, 1.3),
-        8192: (5.5, 5.0, 4.4, 3.5, 2.1),
-        16384: (8.6, 7.8, 7.0, 5.6, 3.3),
-        32768: (13, 12, 11, 8.8, 5.0),
-        65536: (20, 18, 16, 14, 7.9),
-    },
-    "memory": {
-        512: (1.7, 1.5),
-        1024: (3.0, 2.9, 1.8),
-        2048: (6.1, 5.6, 3.6, 2.0),
-        4096: (14, 13, 8.3, 4.3, 2.3),
-        8192: (28, 26, 17, 8.5, 4.5),
-        16384: (56, 48, 32, 16, 8),
-        32768: (56, 48, 36, 18, 16),
-        65536: (60, 52, 40, 20, 18),
-    },
-}
-"""Table 3: how many times faster, or less memory, by n, for k = 128, 256, 512, 1024, 2048."""
-
-PAPER_KS = 128, 256, 512, 1024, 2048
-
-COMPLEXITY = """model                    per layer    sequential operations
-recurrent                O(n)         O(n)
-Transformer (2017)       O(n^2)       O(1)
-Sparse Transformer       O(n sqrt n)  O(1)
-Reformer                 O(n log n)   O(log n)
-Linformer                O(n)         O(1)"""
-"""Table 1."""
-
 DENSE = "unfused", "sdpa"
+LEVELS = "attention", "layer"
+
+
+EXPERIMENT = Experiment(
+    quick={
+        "lengths": (16, 32),
+        "ks": (4,),
+        "tokens": 32,
+        "heads": 2,
+        "width": 4,
+        "repeats": 1,
+        "memory": False,
+    },
+    alone=True,
+    claims=(
+        Claim(
+            name="linformer-attention-speed",
+            says="Linformer's attention is faster than standard attention by table 3's factors",
+            paper="Wang et al. 2020 (Linformer)",
+            section="section 5.3, table 3",
+            published="1.5 to 20 times at n = 512 to 65,536 on a V100",
+            measured="time of attention alone over standard attention's, operation by operation",
+            scale="8 heads of 64, float32 on a CPU",
+            rule="at least the paper's factor at every n and k that both measured",
+        ),
+        Claim(
+            name="linformer-layer-speed",
+            says="a layer with Linformer's attention is faster by table 3's factors",
+            paper="Wang et al. 2020 (Linformer)",
+            section="section 5.3, table 3",
+            published="the same; the paper times whole models",
+            measured="time of a layer over that of one with standard attention",
+            scale="8 heads of 64, float32 on a CPU",
+            rule="at least the paper's factor at every n and k that both measured",
+        ),
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +87,7 @@ class SpeedClaim(Config):
     width: int = 64  # of a head
     unfused_limit: int = 6000  # MiB that the scores of standard attention may take, twice
     fused_up_to: int = 16384  # tokens; beyond, the fused kernel takes too long
-    levels: tuple[str, ...] = ("attention", "layer")
+    levels: tuple[str, ...] = LEVELS
     memory: bool = True
     device: str = "cpu"
     repeats: int = 3
@@ -92,7 +97,7 @@ class SpeedClaim(Config):
         at_least(1, heads=self.heads, width=self.width, repeats=self.repeats, tokens=self.tokens)
         if not self.lengths or not self.ks or min(*self.lengths, *self.ks) < 1:
             raise InputError(f"lengths, ks: expected 1 or more, got {list(self.lengths)}, {list(self.ks)}")
-        if not self.levels or set(self.levels) - {"attention", "layer"}:
+        if not self.levels or set(self.levels) - {*LEVELS}:
             raise InputError(f"levels: expected 'attention', 'layer' or both, got {list(self.levels)}")
 
 
@@ -220,10 +225,10 @@ def run(config: SpeedClaim) -> list[Measured]:
             print(text)
         print("\n".join(_slopes(own)))
         _draw(folder / f"{level}.png", own)
-    for level in config.levels:
-        print(verdict([line for line in results if line.level == level]))
+    by_level = {level: [line for line in results if line.level == level] for level in config.levels}
     print(COMPLEXITY)
     print(f"curves: {', '.join(str(folder / f'{level}.png') for level in config.levels)}")
+    conclude(EXPERIMENT, config, [verdict(own) if (own := by_level.get(level)) else None for level in LEVELS])
     return results
 
 
@@ -271,12 +276,6 @@ def _paper(what: str, n: int, k: int) -> str:
     return "-" if value is None else f"{value:g}"
 
 
-def published(what: str, n: int, k: int) -> float | None:
-    """Table 3's entry, where it has one."""
-    row = PAPER[what].get(n, ())
-    return row[PAPER_KS.index(k)] if k in PAPER_KS and PAPER_KS.index(k) < len(row) else None
-
-
 def _slopes(own: list[Measured]) -> Iterator[str]:
     """Growth of the time for one row with n: 1 is linear, 2 quadratic."""
     for name in dict.fromkeys((line.who, line.k) for line in own):
@@ -286,7 +285,7 @@ def _slopes(own: list[Measured]) -> Iterator[str]:
             yield f"{own[0].level}, {_name(*name)}: log-log slope of time {value:.2f}"
 
 
-def verdict(own: list[Measured]) -> str:
+def verdict(own: list[Measured]) -> Verdict:
     """Whether one level is at least as many times faster than with unfused attention as in the paper."""
     results = ratios(own, "time", "unfused")
     compared = {
@@ -298,9 +297,10 @@ def verdict(own: list[Measured]) -> str:
         if value < wanted
     ]
     if not compared:
-        return "table 3: no verdict, nothing that the paper measured was measured"
+        return Verdict(UNSHOWN, "table 3: no verdict, nothing that the paper measured was measured")
     held = f"not reproduced everywhere ({'; '.join(short)})" if short else "reproduced"
-    return f"table 3, time at the level of the {own[0].level}, {len(compared)} entries: {held}"
+    text = f"table 3, time at the level of the {own[0].level}, {len(compared)} entries: {held}"
+    return verdict_of(not short, text)
 
 
 def _draw(path: Path, own: list[Measured]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.bench.claims import taken_up, write_csv
+from polyformer.bench.experiment import Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.timing import stopwatch
 from polyformer.checkpoints import convert, from_pretrained
 from polyformer.core.config import Config
@@ -30,6 +31,35 @@ from polyformer.recipes.find import with_data
 from polyformer.training.config import at_least
 
 HEADER = ("label", "rating", "text")
+
+
+EXPERIMENT = Experiment(
+    sources={"data": "imdb", "model": "encoder"},
+    quick={
+        "shortest": 600,
+        "short": 16,
+        "long": 64,
+        "texts": 4,
+        "tests": 4,
+        "epochs": 1,
+        "batch": 2,
+        "seeds": (0,),
+        "attentions": ("Window(8) | Global(1)",),
+    },
+    claims=(
+        Claim(
+            name="long-reviews",
+            says="a classifier gains from the text beyond the cut",
+            paper="Beltagy et al. 2020 (Longformer)",
+            section="section 5.2, table 7",
+            published="IMDB 95.7 beside RoBERTa's 95.3, Hyperpartisan 94.8 beside 87.4",
+            measured="accuracy on long reviews, cut at 256 tokens and read to 2,048 through a window",
+            scale="all-MiniLM-L6-v2 fine-tuned on 480 of IMDB's reviews of 600 tokens or more",
+            rule="the mean accuracy over the seeds is above that of cut reviews by more than the "
+            "tests' standard error",
+        ),
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,7 +132,8 @@ def run(config: LongReviewsClaim) -> dict[str, Outcome]:
         results[name] = Outcome(accuracy, seconds)
         rows = ((member, *pair) for member, row in results.items() for pair in row.accuracy.items())
         write_csv(folder / "long-reviews.csv", ("member", "seed", "accuracy"), rows)
-    print("\n".join([*table(results), verdict(config, results)]))
+    print("\n".join(table(results)))
+    conclude(EXPERIMENT, config, [verdict(config, results)])
     return results
 
 
@@ -187,12 +218,14 @@ def table(results: dict[str, Outcome]) -> list[str]:
     ]
 
 
-def verdict(config: LongReviewsClaim, results: dict[str, Outcome]) -> str:
+def verdict(config: LongReviewsClaim, results: dict[str, Outcome]) -> Verdict:
     """What the accuracies say of the claim."""
     cut, whole = results[f"cut at {config.short}"].mean, results[config.attentions[-1]].mean
     error = (cut * (1 - cut) / config.tests) ** 0.5
-    said = "reproduced" if whole - cut > error else "not reproduced"
-    return (
+    holds = whole - cut > error
+    said = "reproduced" if holds else "not reproduced"
+    return verdict_of(
+        holds,
         f"a classifier gains from the text beyond the cut: {said} ({whole:.1%} with {config.long:,} tokens, "
-        f"{cut:.1%} with {config.short}; standard error {error:.1%})"
+        f"{cut:.1%} with {config.short}; standard error {error:.1%})",
     )

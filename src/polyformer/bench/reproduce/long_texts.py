@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from polyformer.bench.before_after import Measured, Piece, measured, reading
 from polyformer.bench.claims import KeptFigures, recipe_from_checkpoint, taken_up, write_csv
+from polyformer.bench.experiment import Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.plot import line_plot
 from polyformer.bench.remembering import first_tokens
 from polyformer.checkpoints import convert, from_pretrained
@@ -40,6 +41,42 @@ DENSE = "dense"
 
 Figures = dict[str, dict[int, dict[str, float]]]
 """perplexity, tokens_per_second and mib by model and length."""
+
+
+EXPERIMENT = Experiment(
+    sources={"data": "wikitext2", "model": "decoder"},
+    quick={
+        "lengths": (16, 64),
+        "own": 16,
+        "tokens": 64,
+        "attentions": ("Window(8)", "Window(8) | Global(4)"),
+        "trained_on": (),
+        "steps": 0,
+    },
+    claims=(
+        Claim(
+            name="streaming-sinks",
+            says="a window that keeps the first tokens reads on where a window alone fails",
+            paper="Xiao et al. 2024 (StreamingLLM)",
+            section="section 3.1, table 1",
+            published="Llama-2-13B, 65K tokens of PG-19: window 5,158, with four sinks 5.40",
+            measured="perplexity of a text in pieces beyond the length of training, by attention",
+            scale="SmolLM2-135M, 8,192 positions, 32,768 tokens of WikiText-2",
+            rule="at the longest length below the window's, and at most 1.05 times dense at the "
+            "checkpoint's own length",
+        ),
+        Claim(
+            name="yarn",
+            says="YaRN reads beyond the length of training without training",
+            paper="Peng et al. 2024 (YaRN)",
+            section="section 4",
+            published="extends Llama's context with little fine-tuning; dynamic scaling doubles it without",
+            measured="perplexity of a text in pieces beyond the length of training, by extension",
+            scale="SmolLM2-135M, 8,192 positions, 32,768 tokens of WikiText-2",
+            rule="at the longest length below the checkpoint's, and at most 1.05 times it at its own length",
+        ),
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,13 +147,14 @@ def run(config: LongTextsClaim) -> Figures:
         for length, row in lengths.items()
     ]
     write_csv(folder / "long-texts.csv", ("model", "length", *KEYS), rows)
-    print("\n".join([*table(config, figures), *verdicts(config, figures, own)]))
+    print("\n".join(table(config, figures)))
     curves = {
         name: [(length, row["perplexity"]) for length, row in lengths.items()]
         for name, lengths in figures.items()
     }
     line_plot(folder / "long-texts.png", curves, "tokens in a piece", "perplexity", log=True)
     print(f"curves: {folder / 'long-texts.png'}")
+    conclude(EXPERIMENT, config, verdicts(config, figures, own))
     return figures
 
 
@@ -191,8 +229,8 @@ def table(config: LongTextsClaim, figures: Figures) -> list[str]:
     return lines
 
 
-def verdicts(config: LongTextsClaim, figures: Figures, own: int) -> list[str]:
-    """What the figures say of both claims."""
+def verdicts(config: LongTextsClaim, figures: Figures, own: int) -> list[Verdict | None]:
+    """What the figures say of both claims; None where YaRN was left out."""
     longest = max(config.lengths)
     known = max((length for length in config.lengths if length <= own), default=min(config.lengths))
     reference = figures[DENSE][known]["perplexity"]
@@ -202,18 +240,21 @@ def verdicts(config: LongTextsClaim, figures: Figures, own: int) -> list[str]:
 
     window, sinks = at_longest(config.attentions[0]), at_longest(config.attentions[-1])
     holds = sinks < window and sinks <= NEAR * reference
-    lines = [
+    sinking = verdict_of(
+        holds,
         f"a window that keeps the first tokens reads on: {_said(holds)} ({sinks:.2f} at {longest:,} tokens, "
-        f"without them {window:.2f}, dense at {known:,} {reference:.2f})"
-    ]
-    if longest in figures.get("yarn", {}):
-        yarn, dense = at_longest("yarn"), at_longest(DENSE)
-        holds = yarn < dense and yarn <= NEAR * reference
-        lines.append(
-            f"YaRN reads beyond the length of training: {_said(holds)} ({yarn:.2f} at {longest:,} tokens, "
-            f"without it {dense:.2f}, dense at {known:,} {reference:.2f})"
-        )
-    return lines
+        f"without them {window:.2f}, dense at {known:,} {reference:.2f})",
+    )
+    if longest not in figures.get("yarn", {}):
+        return [sinking, None]
+    yarn, dense = at_longest("yarn"), at_longest(DENSE)
+    holds = yarn < dense and yarn <= NEAR * reference
+    extending = verdict_of(
+        holds,
+        f"YaRN reads beyond the length of training: {_said(holds)} ({yarn:.2f} at {longest:,} tokens, "
+        f"without it {dense:.2f}, dense at {known:,} {reference:.2f})",
+    )
+    return [sinking, extending]
 
 
 def _said(holds: bool) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.bench.claims import decoder_options, taken_up, write_csv
+from polyformer.bench.experiment import Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
 from polyformer.recipes import Recipe
@@ -19,6 +20,25 @@ from polyformer.training.metrics import read_metrics
 
 APART, ALIKE = 0.3, 0.1
 """Nats a token: differences of validation loss that count as "far above" and "alike"."""
+
+
+EXPERIMENT = Experiment(
+    quick={"steps": 2, "layers": 1, "width": 16, "warmup": 2},
+    claims=(
+        Claim(
+            name="warmup",
+            says="post-norm needs warm-up, pre-norm does not",
+            paper="Xiong et al. 2020",
+            section="section 4",
+            published="IWSLT'14, WMT'14 and BERT: without warm-up post-norm fails, pre-norm trains as "
+            "well and faster",
+            measured="validation loss of post- and pre-norm decoders, with and without warm-up",
+            scale="the default text, 6 layers of 64, 300 steps of Adam at 3e-3",
+            rule="without warm-up post-norm ends more than 0.3 nats a token higher than with it, "
+            "pre-norm within 0.1",
+        ),
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +51,7 @@ class WarmupClaim(Config):
     heads: int = 4
     lr: float = 3e-3
     warmup: int = 150  # steps, in the two runs that have one
+    seed: int = 0
     out: str = "runs/warmup"
 
     def __post_init__(self) -> None:
@@ -56,8 +77,8 @@ def run(config: WarmupClaim) -> dict[tuple[str, bool], float]:
     line_plot(folder / "warmup.png", losses, "step", "training loss, nats a token")
     for (block, warm), loss in final.items():
         print(f"{block}-norm {'with' if warm else 'without'} warm-up: validation loss {loss:.3f}")
-    print(verdict(final))
     print(f"curves: {folder / 'warmup.png'}")
+    conclude(EXPERIMENT, config, [verdict(final)])
     return final
 
 
@@ -75,14 +96,17 @@ def recipe(config: WarmupClaim, block: str, warm: bool) -> dict[str, Any]:
             "reporting": {"log_every": 10, "evaluate_every": config.steps},
             "saving": {"checkpoint_every": config.steps},
         },
+        "seed": config.seed,
     }
 
 
-def verdict(final: dict[tuple[str, bool], float]) -> str:
+def verdict(final: dict[tuple[str, bool], float]) -> Verdict:
     """What the four validation losses say of the claim."""
     post, pre = (final[block, False] - final[block, True] for block in ("post", "pre"))
-    verdict = "reproduced" if post > APART and abs(pre) < ALIKE else "not reproduced"
-    return (
-        f"post-norm needs warm-up, pre-norm does not: {verdict} (without warm-up the loss ends {post:+.3f} "
-        f"nats a token for post-norm, {pre:+.3f} for pre-norm)"
+    holds = post > APART and abs(pre) < ALIKE
+    said = "reproduced" if holds else "not reproduced"
+    return verdict_of(
+        holds,
+        f"post-norm needs warm-up, pre-norm does not: {said} (without warm-up the loss ends {post:+.3f} "
+        f"nats a token for post-norm, {pre:+.3f} for pre-norm)",
     )
