@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import platform
+import subprocess
+from pathlib import Path
 
 import torch
 
@@ -40,3 +42,22 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found_versions
+
+
+def code_version() -> str:
+    """The version of this package; where it lies in its repository, the commit, and whether it differs."""
+    source = Path(__file__).parents[1]
+    text = f"polyformer {described()['polyformer']}"
+    try:
+        top = _git(source, "rev-parse", "--show-toplevel")
+        if Path(top, "src", "polyformer").resolve() != source.resolve():
+            return text
+        changed = ", changed" if _git(source, "status", "--porcelain", ".") else ""
+        return f"{text}, commit {_git(source, 'rev-parse', '--short', 'HEAD')}{changed}"
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
+        return text
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()

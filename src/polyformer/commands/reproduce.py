@@ -10,6 +10,8 @@ from polyformer.commands.options import argument, experiment_settings, module_he
 from polyformer.core.errors import unknown
 
 EXAMPLES = """examples:
+  polyformer reproduce all --quick                    # every claim for some seconds, and one page of them
+  polyformer reproduce all --data DIR --decoder DIR   # all whose data are there, hours; a second call goes on
   polyformer reproduce warmup                         # post-norm needs warm-up, pre-norm does not
   polyformer reproduce batch-norm --data DIR          # batch normalisation beside layer normalisation
   polyformer reproduce warmup --help                  # the settings of one claim and their defaults
@@ -23,6 +25,10 @@ EXAMPLES = """examples:
   polyformer reproduce memorizing-pretrained --model DIR --data BOOK    # a store for a real checkpoint
   polyformer reproduce random-features                # orthogonal positive features have the smallest error
   polyformer reproduce image-locality                 # local attention around a pixel suffices to predict it
+  polyformer reproduce listops                        # nested lists by ten mechanisms at one budget
+  polyformer reproduce shared-weights --data DIR      # tied output matrix, one layer's weights for all
+  polyformer reproduce low-rank --model DIR --data DIR    # singular values of a trained encoder's attention
+  polyformer reproduce sinks --model DIR --data DIR   # what a trained decoder gives the first token
   polyformer reproduce linformer-theory               # the errors in the theorems against k
   polyformer reproduce linformer-speed                # time and memory beside the paper's tables
   polyformer reproduce linformer-quality --data DIR   # perplexity against k, sharing and n
