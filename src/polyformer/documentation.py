@@ -142,9 +142,11 @@ def generated(text: str) -> str:
 
 def files() -> dict[Path, str]:
     """Every file with generated parts, as it should be."""
+    from polyformer.bench.gallery.catalogue import claims_page
     from polyformer.visual.pages import pages
 
     whole = {DOCS / name: text for name, text in pages().items()}
+    whole[DOCS / "claims.md"] = claims_page((DOCS / "results.md").read_text(encoding="utf-8"))
     partial = [path for path in [ROOT / README, *sorted(DOCS.glob("*.md"))] if path not in whole]
     return {path: generated(path.read_text(encoding="utf-8")) for path in partial} | whole
 
