@@ -14,6 +14,7 @@ import member_pages
 from links import main as check_links
 from links import rewritten
 from navigation import REPOSITORY, contents
+from translations import tutorial as translated_tutorial
 from tutorials import page as tutorial_page
 
 SITE = Path(__file__).parent
@@ -39,6 +40,8 @@ def sources() -> dict[str, str | Path]:
     for source, page in pages.items():
         if source.endswith(".py"):
             text = tutorial_page(Path(source).stem)
+        elif source.startswith("docs/vi/tutorials/"):
+            text = translated_tutorial(ROOT / source)
         else:
             text = generated.get(page) or (ROOT / source).read_text(encoding="utf-8")
         result[page] = rewritten(text, source, pages, others)

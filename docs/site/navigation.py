@@ -31,9 +31,9 @@ PARTS: dict[str, list[str]] = {
         "examples",
     ],
     "Members": ["members", "survey", "members/*/index", "patterns", "positions", "presets"],
-    "Explanation": ["design"],
+    "Explanation": ["design", "errata"],
     "Reference": ["reference/api", "reference/cli", "reference/recipes", "results", "claims", "glossary"],
-    "Tiếng Việt": ["vi/*"],
+    "Tiếng Việt": ["vi/README", "vi/start", "vi/survey", "vi/tutorials/*", "vi/errata", "vi/glossary"],
     "Project": ["project/changelog", "project/contributing", "project/security"],
 }
 

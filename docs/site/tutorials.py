@@ -61,19 +61,22 @@ def stale() -> list[str]:
     return [name for name, script in scripts.items() if recorded(name).get("code") != fingerprint(script)]
 
 
-def page(name: str) -> str:
-    """A tutorial as Markdown, with the recorded output."""
-    script = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+SOURCE = "*The source is `docs/tutorials/{name}.py`, a script that runs as it is.*"
+
+
+def page(name: str, prose: list[str] | None = None, source: str = SOURCE) -> str:
+    """A tutorial as Markdown, with the recorded output; `prose` stands in place of its own texts."""
+    script = cells((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
     outputs = recorded(name).get("output", [])
+    texts = iter([cell.text for cell in script if cell.prose] if prose is None else prose)
     parts = []
-    for index, cell in enumerate(cells(script)):
-        parts.append(cell.text if cell.prose else f"```python\n{cell.text}\n```")
+    for index, cell in enumerate(script):
+        parts.append(next(texts) if cell.prose else f"```python\n{cell.text}\n```")
         printed = outputs[index].rstrip() if index < len(outputs) else ""
         if printed:
             parts.append(f"```{{code-block}} text\n:class: printed\n\n{printed}\n```")
     title, rest = parts[0].partition("\n")[::2]
-    source = f"*The source is `docs/tutorials/{name}.py`, a script that runs as it is.*"
-    return "\n\n".join([title, source, rest.strip(), *parts[1:]]) + "\n"
+    return "\n\n".join([title, source.format(name=name), rest.strip(), *parts[1:]]) + "\n"
 
 
 def run(name: str) -> None:

@@ -1,0 +1,143 @@
+"""Translations, and which of them are behind what they translate.
+
+A page of docs/vi says by marks which English text it follows, and the fingerprint of that text as it was:
+
+    <!-- ../start.md#install 0123456789abcdef -->        the section "Install", up to the next heading
+    <!-- ../errata.md 0123456789abcdef -->               a whole page
+    <!-- ../../tutorials/a.py#3 0123456789abcdef -->     the third text of a tutorial
+
+A mark stands below the heading of the text that it is for. `python docs/site/translations.py` names what is
+stale, and after the text was brought up to date `python docs/site/translations.py --renewed PAGE` renews the
+marks of that page and copies the code of its sections from the English ones.
+"""
+
+import hashlib
+import re
+import sys
+from pathlib import Path
+
+from tutorials import cells, page
+
+DOCS = Path(__file__).parents[1]
+MARK = re.compile(r"<!-- (?P<path>[\w./-]+)(?:#(?P<part>[\w-]+))? (?P<hash>[0-9a-f]{16}) -->\n")
+FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+COMMAND = "python docs/site/translations.py"
+HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
+
+
+def pages() -> list[Path]:
+    """Every page of docs/vi."""
+    return sorted((DOCS / "vi").rglob("*.md"))
+
+
+def original(translation: Path, mark: re.Match[str]) -> str:
+    """The English text that a mark names; `ValueError` where there is none."""
+    path = translation.parent / mark["path"]
+    if not path.is_file():
+        raise ValueError(f"no file {mark['path']}")
+    text = path.read_text(encoding="utf-8")
+    if mark["part"] is None:
+        return text
+    parts = texts(text) if path.suffix == ".py" else sections(text)
+    if mark["part"] not in parts:
+        raise ValueError(f"{mark['path']} has no {mark['part']}: it has {', '.join(parts)}")
+    return parts[mark["part"]]
+
+
+def texts(script: str) -> dict[str, str]:
+    """The texts of a tutorial, numbered from 1."""
+    prose = [cell.text for cell in cells(script) if cell.prose]
+    return {str(number): text for number, text in enumerate(prose, 1)}
+
+
+def sections(text: str) -> dict[str, str]:
+    """The text below each heading, up to the next of any level, by the heading's anchor."""
+    code = [match.span() for match in FENCE.finditer(text)]
+    headings = [
+        match
+        for match in HEADING.finditer(text)
+        if not any(start < match.start() < end for start, end in code)
+    ]
+    ends = [*(match.start() for match in headings[1:]), len(text)]
+    return {
+        anchor(match[1]): text[match.end() : end].strip()
+        for match, end in zip(headings, ends, strict=bool(headings))
+    }
+
+
+def anchor(heading: str) -> str:
+    """As GitHub and the site make it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def fingerprint(text: str) -> str:
+    """Of a text, however its lines are broken."""
+    return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:16]
+
+
+def stale() -> list[str]:
+    """A line for each text that changed after it was translated, with the way out."""
+    lines = []
+    for path in pages():
+        name = path.relative_to(DOCS.parent)
+        for mark in MARK.finditer(path.read_text(encoding="utf-8")):
+            what = mark["path"] + (f"#{mark['part']}" if mark["part"] else "")
+            try:
+                behind = fingerprint(original(path, mark)) != mark["hash"]
+            except ValueError as error:
+                lines.append(f"{name}: {error}")
+                continue
+            if behind:
+                lines.append(f"{name}: {what} changed; translate it, then {COMMAND} --renewed {name}")
+    return lines
+
+
+def renew(path: Path) -> None:
+    """Write the present fingerprints into a page, and the present code into its sections."""
+    text = path.read_text(encoding="utf-8")
+    marks = list(MARK.finditer(text))
+    parts = [text[: marks[0].start()]] if marks else [text]
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    for mark, end in zip(marks, ends, strict=bool(marks)):
+        english = original(path, mark)
+        ours = with_code_of(english, text[mark.end() : end], f"{path.name}, {mark[0].strip()}")
+        parts.append(mark[0].replace(mark["hash"], fingerprint(english)) + ours)
+    path.write_text("".join(parts), encoding="utf-8")
+
+
+def with_code_of(english: str, ours: str, where: str) -> str:
+    """`ours` with its fenced code replaced by that of the English text, block by block."""
+    theirs = FENCE.findall(english)
+    if len(FENCE.findall(ours)) != len(theirs):
+        raise ValueError(f"{where}: the English text has {len(theirs)} blocks of code; have as many")
+    blocks = iter(theirs)
+    return FENCE.sub(lambda _: next(blocks), ours)
+
+
+def tutorial(path: Path) -> str:
+    """A translated tutorial: the texts of `path` between the code of the English script, with its output."""
+    text = path.read_text(encoding="utf-8")
+    marks = list(MARK.finditer(text))
+    script = path.parent / marks[0]["path"]
+    wanted = list(texts(script.read_text(encoding="utf-8")))
+    if [mark["part"] for mark in marks] != wanted:
+        raise ValueError(
+            f"{path.name}: {script.name} has the texts {', '.join(wanted)}; have a mark for each"
+        )
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    ours = [text[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)]
+    return page(script.stem, ours, "*Mã nguồn: `docs/tutorials/{name}.py`, một chương trình chạy được ngay.*")
+
+
+def main(arguments: list[str]) -> int:
+    """Status 1 where something is stale."""
+    if arguments[:1] == ["--renewed"]:
+        for name in arguments[1:]:
+            renew(Path(name).resolve())
+    lines = stale()
+    print("\n".join(lines) or "no translation is stale")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

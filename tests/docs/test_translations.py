@@ -1,0 +1,95 @@
+"""Translations follow what they translate, and the pages beside them name only what there is."""
+
+import re
+from pathlib import Path
+
+import pytest
+import translations
+from member_pages import path
+
+from polyformer.documentation import members
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+OWN = ("glossary.md", "survey.md")
+"""Pages of docs/vi that translate none."""
+
+
+def test_no_translation_is_behind():
+    assert not translations.stale()
+
+
+def test_every_page_says_what_it_translates():
+    pages = [page for page in translations.pages() if page.name not in OWN]
+    assert len(pages) >= 3
+    assert not [page for page in pages if not translations.MARK.search(page.read_text(encoding="utf-8"))]
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """An English page and its translation, as of now."""
+    folder = tmp_path / "docs" / "vi"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(translations, "DOCS", folder.parent)
+    english, ours = folder.parent / "a.md", folder / "a.md"
+    english.write_text("# A\n\nOne.\n\n```sh\nls  # list\n# not a heading\n```\n\n## B, c\n\nTwo.\n")
+    mark = "<!-- ../a.md#{} 0000000000000000 -->\n"
+    ours.write_text(
+        f"# Á\n{mark.format('a')}\nMột.\n\n```sh\nold\n```\n\n## Bê\n{mark.format('b-c')}\nHai.\n"
+    )
+    translations.renew(ours)
+    assert not translations.stale()
+    return english, ours
+
+
+def test_only_the_section_that_changed_is_named(pair: tuple[Path, Path]):
+    english, ours = pair
+    english.write_text(english.read_text().replace("Two.", "Three."))
+    (line,) = translations.stale()
+    assert "a.md#b-c changed" in line
+    assert line.endswith("python docs/site/translations.py --renewed docs/vi/a.md")
+    translations.renew(ours)
+    assert not translations.stale()
+
+
+def test_lines_may_break_elsewhere_and_code_is_copied(pair: tuple[Path, Path]):
+    english, ours = pair
+    assert "Một.\n\n```sh\nls  # list\n# not a heading\n```\n\n## Bê" in ours.read_text()
+    english.write_text(english.read_text().replace("One.\n", "One.\n\n\n"))
+    assert not translations.stale()
+
+
+def test_what_is_gone_is_named(pair: tuple[Path, Path]):
+    english, ours = pair
+    english.write_text("# A\n\nOne.\n")
+    assert translations.stale()[-1] == "docs/vi/a.md: ../a.md has no b-c: it has a"
+    with pytest.raises(ValueError, match="the English text has 0 blocks of code; have as many"):
+        translations.renew(ours)
+    english.unlink()
+    assert translations.stale()[0] == "docs/vi/a.md: no file ../a.md"
+
+
+@pytest.mark.parametrize("name", ["errata.md", "vi/errata.md"])
+def test_errata_name_tests_that_there_are(name: str):
+    text = (DOCS / name).read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+    assert len(named) > 20
+    for file, function in named:
+        assert f"def {function}" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{function}"
+
+
+def test_errata_have_the_same_equations_and_tests_in_both_languages():
+    kept = re.compile(r"\$\$.*?\$\$|`tests/[^`]+`", re.DOTALL)
+    english, ours = (
+        [" ".join(part.split()) for part in kept.findall((DOCS / name).read_text(encoding="utf-8"))]
+        for name in ("errata.md", "vi/errata.md")
+    )
+    assert english == ours
+
+
+@pytest.mark.parametrize("page", sorted(["errata.md", *(f"vi/{p.name}" for p in translations.pages())]))
+def test_members_that_are_linked_exist(page: str):
+    known = {path(member.axis, member.name) for member in members()}
+    for file in DOCS.glob(page):
+        linked = re.findall(r"\]\((?:\.\./)*(members/\w+/\w+\.md)\)", file.read_text(encoding="utf-8"))
+        assert set(linked) <= known, set(linked) - known
