@@ -2,7 +2,7 @@
 
 import { step } from "./axes";
 import { color, context, el } from "./dom";
-import { label, type Palette } from "./palette";
+import type { Palette } from "./palette";
 import { type Source, TILE, Tiles } from "./tiles";
 import { isolated } from "./tokens";
 
@@ -13,8 +13,9 @@ const STRIP = 7;
 
 export interface Strip {
   name: string;
-  row(row: number): number;
-  column(column: number): number;
+  /** The colour of a query, and of a key. */
+  row(row: number): string;
+  column(column: number): string;
 }
 
 export interface GridContent {
@@ -291,7 +292,7 @@ export class Grid {
     this.content.strips.forEach((strip, number) => {
       const place = (across ? this.above : this.left) - (number + 1) * (STRIP + 2);
       for (let index = Math.floor(from); index < to; index++) {
-        ctx.fillStyle = label(across ? strip.column(index) : strip.row(index));
+        ctx.fillStyle = across ? strip.column(index) : strip.row(index);
         const size = Math.max(1, this.size);
         if (across) ctx.fillRect(at(index) - size / 2, place, size, STRIP);
         else ctx.fillRect(place, at(index) - size / 2, STRIP, size);

@@ -19,12 +19,11 @@ export function headGrid(site: Site, head: number, top: number): GridContent {
     columnToken: (column) => site.keyToken(column),
     columnNumber: (column) => site.position(column),
     strips: site.marks.map((mark) => {
-      const start = mark.heads === 1 ? 0 : head * mark.length;
-      const at = (token: number) => (token >= 0 && token < mark.length ? mark.values.of(start + token) : -1);
+      const shown = (value: number | null) => (value === null ? "transparent" : mark.color(value));
       return {
         name: mark.name,
-        row: (row: number) => at(row),
-        column: (column: number) => (site.header.kind === "self" ? at(site.position(column)) : -1),
+        row: (row: number) => shown(site.markOfQuery(mark, head, row)),
+        column: (column: number) => shown(site.markOfKey(mark, head, column)),
       };
     }),
     preview: site.signed ? null : thumbnail(site, head, top),

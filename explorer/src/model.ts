@@ -2,14 +2,43 @@
 
 import { type Allowed, allowedOf, contains } from "./allowed";
 import { type Buffers, type Tensor } from "./buffers";
-import type { Header, RunHeader, SiteHeader } from "./types";
+import { figure } from "./axes";
+import { css, label, palette } from "./palette";
+import type { Header, MarkHeader, RunHeader, SiteHeader } from "./types";
 import { PairWeights, StoredWeights, type Weights } from "./weights";
 
-export interface Mark {
-  name: string;
-  heads: number;
-  length: number;
-  values: Tensor;
+/** What is said of each token. */
+export class Mark {
+  readonly length: number;
+  readonly values: Tensor;
+  /** Of amounts the greatest; 0 for labels. */
+  readonly top: number;
+
+  constructor(readonly header: MarkHeader, buffers: Buffers) {
+    this.values = buffers.read(header.values);
+    this.length = header.values.shape[1]!;
+    const amounts = header.values.dtype === "float32";
+    this.top = amounts ? Math.max(...this.values.slice(0, this.values.data.length), 1e-30) : 0;
+  }
+
+  get name(): string {
+    return this.header.name;
+  }
+
+  /** The number of a token that it is of; null for none. */
+  at(head: number, token: number): number | null {
+    if (token < 0 || token >= this.length) return null;
+    const value = this.values.of((this.header.values.shape[0] === 1 ? 0 : head) * this.length + token);
+    return this.top === 0 && value < 0 ? null : value;
+  }
+
+  said(value: number): string {
+    return this.top > 0 ? figure(value) : (this.header.names[value] ?? String(value));
+  }
+
+  color(value: number): string {
+    return this.top > 0 ? css(palette(false), value, this.top) : label(value);
+  }
 }
 
 export interface Link {
@@ -25,6 +54,7 @@ export class Site {
   readonly thumbnails: Tensor;
   readonly distance: Tensor | null;
   readonly marks: Mark[];
+  private readonly before: string[];
   readonly weights: Weights | null;
   readonly allowed: Allowed;
   readonly signed: boolean;
@@ -40,12 +70,8 @@ export class Site {
     this.keyCount = this.weights?.keys ?? this.keys.length + header.memory;
     this.allowed = allowedOf(header, this.keyCount, buffers);
     this.signed = detail?.kind === "weights" && detail.values.dtype !== "uint8" && this.negative();
-    this.marks = header.marks.map((mark) => ({
-      name: mark.name,
-      heads: mark.values.shape[0]!,
-      length: mark.values.shape[1]!,
-      values: buffers.read(mark.values),
-    }));
+    this.before = run.before;
+    this.marks = header.marks.map((mark) => new Mark(mark, buffers));
   }
 
   get queryCount(): number {
@@ -59,7 +85,17 @@ export class Site {
   /** The token of a key; of a memory slot its number. */
   keyToken(key: number): string {
     const token = key - this.header.memory;
-    return token < 0 ? `[memory ${key}]` : (this.keys[token] ?? "");
+    return token < 0 ? (this.before[this.before.length + token] ?? `[memory ${key}]`) : (this.keys[token] ?? "");
+  }
+
+  /** What a mark says of a query, or of a key; null where it says nothing. */
+  markOfQuery(mark: Mark, head: number, query: number): number | null {
+    return mark.header.of === "keys" ? null : mark.at(head, query);
+  }
+
+  markOfKey(mark: Mark, head: number, key: number): number | null {
+    if (mark.header.of === "keys") return mark.at(head, key);
+    return mark.header.of === "tokens" && this.header.kind === "self" ? mark.at(head, this.position(key)) : null;
   }
 
   queryToken(query: number): string {

@@ -17,10 +17,19 @@ export interface PairsHeader {
   k_scales: Reference | null;
   scale: number;
   lse: Reference;
+  /** Tables over the distances first, first + 1, ...: biases [H or 1, R], and vectors that queries (or content) and keys meet. */
   bias: Reference | null;
-  by_query: Reference | null;
-  by_key: Reference | null;
+  position_keys?: Reference;
+  position_keys_scales?: Reference | null;
+  content?: Reference;
+  content_scales?: Reference | null;
+  position_queries?: Reference;
+  position_queries_scales?: Reference | null;
   first: number;
+  /** Queries that read keys by projections of their own. */
+  projected: Reference | null;
+  projected_k?: Reference;
+  projected_k_scales?: Reference | null;
 }
 
 /** The matrix that takes values to outputs, of a mechanism that is no softmax of pairs. */
@@ -35,8 +44,12 @@ export interface AllowedHeader {
   stops: Reference;
 }
 
+/** A number for each token: a label as int16, -1 for none, or an amount as float32. */
 export interface MarkHeader {
   name: string;
+  of: "tokens" | "queries" | "keys";
+  /** What labels are called; by default their numbers. */
+  names: string[];
   values: Reference;
 }
 
@@ -78,6 +91,8 @@ export interface RunHeader {
   tokens: Record<string, string[]>;
   prompt: number | null;
   pixels: PixelsHeader | null;
+  /** What stands in each slot of the memory that was read. */
+  before: string[];
   sites: SiteHeader[];
   notes: string[];
 }

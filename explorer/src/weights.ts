@@ -1,7 +1,7 @@
 /** The weight of any pair of a query and a key, computed when it is looked at. */
 
 import type { Buffers, Tensor } from "./buffers";
-import type { PairsHeader, SiteHeader, WeightsHeader } from "./types";
+import type { PairsHeader, Reference, SiteHeader, WeightsHeader } from "./types";
 
 export interface Weights {
   readonly queries: number;
@@ -17,7 +17,8 @@ export interface Terms {
   products: Float32Array;
   dot: number;
   scale: number;
-  position: number;
+  /** What positions add to the score, by what it is. */
+  positions: [string, number][];
   score: number;
   lse: number;
   weight: number;
@@ -28,75 +29,101 @@ export class PairWeights implements Weights {
   readonly queries: number;
   readonly keys: number;
   readonly width: number;
-  readonly positioned: boolean;
   private readonly q: Vectors;
   private readonly k: Vectors;
   private readonly lse: Tensor;
   private readonly bias: Tensor | null;
-  private readonly byQuery: Tensor | null;
-  private readonly byKey: Tensor | null;
+  private readonly positionKeys: Vectors | null;
+  private readonly content: Vectors;
+  private readonly positionQueries: Vectors | null;
+  private readonly projected: Set<number>;
+  private readonly projectedK: Vectors | null;
   private readonly group: number;
   private readonly offset: number;
+  private readonly distance: DistanceTerm[];
 
   constructor(site: SiteHeader, private readonly pairs: PairsHeader, buffers: Buffers) {
-    this.q = new Vectors(buffers.read(pairs.q), buffers.maybe(pairs.q_scales));
-    this.k = new Vectors(buffers.read(pairs.k), buffers.maybe(pairs.k_scales));
+    const vectors = (values: Reference | undefined, scales: Reference | null | undefined) =>
+      values === undefined ? null : new Vectors(buffers.read(values), buffers.maybe(scales ?? null));
+    this.q = vectors(pairs.q, pairs.q_scales)!;
+    this.k = vectors(pairs.k, pairs.k_scales)!;
     this.lse = buffers.read(pairs.lse);
     this.bias = buffers.maybe(pairs.bias);
-    this.byQuery = buffers.maybe(pairs.by_query);
-    this.byKey = buffers.maybe(pairs.by_key);
-    this.positioned = this.bias !== null || this.byQuery !== null || this.byKey !== null;
+    this.positionKeys = vectors(pairs.position_keys, pairs.position_keys_scales);
+    this.content = vectors(pairs.content, pairs.content_scales) ?? this.q;
+    this.positionQueries = vectors(pairs.position_queries, pairs.position_queries_scales);
+    this.projectedK = vectors(pairs.projected_k, pairs.projected_k_scales);
+    this.projected = new Set(pairs.projected === null ? [] : buffers.read(pairs.projected).data);
     this.queries = pairs.q.shape[1]!;
     this.keys = pairs.k.shape[1]!;
     this.width = pairs.q.shape[2]!;
     this.group = site.heads / pairs.k.shape[0]!;
     this.offset = site.kind === "self" ? this.keys - this.queries : 0;
+    this.distance = this.distanceTerms();
   }
 
   fill(head: number, query: number, from: number, to: number, out: Float32Array): void {
     const q = this.q.row(head, query);
     const keyHead = Math.floor(head / this.group);
     const lse = this.lse.of(head * this.queries + query);
+    const k = this.keysOf(query);
     for (let key = from; key < to; key++) {
-      let score = this.k.dot(keyHead, key, q) * this.pairs.scale;
-      if (this.positioned) score += this.position(head, query, key);
+      let score = k.dot(keyHead, key, q) * this.pairs.scale;
+      for (const term of this.distance) score += term.of(head, query, key);
       out[key - from] = Math.exp(score - lse);
     }
   }
 
   terms(head: number, query: number, key: number): Terms {
     const q = this.q.row(head, query).slice();
-    const k = this.k.row(Math.floor(head / this.group), key).slice();
+    const k = this.keysOf(query).row(Math.floor(head / this.group), key).slice();
     const products = q.map((value, d) => value * k[d]!);
     const dot = products.reduce((sum, value) => sum + value, 0);
-    const position = this.position(head, query, key);
-    const score = dot * this.pairs.scale + position;
+    const positions = this.distance.map(({ name, of }): [string, number] => [name, of(head, query, key)]);
+    const score = positions.reduce((sum, [, value]) => sum + value, dot * this.pairs.scale);
     const lse = this.lse.of(head * this.queries + query);
-    return { q, k, products, dot, scale: this.pairs.scale, position, score, lse, weight: Math.exp(score - lse) };
+    return { q, k, products, dot, scale: this.pairs.scale, positions, score, lse, weight: Math.exp(score - lse) };
+  }
+
+  /** The keys that a query reads. */
+  private keysOf(query: number): Vectors {
+    return this.projectedK !== null && this.projected.has(query) ? this.projectedK : this.k;
   }
 
   /** What tables of distances add to the score. */
-  private position(head: number, query: number, key: number): number {
-    return (
-      this.entry(this.bias, head, 0, 1, query, key) +
-      this.entry(this.byQuery, head, query, this.queries, query, key) +
-      this.entry(this.byKey, head, key, this.keys, query, key)
-    );
+  private distanceTerms(): DistanceTerm[] {
+    const { positionKeys, positionQueries, bias, content } = this;
+    const entry = (query: number, key: number, size: number) => Math.min(Math.max(query + this.offset - key - this.pairs.first, 0), size - 1);
+    const terms: DistanceTerm[] = [];
+    if (positionKeys !== null) {
+      terms.push({
+        name: content === this.q ? "query · vector of the distance" : "query with its bias · vector of the distance",
+        of: (head, query, key) => positionKeys.dot(positionKeys.head(head), entry(query, key, positionKeys.length), content.row(head, query)) * this.pairs.scale,
+      });
+    }
+    if (positionQueries !== null) {
+      terms.push({
+        name: "key · vector of the distance",
+        of: (head, query, key) => positionQueries.dot(positionQueries.head(head), entry(query, key, positionQueries.length), this.k.row(Math.floor(head / this.group), key)) * this.pairs.scale,
+      });
+    }
+    if (bias !== null) {
+      const [heads, size] = bias.shape as [number, number];
+      terms.push({ name: "bias of the distance", of: (head, query, key) => bias.of((heads === 1 ? 0 : head) * size + entry(query, key, size)) });
+    }
+    return terms;
   }
+}
 
-  /** The entry of a table [H or 1, rows, R] for the distance of the pair. */
-  private entry(table: Tensor | null, head: number, row: number, rows: number, query: number, key: number): number {
-    if (table === null) return 0;
-    const size = table.shape[table.shape.length - 1]!;
-    const distance = query + this.offset - key;
-    const at = Math.min(Math.max(distance - this.pairs.first, 0), size - 1);
-    return table.of(((table.shape[0] === 1 ? 0 : head) * rows + row) * size + at);
-  }
+/** A term of the score that depends on how far the key lies before the query. */
+interface DistanceTerm {
+  name: string;
+  of(head: number, query: number, key: number): number;
 }
 
 /** Vectors [H, T, D] of any precision. */
 class Vectors {
-  private readonly length: number;
+  readonly length: number;
   private readonly width: number;
   private readonly current: Float32Array;
 
@@ -104,6 +131,11 @@ class Vectors {
     this.length = values.shape[1]!;
     this.width = values.shape[2]!;
     this.current = new Float32Array(this.width);
+  }
+
+  /** Of these vectors the head that a query's head meets: they may be one for all. */
+  head(head: number): number {
+    return this.values.shape[0] === 1 ? 0 : head;
   }
 
   /** The vector; valid until the next call. */

@@ -35,7 +35,7 @@ def run(
     tokens: dict[str, list[str]], sites: list[dict[str, Any]], name: str = "known", **more: Any
 ) -> dict[str, Any]:
     """One run of a page."""
-    facts = {"prompt": None, "pixels": None, "notes": ["made of random numbers"]}
+    facts = {"prompt": None, "pixels": None, "before": [], "notes": ["made of random numbers"]}
     return {"name": name, "model": "no model", "tokens": tokens, "sites": sites, **facts, **more}
 
 
@@ -62,9 +62,11 @@ class Attention:
         self.q = random.normal(size=(heads, length, WIDTH)).astype(np.float32)
         self.k = random.normal(size=(key_heads or heads, length, WIDTH)).astype(np.float32)
         self.scale, self.first = 0.4, -2
-        tables = random.normal(size=(2, heads, length, 9)).astype(np.float32)
+        vectors = random.normal(size=(2, heads, 9, WIDTH)).astype(np.float32)
+        content = random.normal(size=(heads, length, WIDTH)).astype(np.float32)
         bias = np.linspace(1, -1, 9, dtype=np.float32)[None].repeat(heads, 0)
-        self.tables = {"bias": bias, "by_query": tables[0], "by_key": tables[1]} if position else {}
+        tables = {"position_keys": vectors[0], "content": content, "position_queries": vectors[1, :1]}
+        self.tables = {"bias": bias, **tables} if position else {}
 
     def scores(self) -> np.ndarray:
         """[H, Tq, Tk], as the contract says: the sum of all terms."""
@@ -72,13 +74,15 @@ class Attention:
         at = np.arange(self.length)
         entries = np.clip(at[:, None] - at - self.first, 0, 8)
         if self.tables:
-            scores = scores + self.tables["bias"][:, entries]
-            scores = scores + np.take_along_axis(
-                self.tables["by_query"], entries[None].repeat(self.heads, 0), 2
-            )
-            by_key = np.take_along_axis(self.tables["by_key"], entries.T[None].repeat(self.heads, 0), 2)
-            scores = scores + by_key.transpose(0, 2, 1)
+            scores = scores + sum(self.terms(entries))
         return scores
+
+    def terms(self, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """[H, Tq, Tk] each, for the entries of the tables: what queries, keys and nothing meet there."""
+        tables = self.tables
+        by_query = np.einsum("hid,hijd->hij", tables["content"], tables["position_keys"][:, entries])
+        by_key = np.einsum("hjd,hijd->hij", self.k, tables["position_queries"][:, entries])
+        return by_query * self.scale, by_key * self.scale, tables["bias"][:, entries]
 
     def lse_and_weights(self) -> tuple[np.ndarray, np.ndarray]:
         """[H, T] and [H, T, T]."""
@@ -94,7 +98,7 @@ class Attention:
         lse, weights = self.lse_and_weights()
         starts = np.maximum(np.arange(self.length) - (self.window or self.length) + 1, 0)
         vectors = {name: buffers.add(array.astype(dtype)) for name, array in (("q", self.q), ("k", self.k))}
-        tables = dict.fromkeys(("bias", "by_query", "by_key"))
+        tables = {"bias": None, "projected": None}
         tables |= {name: buffers.add(array) for name, array in self.tables.items()}
         detail = {
             **{"kind": "pairs", **vectors, "q_scales": None, "k_scales": None, "scale": self.scale},
@@ -152,7 +156,7 @@ def long_site(layer: int, length: int, window: int, buffers: Buffers) -> dict[st
             "lse": buffers.add(np.full((4, length), np.log(window), np.float32)),
         },
         **{name: buffers.add(array) for name, array in names.items()},
-        **{"bias": None, "by_query": None, "by_key": None, "first": 0},
+        **{"bias": None, "first": 0, "projected": None},
     }
     starts = np.maximum(np.arange(length) - window + 1, 0)
     edges = distance_edges(length)

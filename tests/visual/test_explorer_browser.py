@@ -42,7 +42,7 @@ def show(opened: Open, files: dict[str, Path]) -> Open:
 def known_page() -> str:
     buffers = Buffers()
     labels = np.arange(LENGTH, dtype=np.int16)[None] % 5 - 1
-    marks = [{"name": "bucket", "values": buffers.add(labels)}]
+    marks = [{"name": "bucket", "of": "tokens", "names": [], "values": buffers.add(labels)}]
     sites = [layer.site(i, buffers, marks=marks if i == 0 else []) for i, layer in enumerate(LAYERS)]
     sites.append(site(3, MIX, buffers, mechanism="performer", detail=stored(MIX, buffers)))
     words = {"decoder": text(LENGTH)}
@@ -134,9 +134,12 @@ def test_the_neuron_view_adds_up(show: Open):
     }
     dot = layer.q[1, 20] @ layer.k[1, 7]
     score = layer.scores()[1, 20, 7]
-    expected = [dot, dot * layer.scale, score - dot * layer.scale, score, lse[1, 20], weights[1, 20, 7]]
+    at = np.arange(LENGTH)
+    positions = [term[1, 20, 7] for term in layer.terms(np.clip(at[:, None] - at - layer.first, 0, 8))]
+    expected = [dot, dot * layer.scale, *positions, score, lse[1, 20], weights[1, 20, 7]]
     np.testing.assert_allclose(list(shown.values()), expected, atol=1e-4)
-    assert shown["score"] == pytest.approx(shown["scaled"] + shown["position"])
+    terms = [shown[name] for name in ("scaled", "position-1", "position-2", "position-3")]
+    assert shown["score"] == pytest.approx(sum(terms))
     assert shown["weight"] == pytest.approx(np.exp(shown["score"] - shown["lse"]))
     assert tab.locator("svg[data-id=product] rect").count() == layer.q.shape[-1]
     tab.locator("tr[data-key]").nth(3).hover()

@@ -6,7 +6,7 @@ import { choice } from "../controls";
 import { el } from "../dom";
 import { Grid } from "../grid";
 import { headGrid } from "../headgrid";
-import { legend, markLegend } from "../legend";
+import { legend, markLegend, markTable } from "../legend";
 import { SCALES, type Site } from "../model";
 import { pinnedTable } from "../table";
 import { bdi } from "../tokens";
@@ -29,8 +29,8 @@ export const matrix: View = {
     app.onLeave(() => grid.end());
     const mark = () => {
       grid.pinned = { row: app.state.query, column: app.state.key };
-      side.replaceChildren(pinnedTable(app));
       const { query, key, head } = app.state;
+      side.replaceChildren(pinnedTable(app), markTable(app.site, head, query, key) ?? "");
       readout.replaceChildren(...(key < 0 ? [] : said(app.site, head, query, key)));
     };
     const draw = () => {

@@ -48,7 +48,7 @@ function pair(app: App, key: number): HTMLElement[] {
     bars("q", "q", terms.q, most, false),
     bars("k", "k", terms.k, most, false),
     bars("q × k", "product", terms.products, Math.max(...terms.products.map(Math.abs)), true),
-    sums(terms, site.pairs.positioned, site.isAllowed(head, query, key)),
+    sums(terms, site.isAllowed(head, query, key)),
   ];
 }
 
@@ -76,12 +76,12 @@ function bars(name: string, id: string, values: Float32Array, most: number, last
 }
 
 /** The sum, line by line; each number is also there unrounded. */
-function sums(terms: Terms, positioned: boolean, allowed: boolean): HTMLElement {
+function sums(terms: Terms, allowed: boolean): HTMLElement {
   const scaled = terms.dot * terms.scale;
   const lines: [string, string, number, string][] = [
     ["dot", "q · k, the sum of the products", terms.dot, ""],
     ["scaled", `× scale ${figure(terms.scale, 4)}`, scaled, ""],
-    ...(positioned ? [["position", "+ position term, by distance", terms.position, ""] as [string, string, number, string]] : []),
+    ...terms.positions.map(([name, value], i): [string, string, number, string] => [`position-${i + 1}`, `+ ${name}`, value, ""]),
     ["score", "= score", terms.score, "total"],
     ["lse", "− log Σ exp(scores of all keys that the query sees)", terms.lse, ""],
     ["weight", allowed ? "softmax: weight = exp(score − log Σ exp)" : "not computed: the pattern hides this key", allowed ? terms.weight : 0, "total"],

@@ -22,6 +22,7 @@ from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.marks import mark
 from polyformer.core.state import State
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.relative import Relative
@@ -96,6 +97,7 @@ class AdaptiveSpan(Mechanism):
         """Softmax attention with the bias log m(d), as wide as the spans; adds the auxiliary loss."""
         k, v, state = appended(state, k, v)
         add_auxiliary_loss("span", self._span_loss())
+        mark("span (tokens)", lambda: self.spans().view(1, -1, 1).expand(q.shape[:3]), "queries")
         relative = self._log_mask(self._clamped(), context)
         others = None if position is None else position.relative(q, k, context)
         y = attend(

@@ -22,6 +22,7 @@ from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.marks import mark
 from polyformer.core.state import State
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.isolation import guarded
@@ -101,6 +102,7 @@ class DynamicSpan(Mechanism):
         loss."""
         k, v, state = appended(state, k, v)
         spans = self.spans(q)
+        mark("span (tokens)", lambda: spans, "queries")
         add_auxiliary_loss("span", self.config.penalty * _mean(spans, context))
         other = None if position is None else position.score_mod(q, k, context)
         y = attend(

@@ -45,6 +45,9 @@ class Options:
     )
     target: str | None = option("what the decoder of an encoder-decoder reads", metavar="TEXT")
     generate: int | None = option("let the model continue the text by at most N tokens, and show the steps")
+    segment: int | None = option(
+        "of a model with a memory: read the text in segments of N tokens, and show the last", metavar="N"
+    )
     against: str | None = option(
         "another model (a folder or a GGUF file), or else another text or image, to compare with",
         metavar="MODEL|TEXT|IMAGE",
@@ -65,10 +68,10 @@ def run(options: Options) -> None:
     from polyformer.visual.explorer import explore
 
     text, other = text_of(options), options.against
-    for name, least in (("generate", 1), ("row", 1)):
+    for name in ("generate", "row", "segment"):
         number = getattr(options, name)
-        if number is not None and number < least:
-            raise InputError(f"--{name}: expected {least} or more, got {number}")
+        if number is not None and number < 1:
+            raise InputError(f"--{name}: expected 1 or more, got {number}")
     if options.megabytes <= 0:
         raise InputError(f"--megabytes: expected a size above 0, got {options.megabytes:g}")
     read = opened(options, options.model)

@@ -49,7 +49,7 @@ def by_us(options: Any, name: str) -> Read:
 
     source = load(name, None, options.device, preset_overrides(name, options.changes))
     texts = OwnTexts(name, source.model, source.tokenizer)
-    return lambda text: texts.of_text(some_text(text), options.target, options.generate)
+    return lambda text: texts.of_text(some_text(text), options.target, options.generate, options.segment)
 
 
 def by_image_run(options: Any, run: "Run") -> Read:
@@ -84,8 +84,9 @@ def by_transformers(options: Any, name: str) -> Read:
     from polyformer.visual.explorer.other_images import OtherImages
     from polyformer.visual.explorer.other_texts import OtherTexts
 
-    if options.generate is not None:
-        raise InputError("--generate: goes with models of ours; leave --transformers out")
+    for option in ("generate", "segment"):
+        if getattr(options, option) is not None:
+            raise InputError(f"--{option}: goes with models of ours; leave --transformers out")
     try:
         model = AutoModel.from_pretrained(name)
         vision = model.main_input_name == "pixel_values"
@@ -119,7 +120,7 @@ def check_images(options: Any) -> None:
     """Raises `InputError` for options of texts, where the model reads images, and for a row of one image."""
     if options.row is not None and options.text is not None and is_image(options.text):
         raise InputError(f"--row: {options.text} is one image; leave it out")
-    for name in ("file", "target", "generate"):
+    for name in ("file", "target", "generate", "segment"):
         if getattr(options, name) is not None:
             raise InputError(f"--{name}: goes with a text, and this model reads images; leave it out")
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError, quote
+from polyformer.core.marks import mark
 from polyformer.feedforward.base import FeedForward, FeedForwardConfig
 from polyformer.ops.linear import ExactLinear, linear
 from polyformer.sequence.context import Context
@@ -104,6 +105,7 @@ class Experts(FeedForward):
         """y = sum over the chosen e of g_e f_e(x)."""
         rows = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
         chosen, gates, taken = self.route(rows, context)
+        self._mark(chosen, gates, taken)
         mix = self._plainly if torch.compiler.is_compiling() else self._grouped  # counts are read below
         return mix(rows, chosen, gates, taken).view(x.shape)
 
@@ -131,6 +133,13 @@ class Experts(FeedForward):
             doc = None if context is None else context.q_doc
             taken = taken & within(chosen, self.config.experts, real, doc, share)
         return chosen, gates, taken
+
+    def _mark(self, chosen: Tensor, gates: Tensor, taken: Tensor) -> None:
+        """Which experts read each token, the first choice first, and how much each counts."""
+        for number in range(self.config.top_k):
+            place = f", choice {number + 1}" if self.config.top_k > 1 else ""
+            mark(f"expert{place}", lambda i=number: chosen.masked_fill(~taken, -1)[:, None, :, i])
+            mark(f"gate{place}", lambda i=number: (gates * taken)[:, None, :, i])
 
     def _grouped(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
         """Choices sorted by expert: each reads its tokens, or none, at once and so always has a gradient."""

@@ -28,11 +28,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, unknown
+from polyformer.core.marks import mark
 from polyformer.core.state import State
 from polyformer.memory.base import MemoryConfig, Reader, check_length
 from polyformer.memory.recurrent import Recurrent
 from polyformer.memory.search import SEARCHES, Search, entries
-from polyformer.memory.store import Store
+from polyformer.memory.store import Store, Window
 from polyformer.position import Shape
 from polyformer.sequence.context import Context
 
@@ -166,8 +167,9 @@ class Memorizing(Recurrent):
     def mixed(self, y: Tensor, q: Tensor, store: State, context: Context) -> Tensor:
         """As above; q [B, H, T, D] before positions."""
         assert isinstance(store, Store)
-        rows = []
-        for row, window in enumerate(store.windows(context, self.size)):
+        rows, windows = [], store.windows(context, self.size)
+        mark("gate of the store", lambda: self._gates(windows, q), "queries")
+        for row, window in enumerate(windows):
             local, queries, count = y[row], q[row], window.queries
             if window.start == window.stop or not count:
                 rows.append(local)
@@ -185,6 +187,14 @@ class Memorizing(Recurrent):
         if self.trains == "memory":  # where no query finds anything, the loss still has a graph
             y = y + 0 * (self.gate.sum() + self.temperature.sum()).to(y.dtype)
         return y
+
+    def _gates(self, windows: Sequence[Window], q: Tensor) -> Tensor:
+        """How much of each head's output is looked up, [B, H, T]; 0 for queries that find nothing."""
+        gates = q.new_zeros(q.shape[:3])
+        for own, window in zip(gates, windows):
+            if window.start < window.stop:
+                own[:, : window.queries] = (QUICK * self.gate).sigmoid().unsqueeze(1)
+        return gates
 
     def _looked_up(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """q [H, T, D] in keys and values [Hkv, N, D]: [H, T, D]."""

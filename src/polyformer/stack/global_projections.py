@@ -12,6 +12,7 @@ past alone, are ours.
 """
 
 import dataclasses
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.marks import mark
 from polyformer.core.state import State
 from polyformer.dot_product.attend import attend
 from polyformer.ops.linear import Linear
@@ -30,6 +32,9 @@ from polyformer.patterns.layout import unite
 from polyformer.patterns.mods import broadcasts
 from polyformer.position import Position, Site
 from polyformer.sequence.context import Context
+
+GLOBAL = "global"
+"""What global tokens are called where they are shown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +179,7 @@ class GlobalAttention(nn.Module):
             k, v, cache = cache.append(k, v)
         if chosen is None:
             return y, cache
+        mark(GLOBAL, partial(_flags, chosen, x.shape[1]), "queries", ("by projections of its own",))
         index = chosen.slots.unsqueeze(-1).expand(-1, -1, x.shape[-1])
         q = self._heads(self.query, x.gather(1, index))
         q, _ = position.rotate(q, q, chosen.context, site)
@@ -223,6 +229,12 @@ class GlobalAttention(nn.Module):
     def _vectors(self, projection: nn.Module, x: Tensor) -> Tensor:
         heads = projection(x).unflatten(-1, (-1, self.head_size)).transpose(0, 1)
         return heads if projection is self.query else heads.repeat_interleave(self.groups, dim=0)
+
+
+def _flags(chosen: Chosen, length: int) -> Tensor:
+    """[B, 1, Tq]: 0 for global queries, -1 for others."""
+    flags = torch.full((len(chosen.slots), length), -1, device=chosen.slots.device)
+    return flags.scatter(1, chosen.slots, chosen.real.long() - 1).unsqueeze(1)
 
 
 def replaced(table: Tensor, rows: Tensor, chosen: Chosen) -> Tensor:

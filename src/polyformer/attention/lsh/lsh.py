@@ -21,6 +21,7 @@ section 2.
 """
 
 import dataclasses
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -37,6 +38,7 @@ from polyformer.attention.lsh.sorted_window import bucket_windows
 from polyformer.attention.pair_terms import PairTerms
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.marks import mark
 from polyformer.core.state import State
 from polyformer.dot_product.isolation import guarded
 from polyformer.ops.precision import at_least_float32, without_autocast
@@ -147,7 +149,10 @@ class LSHAttention(Mechanism):
     ) -> tuple[Tensor, State | None]:
         """Hashes the new keys, appends them to the state, and attends."""
         with without_autocast(q):
-            buckets = self._with_first(self.hash(k), context)
+            buckets = self.hash(k)
+            for number in range(self.config.rounds):
+                mark(f"bucket, round {number + 1}", partial(torch.select, buckets, 2, number))
+            buckets = self._with_first(buckets, context)
         if state is not None:
             assert isinstance(state, HashedCache)
             k, v, buckets, state = state.append(k, v, buckets)

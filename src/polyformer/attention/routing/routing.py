@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
@@ -35,6 +36,7 @@ from polyformer.attention.routing.single_query import single_query
 from polyformer.attention.some_heads import heads_of
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.marks import mark
 from polyformer.core.state import State
 from polyformer.dot_product.isolation import guarded
 from polyformer.ops.precision import without_autocast
@@ -181,6 +183,9 @@ class Routing(Mechanism):
         with without_autocast(q):
             q, k = normed(q.to(exact)), normed(k.to(exact))
             query_clusters, key_clusters = self.centroids(q), self.centroids(k)
+        spread = (0, 0, self.near, 0)  # local heads have no clusters
+        mark("cluster of queries", lambda: F.pad(query_clusters, spread, value=-1), "queries")
+        mark("cluster of keys", lambda: F.pad(key_clusters, spread, value=-1), "keys")
         queries = slice(context.offset, context.offset + context.q_len)
         new_keys = slice(context.kv_len - k.shape[2], context.kv_len)
         self.centroids.learn(

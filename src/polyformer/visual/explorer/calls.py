@@ -1,14 +1,16 @@
 """The calls of attention that a model makes on one text, and what is measured of each."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyformer.core.marks import Mark
 from polyformer.dot_product.request import Request
 from polyformer.visual.explorer.allowed_keys import AllowedKeys
-from polyformer.visual.explorer.exact_weights import tiles
+from polyformer.visual.explorer.exact_weights import Tile, tiles, with_rows
 from polyformer.visual.explorer.summaries import Summaries
 from polyformer.visual.explorer.value_matrix import Mix, value_matrix
 
@@ -17,8 +19,9 @@ from polyformer.visual.explorer.value_matrix import Mix, value_matrix
 class Call:
     """One layer's attention: a `request` of softmax attention, or any mechanism as `mix` of `values`.
 
-    stack: "encoder" or "decoder", whose queries they are; keys: whose keys. marks: by name a label for each
-    token, [H or 1, T], such as its bucket.
+    stack: "encoder" or "decoder", whose queries they are; keys: whose keys. marks: what is said of its
+    tokens, such as their buckets. projected: the queries [G] that have projections of their own, and their
+    request.
     """
 
     stack: str
@@ -29,12 +32,21 @@ class Call:
     request: Request | None = None
     mix: Mix | None = None
     values: Tensor | None = None
-    marks: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    projected: tuple[Tensor, Request] | None = None
+    marks: list[Mark] = dataclasses.field(default_factory=list)
 
     @property
     def cross(self) -> bool:
         """Whether the keys are of another sequence."""
         return self.stack != self.keys
+
+    def tiles(self) -> Iterator[Tile]:
+        """Of softmax attention the weights, a run of queries at a time."""
+        assert self.request is not None
+        if self.projected is None:
+            return tiles(self.request)
+        rows, request = self.projected
+        return with_rows(tiles(self.request), rows.cpu(), tiles(request))
 
     @property
     def name(self) -> str:
@@ -62,9 +74,8 @@ class Measured:
         """[H, Tq, Tk], float32, whatever the attention is."""
         if self.matrix is not None:
             return self.matrix
-        assert self.call.request is not None
         weights = torch.zeros(self.shape)
-        for tile in tiles(self.call.request):
+        for tile in self.call.tiles():
             weights[:, tile.start : tile.stop, tile.columns.cpu()] = tile.weights.cpu()
         return weights
 
@@ -86,7 +97,7 @@ def _of_pairs(call: Call, request: Request) -> Measured:
     heads, queries, keys = request.q.shape[1], request.context.q_len, request.context.kv_len
     summaries = Summaries(heads, queries, keys, 0 if call.cross else request.context.offset)
     allowed, lse = AllowedKeys(keys), []
-    for tile in tiles(request):
+    for tile in call.tiles():
         summaries.add(tile.start, tile.columns, tile.weights)
         allowed.add(tile.columns, tile.allowed)
         lse.append(tile.lse.cpu())

@@ -1,11 +1,12 @@
 """What a page computes weights from: queries and keys, as precise as there is room for; or the weights."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from polyformer.dot_product.request import Request
 from polyformer.visual.explorer.buffers import Buffers
 from polyformer.visual.explorer.calls import Measured
 
@@ -14,12 +15,9 @@ PRECISIONS = {"float32": 4, "float16": 2, "int8": 1}
 
 
 def by_pairs(site: Measured) -> bool:
-    """Whether the page can compute the weights from q and k: biases by distance are all that is added."""
-    request = site.call.request
-    if request is None or request.score_mod is not None:
-        return False
-    relative = request.relative
-    return relative is None or (relative.position_keys is None and relative.position_queries is None)
+    """Whether the page can compute the weights from q and k: terms by distance are all that is added."""
+    requests = _requests(site)
+    return bool(requests) and all(request.score_mod is None for request in requests)
 
 
 def size(site: Measured, precision: str) -> int:
@@ -27,11 +25,12 @@ def size(site: Measured, precision: str) -> int:
     heads, queries, keys = site.shape
     if not by_pairs(site):
         return 2 * heads * queries * keys
-    request = site.call.request
-    assert request is not None
-    width, key_heads = request.q.shape[3], request.k.shape[1]
-    vectors = heads * queries + key_heads * keys
-    return vectors * (width * PRECISIONS[precision] + 4 * (precision == "int8")) + 4 * heads * queries
+    bytes_each = PRECISIONS[precision]
+    total = 4 * heads * queries
+    for _, vectors in _vectors(site):
+        *count, width = vectors.shape
+        total += int(np.prod(count)) * (width * bytes_each + 4 * (precision == "int8"))
+    return total
 
 
 def planned(sites: Sequence[Measured], room: int) -> tuple[str, list[int]]:
@@ -51,29 +50,58 @@ def written(site: Measured, precision: str, buffers: Buffers) -> dict[str, Any]:
     """The site's detail, its arrays in `buffers`."""
     if not by_pairs(site):
         return {"kind": "weights", "values": buffers.add(site.weights().half().numpy())}
-    request = site.call.request
-    assert request is not None
+    request, *_ = _requests(site)
     assert site.lse is not None
     lse = np.where(np.isneginf(site.lse), np.float32(-1e30), site.lse).astype(np.float32)
-    bias = None if request.relative is None else request.relative.bias
+    relative, detail = request.relative, dict[str, Any]()
+    for name, vectors in _vectors(site):
+        values, scales = rounded(vectors, precision)
+        detail[name] = buffers.add(values)
+        detail[f"{name}_scales"] = None if scales is None else buffers.add(scales)
+    bias = None if relative is None else relative.bias
+    rows = None if site.call.projected is None else site.call.projected[0]
     return {
         "kind": "pairs",
-        **_vectors("q", request.q[0], precision, buffers),
-        **_vectors("k", request.k[0], precision, buffers),
+        **detail,
         "scale": request.scale,
         "lse": buffers.add(lse),
         "bias": None if bias is None else buffers.add(bias.detach().float().cpu().numpy()),
-        "by_query": None,
-        "by_key": None,
-        "first": 0 if request.relative is None else request.relative.first,
+        "first": 0 if relative is None else relative.first,
+        "projected": None if rows is None else buffers.add(rows.int().cpu().numpy()),
     }
 
 
-def _vectors(name: str, x: Tensor, precision: str, buffers: Buffers) -> dict[str, Any]:
+def _requests(site: Measured) -> list[Request]:
+    """Those of the call: its own, and that of queries that have projections of their own."""
+    own, projected = site.call.request, site.call.projected
+    return [] if own is None else [own] if projected is None else [own, projected[1]]
+
+
+def _vectors(site: Measured) -> Iterator[tuple[str, Tensor]]:
+    """What meets in products, by its name on the page, [H, T, D]: queries and keys, and vectors of distances
+    with what meets those, where it is not queries and keys themselves."""
+    request, *others = _requests(site)
+    q = request.q[0]
+    if site.call.projected is not None:
+        q = q.clone()
+        q[:, site.call.projected[0]] = others[0].q[0].to(q.dtype)
+        yield "projected_k", others[0].k[0]
+    yield "q", q
+    yield "k", request.k[0]
+    if request.relative is None:
+        return
+    for name in ("position_keys", "position_queries"):
+        table = getattr(request.relative, name)
+        if table is not None:
+            yield name, table
+    if request.relative.position_keys is not None and request.relative.content is not None:
+        yield "content", request.relative.content[0]
+
+
+def rounded(x: Tensor, precision: str) -> tuple[np.ndarray, np.ndarray | None]:
     """x [H, T, D], and for int8 the scale [H, T] of each vector."""
     values = x.detach().float().cpu().numpy()
     if precision != "int8":
-        return {name: buffers.add(values.astype(precision)), f"{name}_scales": None}
+        return values.astype(precision), None
     scales = np.maximum(np.abs(values).max(-1), 1e-12) / 127
-    rounded = np.rint(values / scales[..., None]).astype(np.int8)
-    return {name: buffers.add(rounded), f"{name}_scales": buffers.add(scales.astype(np.float32))}
+    return np.rint(values / scales[..., None]).astype(np.int8), scales.astype(np.float32)

@@ -54,6 +54,35 @@ def tiles(request: Request) -> Iterator[Tile]:
         yield Tile(start, stop, columns, weights, allowed, lse)
 
 
+def with_rows(ordinary: Iterator[Tile], rows: Tensor, others: Iterator[Tile]) -> Iterator[Tile]:
+    """The tiles of all queries, those of the queries `rows` [G] in place of the ordinary; both on the CPU."""
+    parts = list(others)
+    for tile in ordinary:
+        inside = (rows >= tile.start) & (rows < tile.stop)
+        if not inside.any():
+            yield tile
+            continue
+        keys = max(int(part.columns.max()) + 1 for part in (*parts, tile) if len(part.columns))
+        whole = _over(tile, keys)
+        for part in parts:
+            mine = inside[part.start : part.stop].nonzero().flatten()
+            places, own = rows[part.start : part.stop][mine] - tile.start, _over(part, keys)
+            for table, values in zip(whole, own):
+                table[:, places] = values[:, mine]
+        weights, allowed, lse = whole
+        yield Tile(tile.start, tile.stop, torch.arange(keys), weights, allowed, lse)
+
+
+def _over(tile: Tile, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Copies of weights and what is allowed [H, T, keys] over all keys, and of the log-sum-exps."""
+    heads, queries, _ = tile.weights.shape
+    weights, allowed = torch.zeros(heads, queries, keys), torch.zeros(heads, queries, keys, dtype=torch.bool)
+    columns = tile.columns.cpu()
+    weights[:, :, columns] = tile.weights.cpu()
+    allowed[:, :, columns] = tile.allowed.expand(heads, -1, -1).cpu()
+    return weights, allowed, tile.lse.cpu().clone()
+
+
 def _columns(request: Request, start: int, stop: int, heads: int) -> Tensor:
     """The key slots that some head's query in the run may see."""
     if request.pattern is None:

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from polyformer.core.errors import InputError
+from polyformer.core.marks import Mark
 from polyformer.visual.explorer.buffers import Buffers
 from polyformer.visual.explorer.calls import Call, Measured, measured
 from polyformer.visual.explorer.detail import planned, written
@@ -70,7 +73,8 @@ def _summarized(reading: Reading, sites: Sequence[Measured], buffers: Buffers) -
         "tokens": {stack: list(tokens) for stack, tokens in reading.tokens.items()},
         "prompt": reading.prompt,
         "pixels": None if reading.picture is None else _pixels(reading.picture, buffers),
-        "sites": [_described(site, buffers) for site in sites],
+        "before": list(reading.before),
+        "sites": [_described(site, reading, buffers) for site in sites],
         "notes": [],
     }
 
@@ -89,7 +93,7 @@ def _pixels(picture: Picture, buffers: Buffers) -> dict[str, Any]:
     }
 
 
-def _described(site: Measured, buffers: Buffers) -> dict[str, Any]:
+def _described(site: Measured, reading: Reading, buffers: Buffers) -> dict[str, Any]:
     """A site of the page, without its detail."""
     call, summaries = site.call, site.summaries
     allowed = {"allowed": None} if site.allowed is None else site.allowed.written(buffers, site.shape[0])
@@ -109,11 +113,34 @@ def _described(site: Measured, buffers: Buffers) -> dict[str, Any]:
         **allowed,
         "detail": None,
         "marks": [
-            {"name": name, "values": buffers.add(values.to(torch.int16).cpu().numpy())}
-            for name, values in call.marks.items()
+            {
+                "name": mark.name,
+                "of": mark.of,
+                "names": list(mark.names),
+                "values": buffers.add(_numbers(mark.values[0])),
+            }
+            for mark in _marks(site, reading)
         ],
         "memory": site.memory,
     }
+
+
+def _marks(site: Measured, reading: Reading) -> list[Mark]:
+    """By name the last mark of as many tokens as the call has; and which keys are a memory's."""
+    _, queries, keys = site.shape
+    lengths = {"tokens": queries, "queries": queries, "keys": keys}
+    fitting = [mark for mark in site.call.marks if mark.values.shape[2] == lengths[mark.of]]
+    if site.memory:
+        slots = torch.arange(keys)
+        labels = (slots >= reading.compressed).long().masked_fill(slots >= site.memory, -1)
+        fitting.append(Mark("memory", labels.view(1, 1, -1), "keys", ("compressed", "kept")))
+    return list({mark.name: mark for mark in fitting}.values())
+
+
+def _numbers(values: Tensor) -> np.ndarray:
+    """[H or 1, T]: labels as int16, amounts as float32."""
+    numbers = values.float() if values.is_floating_point() else values.short()
+    return numbers.cpu().numpy()
 
 
 def _notes(run: dict[str, Any], precision: str, megabytes: float) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from polyformer.core.errors import InputError
+from polyformer.core.evaluation_mode import evaluating
 from polyformer.data import Tokenizer
 from polyformer.model import Transformer
 from polyformer.visual.explorer.reading import Reading, shown
@@ -28,21 +29,34 @@ class OwnTexts:
         """Whether it is an encoder-decoder."""
         return self.model.encoder is not None and self.model.decoder is not None
 
-    def of_text(self, text: str, target: str | None = None, generate: int | None = None) -> Reading:
-        """The model reads `text`; target: what the decoder of an encoder-decoder reads, by default what it
-        writes. generate: how many tokens the model writes, at most."""
+    def of_text(
+        self, text: str, target: str | None = None, generate: int | None = None, segment: int | None = None
+    ) -> Reading:
+        """The model reads `text`.
+
+        target: what the decoder of an encoder-decoder reads, by default what it writes. generate: how many
+        tokens the model writes, at most. segment: a model with a memory reads the text in segments of so many
+        tokens, of which the last is shown.
+        """
         if self.tokenizer is None:
             raise InputError("tokenizer: a text needs one, and this model was given none; give tokenizer=...")
         ids = self.tokenizer.encode_for_model(text)[0]
         if self.model.decoder is not None and not self.both:
             ids = [*_present(self.tokenizer.bos_id), *self.tokenizer.encode(text)]
         goal = None if target is None else [*self._begin, *self.tokenizer.encode(target)]
-        return self.of_ids(ids, goal, generate)
+        return self.of_ids(ids, goal, generate, segment)
 
     def of_ids(
-        self, ids: Sequence[int], target: Sequence[int] | None = None, generate: int | None = None
+        self,
+        ids: Sequence[int],
+        target: Sequence[int] | None = None,
+        generate: int | None = None,
+        segment: int | None = None,
     ) -> Reading:
         """The same for token ids."""
+        if segment is not None:
+            self._check_segment(segment, target is None and generate is None)
+            return self._last_segment(ids, segment)
         if target is not None and not self.both:
             raise InputError("target: goes with an encoder-decoder")
         if generate is not None and self.model.decoder is None:
@@ -63,6 +77,35 @@ class OwnTexts:
             rows["decoder"] = inputs[own]
         return Reading(
             name=self.name, model=self.model, inputs=inputs, tokens=shown(rows, self.token), prompt=prompt
+        )
+
+    def _check_segment(self, segment: int, alone: bool) -> None:
+        decoder = self.model.decoder
+        if decoder is None or self.both or decoder.memory is None:
+            raise InputError("segment: goes with a decoder that has a memory; leave it out")
+        if not alone or segment < 1:
+            raise InputError(f"segment: expected 1 token or more, without target and generate, got {segment}")
+
+    def _last_segment(self, ids: Sequence[int], segment: int) -> Reading:
+        place, state = next(self.model.parameters()).device, None
+        *earlier, last = [ids[start : start + segment] for start in range(0, len(ids), segment)]
+        with torch.no_grad(), evaluating(self.model):
+            for part in earlier:
+                state = self.model(torch.tensor([[*part]], device=place), state=state, use_cache=True).state
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([[*last]], device=place)}
+        before, compressed = list[str](), 0
+        if state is not None:
+            inputs["state"], compressed = state, state.tokens.merged
+            read = ids[: len(ids) - len(last)]
+            kept = read[len(read) - (state.tokens.length - compressed) :]
+            before = [f"compressed {i + 1}" for i in range(compressed)] + [*map(self.token, kept)]
+        return Reading(
+            name=self.name,
+            model=self.model,
+            inputs=inputs,
+            tokens=shown({"decoder": inputs["input_ids"]}, self.token),
+            before=before,
+            compressed=compressed,
         )
 
     def token(self, number: int) -> str:

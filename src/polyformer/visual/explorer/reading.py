@@ -28,9 +28,9 @@ class Reading:
 
     inputs: what the model takes, one row: `input_ids` [1, T], and for an encoder-decoder `decoder_input_ids`.
     tokens: as what each token is shown, by stack ("encoder", "decoder"). prompt: how many of the decoder's
-    tokens the model was given, where it generated the rest. before: the tokens of earlier segments, of which
-    the `state` among the inputs has a memory. picture: the image that was read. notes: what the page says of
-    it.
+    tokens the model was given, where it generated the rest. before: what stands in each slot of the memory of
+    earlier segments that the `state` among the inputs has, of which the first `compressed` stand for several
+    tokens each. picture: the image that was read.
     """
 
     name: str
@@ -39,8 +39,8 @@ class Reading:
     tokens: Mapping[str, Sequence[str]]
     prompt: int | None = None
     before: Sequence[str] = ()
+    compressed: int = 0
     picture: Picture | None = None
-    notes: Sequence[str] = ()
 
 
 def shown(rows: Mapping[str, Tensor], decode: Callable[[int], str]) -> dict[str, list[str]]:

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from polyformer.attention.base import MechanismConfig
 from polyformer.attention.softmax_attention import SoftmaxAttention, SoftmaxConfig
 from polyformer.core.errors import InputError
+from polyformer.core.marks import Mark, marked
 from polyformer.depth.recording import recorded_depths
 from polyformer.dot_product.observed import observed
 from polyformer.dot_product.request import Request
 from polyformer.inside.find import Layer, attention_layers
 from polyformer.model import Transformer
+from polyformer.stack.global_projections import GLOBAL
 from polyformer.visual.explorer.calls import Call
 
 IMPLEMENTATION = "polyformer"
@@ -40,39 +42,59 @@ def recorded_calls(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Call]
 
 def _of_ours(model: nn.Module, own: Transformer, inputs: Mapping[str, Tensor]) -> list[Call]:
     calls: list[Call] = []
+    beside: list[_FeedForwardHooks] = []
     with contextlib.ExitStack() as stack:
         requests = stack.enter_context(observed())
         depths = stack.enter_context(recorded_depths())
+        marks = stack.enter_context(marked())
         for side, module in (("encoder", own.encoder), ("decoder", own.decoder)):
             if module is None:
                 continue
+            rest = _FeedForwardHooks(side=side, requests=requests, calls=calls, marks=marks)
+            beside.append(rest)
             for layer in dict.fromkeys(module.sequence):  # layers of one group are one module
+                stack.enter_context(hooked(layer.feedforward, rest.before, rest.after))
                 kinds = {side: (layer.attention, module.mechanism)}
                 if layer.cross_attention is not None:
                     kinds["encoder"] = (layer.cross_attention, module.mechanism.cross())
                 for keys, (attention, config) in kinds.items():
-                    hooks = _Hooks(side=side, keys=keys, config=config, requests=requests, calls=calls)
+                    hooks = _Hooks(
+                        side=side, keys=keys, config=config, requests=requests, calls=calls, marks=marks
+                    )
                     stack.enter_context(hooked(attention.mechanism, hooks.before, hooks.after))
+                    stack.enter_context(hooked(attention, None, hooks.rest))
         model(**inputs)
-    return calls if not depths else [_with_depths(call, depths) for call in calls]
+    for call in calls:
+        for rest in beside:
+            if call.stack == call.keys == rest.side:
+                call.marks.extend(rest.of_layers[call.layer] if call.layer < len(rest.of_layers) else [])
+        call.marks.extend(Mark("layers run", each[:, None].long(), "queries") for each in depths)
+    return calls
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class _Watching:
-    """Hooks around a module that add to `calls` what it asked `attend`."""
+    """Hooks around a module that add to `calls` what it asked `attend`, and what it said of its tokens."""
 
     requests: list[Request]
     calls: list[Call]
+    marks: list[Mark] = dataclasses.field(default_factory=list)
     begun: int = 0
+    said: int = 0
 
     def before(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Notes which requests are the module's own."""
-        self.begun = len(self.requests)
+        """Notes which requests and marks are the module's own."""
+        self.begun, self.said = len(self.requests), len(self.marks)
 
     @property
     def own(self) -> list[Request]:
         """The requests since the module was called."""
         return self.requests[self.begun :]
+
+    def new_marks(self) -> list[Mark]:
+        """The marks since the module was called, or since they were asked for."""
+        new, self.said = self.marks[self.said :], len(self.marks)
+        return new
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -89,8 +111,10 @@ class _Hooks(_Watching):
         layer = sum((call.stack, call.keys) == (self.side, self.keys) for call in self.calls)
         config = self.config.at(layer)
         pattern = config.pattern if isinstance(config, SoftmaxConfig) else None
-        call = Call(self.side, self.keys, layer, config.kind, None if pattern is None else pattern.to_text())
-        if isinstance(mechanism, SoftmaxAttention) and len(self.own) == 1:
+        text, marks = None if pattern is None else pattern.to_text(), self.new_marks()
+        call = Call(self.side, self.keys, layer, config.kind, text, marks=marks)
+        # Where the one request is of the call's own tokens, the mechanism is softmax attention to them.
+        if len(self.own) == 1 and (isinstance(mechanism, SoftmaxAttention) or self.own[0].context is context):
             self.calls.append(dataclasses.replace(call, request=self.own[0]))
             return
 
@@ -99,24 +123,39 @@ class _Hooks(_Watching):
 
         self.calls.append(dataclasses.replace(call, mix=mix, values=v))
 
+    def rest(self, attention: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        """Adds to the call what its heads computed beside the mechanism."""
+        call = self.calls[-1]
+        call.marks.extend(self.new_marks())
+        flags = next((mark.values for mark in call.marks if mark.name == GLOBAL), None)
+        if flags is not None and call.request is not None and len(self.own) == 2:
+            rows = (flags[0, 0] >= 0).nonzero().flatten()
+            self.calls[-1] = dataclasses.replace(call, projected=(rows, self.own[1]))
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _FeedForwardHooks(_Watching):
+    """Collects what the feed-forwards of a stack say, layer by layer."""
+
+    side: str
+    of_layers: list[list[Mark]] = dataclasses.field(default_factory=list)
+
+    def after(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        """Of the next layer."""
+        self.of_layers.append(self.new_marks())
+
 
 @contextlib.contextmanager
 def hooked(module: nn.Module, before: Any, after: Any) -> Iterator[None]:
-    """Calls both around every call of `module` inside."""
-    handles = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    """Calls both around every call of `module` inside; `before` may be None."""
+    handles = [module.register_forward_hook(after)]
+    if before is not None:
+        handles.append(module.register_forward_pre_hook(before))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _with_depths(call: Call, depths: list[Tensor]) -> Call:
-    """The call with how many layers each of its queries' tokens went through."""
-    fitting = [x for x in depths if call.request is not None and x.shape[1] == call.request.context.q_len]
-    if fitting:
-        call.marks["layers run"] = fitting[-1][:1].short()
-    return call
 
 
 def _of_theirs(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
