@@ -241,6 +241,20 @@ def test_longer_texts_are_refused():
     module(q, k, v, Context(10, 10, kv_valid=valid), None, None)
 
 
+def test_longer_documents_are_refused_in_a_graph_too():
+    module, tokens = built(max_length=6), tensors(10)
+
+    def run(ids: Tensor) -> Tensor:
+        documents = ids.expand(2, -1)
+        return module(*tokens, Context(10, 10, q_doc=documents, kv_doc=documents), None, None)[0]
+
+    compiled = torch.compile(run, backend="aot_eager")
+    fits, too_long = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1, 1, 2]), torch.tensor([0] * 3 + [1] * 7)
+    torch.testing.assert_close(compiled(fits), run(fits))
+    with pytest.raises(RuntimeError, match="more than the 6 tokens that the sorting network was made for"):
+        compiled(too_long)
+
+
 def test_what_is_wrong_is_named():
     for name in ("block_size", "max_length", "iterations"):
         with pytest.raises(InputError, match=f"{name}: expected 1 or more, got 0"):

@@ -7,6 +7,7 @@ import pytest
 
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, load
+from polyformer.data.guess import guess
 from polyformer.data.held_out import parted
 from polyformer.data.qnli import question_sentences, read_qnli, sentence_spans
 
@@ -93,3 +94,12 @@ def test_groups_are_held_out_by_their_rows_wherever_they_stand():
         assert held
         assert not {row["g"] for row in kept} & {row["g"] for row in held}
         assert sorted(row["n"] for row in (*kept, *held)) == list(range(10))
+
+
+@pytest.mark.parametrize("format", ["qnli", "squad"])
+def test_whole_articles_are_held_out_where_nothing_is_said(tmp_path: Path, format: str):
+    guessed = guess(write(tmp_path / "a.json", 3), {"format": format})
+    assert guessed.data["together"] == "article"
+    assert "together" not in guess(write(tmp_path / "b.json", 0), {"format": format}).data
+    streamed = {"format": format, "streaming": True}
+    assert "together" not in guess(write(tmp_path / "a.json", 3), streamed).data

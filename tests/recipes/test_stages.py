@@ -135,3 +135,17 @@ def test_stages_by_command_go_on_where_they_stopped(tmp_path: Path, capsys: pyte
     assert "stage-1: a stage of another recipe; choose another --out" in capsys.readouterr().err
     assert main(["train", "--resume", str(out / "stage-2"), "--stages", "2"]) == 2
     assert "--stages: to resume stages, repeat the same command" in capsys.readouterr().err
+
+
+def test_a_later_stage_is_resumed_without_the_one_before(tmp_path: Path):
+    (tmp_path / "text.txt").write_text("a few words\n" * 40)
+    first, second = fit_stages(recipe(tmp_path / "text.txt"), tmp_path / "run", 2)
+    expected = second.model.state_dict()
+    shutil.rmtree(first.run.folder)
+    longer = dataclasses.replace(
+        second.run.recipe, training=dataclasses.replace(second.run.recipe.training, steps=3)
+    )
+    resumed = fit(longer, second.run.folder, resume=True)
+    assert resumed.result.step == 3
+    assert resumed.model.config == second.model.config
+    assert any(not torch.equal(expected[name], tensor) for name, tensor in resumed.model.state_dict().items())

@@ -21,6 +21,9 @@ from polyformer.data.tables import first_records
 ROWS = 500
 """So many rows are looked at."""
 
+ARTICLES = "qnli", "squad"
+"""Formats whose rows say which article they are of: many questions share a paragraph, and many a title."""
+
 
 @dataclass
 class Guess:
@@ -180,9 +183,18 @@ def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> Non
     if "validation" not in {*options, *guessed.data} and not has_validation(path):
         share = options.get("validation_fraction", 0.05)
         whole = ""
-        if options.get("format") == "qnli" and not {"together", "streaming"} & {*options}:
+        format = options.get("format") or guessed.data.get("format")
+        apart = {"together", "streaming"} & {*options}
+        if format in ARTICLES and not apart and _several_articles(path, format):
             guessed.data["together"], whole = "article", ", whole articles"
         guessed.say("validation", f"{share:.0%} of its rows{whole}", "for it has none", "--data.validation")
+
+
+def _several_articles(path: str, format: str) -> bool:
+    """Whether whole articles can be held out: where there is but one, single questions are."""
+    names = (row["article"] for row in open_source(path, "train", format, None))
+    first = next(names, None)
+    return any(name != first for name in names)
 
 
 def _exists(path: str) -> bool:

@@ -24,9 +24,7 @@ def scorer(*kinds: str) -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise InputError(
-            f"ROUGE: it needs rouge-score; pip install 'polyformer[calibrate]' ({error})"
-        ) from error
+        raise InputError(f"ROUGE: it needs rouge-score; pip install 'polyformer[rouge]' ({error})") from error
     return RougeScorer([*kinds], tokenizer=Words())
 
 

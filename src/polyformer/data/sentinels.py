@@ -31,6 +31,7 @@ def sentinel_ids(tokenizer: Tokenizer, count: int) -> list[int]:
     if len(ids) < count:
         raise InputError(
             f"tokenizer: expected {count} sentinels {NAME.format(0)}, {NAME.format(1)}, ..., got {len(ids)}; "
-            "train one for this task, or cut shorter rows"
+            "cut shorter rows, or train a tokenizer for this task; a checkpoint that has too few was not "
+            "trained on spans: leave such parts out (form: spans)"
         )
     return ids

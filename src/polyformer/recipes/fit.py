@@ -13,7 +13,7 @@ from polyformer.checkpoints import config_of, fit_tables, start_from
 from polyformer.core.errors import InputError, quote
 from polyformer.data import DataConfig, Splits, Tokenizer, load
 from polyformer.data.fingerprint import Fingerprint, fingerprint
-from polyformer.model import Transformer, build_model
+from polyformer.model import AnyConfig, Transformer, build_model, read_config
 from polyformer.model.saving import read_generation
 from polyformer.recipes.distill import Distilling
 from polyformer.recipes.pretrained_vectors import copy_vectors, freeze_vectors
@@ -85,7 +85,7 @@ def _fit(
         start = start or run.facts.get("start")  # the folders of stages may have been moved together
     tokenizer = _tokenizer(run, recipe, splits, resume, start)
     task = recipe.task.build(tokenizer)
-    model = _model(recipe, task, start)
+    model = _model(recipe, read_config(run.folder) if resume else _config(recipe, task, start))
     if Checkpoints(run.folder).latest() is None:
         _first_weights(recipe, model, tokenizer, start)
     else:
@@ -161,15 +161,18 @@ def _tokenizer(
     return Run.open(known).tokenizer
 
 
-def _model(recipe: Recipe, task: Task, start: str | Path | None) -> Transformer:
-    """The model for `task`, with weights drawn from the recipe's seed."""
+def _config(recipe: Recipe, task: Task, start: str | Path | None) -> AnyConfig:
+    """The configuration of a new run's model; a run that goes on has one of its own."""
     base = recipe.model_config()
     config = task.adapt(base)
     if start is not None:
         before: Any = config_of(start)
-        config = fit_tables(config, before)
-    elif recipe.model.pretrained is not None:
-        config = fit_tables(config, base)
+        return fit_tables(config, before)
+    return config if recipe.model.pretrained is None else fit_tables(config, base)
+
+
+def _model(recipe: Recipe, config: AnyConfig) -> Transformer:
+    """The model, with weights drawn from the recipe's seed."""
     with torch.random.fork_rng():  # the seed is this run's, not the program's
         torch.manual_seed(recipe.seed)
         model: Any = build_model(config)

@@ -155,12 +155,16 @@ def _some_begin(context: Context, begins: Tensor, size: int, fresh: int) -> bool
 
 
 def check_count(blocks: Blocks, context: Context, size: int, most: int) -> None:
-    """Raises `InputError` where a document has more than `most` blocks."""
+    """Raises `InputError` where a document has more than `most` blocks; in a graph, which cannot look at how
+    long packed documents are before it runs, a `RuntimeError` with the same words."""
+    message = (
+        f"input: a text has more than the {most * size} tokens that the sorting network was made for; "
+        "cut it, or make the mechanism with a greater max_length"
+    )
     count = blocks.column.shape[1]
-    if count > most and not (context.bare or torch.compiler.is_compiling()):
-        count = int(blocks.column.max()) + 1
-    if count > most and not (torch.compiler.is_compiling() and context.kv_doc is not None):
-        raise InputError(
-            f"input: a text has more than the {most * size} tokens that the sorting network was made for; "
-            "cut it, or make the mechanism with a greater max_length"
-        )
+    if count <= most:
+        return
+    if torch.compiler.is_compiling() and context.kv_doc is not None:
+        torch._assert_async(blocks.column.max() < most, message)
+    elif context.bare or torch.compiler.is_compiling() or int(blocks.column.max()) >= most:
+        raise InputError(message)
