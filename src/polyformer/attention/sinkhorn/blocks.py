@@ -165,6 +165,6 @@ def check_count(blocks: Blocks, context: Context, size: int, most: int) -> None:
     if count <= most:
         return
     if torch.compiler.is_compiling() and context.kv_doc is not None:
-        torch._assert_async(blocks.column.max() < most, message)
+        torch.ops.aten._assert_async.msg(blocks.column.max() < most, message)
     elif context.bare or torch.compiler.is_compiling() or int(blocks.column.max()) >= most:
         raise InputError(message)
