@@ -16,11 +16,14 @@ from polyformer.bench.machine import code_version, versions
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, read_json
 from polyformer.ops.tuning.machine import processor
-from polyformer.visual.report.page import details, figure, page, section, table, tiles
+from polyformer.visual.report.page import details, figure, page, section, tiles
 
 PAGE = "claims.html"
 SHORT, LONG = 16, 400
 """Rows of a table that is open from the first, and of the longest that is shown."""
+
+ANCHOR = "claim-"
+"""What a claim's name in a link begins with: modules of one claim have the same name."""
 
 QUICK = "Quick: sizes so small that every path runs and no figure means anything."
 
@@ -62,7 +65,7 @@ def judged(jobs: Sequence[Job], quick: bool) -> dict[str, Verdict]:
             several = len(own) > 1
             text = "\n".join((f"seed {job.seed}: " if several else "") + each.text for job, each in own)
             whole = joined([each for _, each in own], text)
-            results[claim.name] = Verdict(UNSHOWN, text) if quick else whole
+            results[claim.name] = Verdict(UNSHOWN, f"sizes without a meaning: {text}") if quick else whole
     return results
 
 
@@ -72,17 +75,27 @@ def overview(
     failures: Mapping[Job, str],
 ) -> str:
     """All claims in a table."""
-    rows = {
-        claim.says: [
-            f"{claim.paper}, {claim.section}",
-            seeds_of(own),
-            shown[name][claim.name].outcome if claim.name in shown[name] else state(own, failures),
-        ]
-        for name, own in by_name.items()
-        for claim in own[0].of.experiment.claims
-    }
+    rows = []
+    for name, own in by_name.items():
+        for claim in own[0].of.experiment.claims:
+            verdict = shown[name].get(claim.name)
+            link = f'<a href="#{ANCHOR}{html.escape(claim.name)}">{html.escape(claim.says)}</a>'
+            cells = (
+                f"{claim.paper}, {claim.section}",
+                seeds_of(own),
+                verdict.outcome if verdict else state(own, failures),
+            )
+            rows.append([link, *map(html.escape, cells)])
     text = "Each verdict follows from the figures by a rule that was written before the run."
-    return section("All claims", text, table("", ["source", "seeds", "verdict"], rows))
+    return section("All claims", text, grid(["claim", "source", "seeds", "verdict"], rows, "left"))
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]], align: str = "right") -> str:
+    """A table whose cells are HTML."""
+    style = f'style="text-align:{align}"'
+    columns = "".join(f'<th scope="col" {style}>{html.escape(name)}</th>' for name in head)
+    body = "".join("<tr>" + "".join(f"<td {style}>{cell}</td>" for cell in row) + "</tr>\n" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{columns}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
 
 def seeds_of(jobs: Sequence[Job]) -> str:
@@ -125,7 +138,7 @@ def part(jobs: Sequence[Job], verdicts: Mapping[str, Verdict], failures: Mapping
         parts += [
             figures(name, finished) for name in sorted(f.name for f in finished[0].folder.glob("*.csv"))
         ]
-    return section(jobs[0].of.name, "", *parts)
+    return section(jobs[0].of.name, f"polyformer reproduce {jobs[0].of.name}", *parts)
 
 
 def statement(claim: Claim, outcome: str, text: str) -> str:
@@ -142,7 +155,7 @@ def statement(claim: Claim, outcome: str, text: str) -> str:
     )
     source = html.escape(f"{claim.paper}, {claim.section}")
     return (
-        f'<h3 id="{html.escape(claim.name)}">{html.escape(claim.says)}</h3>\n'
+        f'<h3 id="{ANCHOR}{html.escape(claim.name)}">{html.escape(claim.says)}</h3>\n'
         f'<p class="soft">{source}</p>\n<dl>{terms}</dl>'
     )
 
@@ -175,13 +188,7 @@ def figures(name: str, jobs: Sequence[Job]) -> str:
             head, parts = tables.split_by_seed(head, rows)
             by_seed += parts
     rows = tables.over_seeds(head, by_seed)
-    shown = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows[:LONG]
-    )
-    columns = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in head)
-    content = (
-        f'<div class="wide"><table><thead><tr>{columns}</tr></thead>\n<tbody>{shown}</tbody></table></div>'
-    )
+    content = grid(head, [list(map(html.escape, row)) for row in rows[:LONG]])
     several = f", mean (range) over {len(by_seed)} seeds" if len(by_seed) > 1 else ""
     cut = f", the first {LONG} of {len(rows)} rows" if len(rows) > LONG else ""
     caption = f"{name}{several}{cut}"
