@@ -8,6 +8,7 @@ import translations
 from member_pages import path
 
 from polyformer.documentation import members
+from polyformer.presets import MODELS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -93,3 +94,13 @@ def test_members_that_are_linked_exist(page: str):
     for file in DOCS.glob(page):
         linked = re.findall(r"\]\((?:\.\./)*(members/\w+/\w+\.md)\)", file.read_text(encoding="utf-8"))
         assert set(linked) <= known, set(linked) - known
+
+
+def test_the_survey_names_members_and_presets_that_exist():
+    rows = [
+        line for line in (DOCS / "vi" / "survey.md").read_text(encoding="utf-8").splitlines() if "`" in line
+    ]
+    cells = [line.rstrip("| ").rsplit("|", 1)[-1] for line in rows if line.startswith("| ")]
+    named = {name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)}
+    assert len(named) > 60
+    assert named <= {member.name for member in members()} | {*MODELS.names()}
