@@ -10,7 +10,8 @@ from polyformer.position import PositionConfig
 from polyformer.visual.gallery import gallery_svg
 from polyformer.visual.pattern import pictures
 from polyformer.visual.position import position_picture
-from polyformer.visual.svg import pattern_svg, position_svg
+from polyformer.visual.position_figure import position_svg
+from polyformer.visual.svg import pattern_svg
 
 BLOCK, HEADS, LENGTH = 8, 4, 32  # queries in a row of a layout, heads, tokens of a position scheme
 
@@ -27,8 +28,9 @@ This page and its pictures are made by `make docs`.
 POSITIONS = """# Positions
 
 What each scheme does to the score of two equal tokens, by how far the key lies before the query (a line for
-each head), or the vectors that it adds to the input. Scores are means over the directions that a token's
-vector may have. Parameters are random here: what is learned shows how it is shared, not what is learned.
+each head), or some features of the vectors that it adds to the input. Scores are means over the directions
+that a token's vector may have. Parameters are random here: what is learned shows how it is shared, not what
+is learned.
 `polyformer show position alibi --out alibi.png` draws any of them larger.
 
 This page and its pictures are made by `make docs`.

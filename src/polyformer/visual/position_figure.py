@@ -1,11 +1,22 @@
 """A position scheme as a figure: what it adds to the scores of each head, and to the input."""
 
 from pathlib import Path
+from typing import Any
 
-from polyformer.core.figures import new_figure, save_figure
+import torch
+from torch import Tensor
+
+from polyformer.core.figures import figure_svg, new_figure, save_figure
 from polyformer.visual.position import PositionPicture
 
 COLUMNS = 3
+FEATURES = 4
+"""Of vectors, drawn as lines in a small picture."""
+
+DIGITS = 6
+"""To which numbers are rounded first, so that a picture is the same whatever processor computed them."""
+
+ADDED, DISTANCE = "added to the score (logits)", "how far the key lies before the query (tokens)"
 
 
 def draw_position(picture: PositionPicture, path: Path) -> None:
@@ -16,18 +27,55 @@ def draw_position(picture: PositionPicture, path: Path) -> None:
     figure = new_figure(4.2 * columns, 3.4 * rows + 0.4)
     axes = list(figure.subplots(rows, columns, squeeze=False).flatten())
     for label, values in panels.items():
-        axis, down, across = axes.pop(0), "position", "feature"
+        axis, down, across, colour = axes.pop(0), "position (tokens)", "feature", "added to the input"
         if label.startswith("scores"):
-            down, across = "query", "key"
-        figure.colorbar(axis.imshow(values.numpy(), aspect="auto", interpolation="nearest"), ax=axis)
+            down, across, colour = "query (token)", "key (token)", ADDED
+        image = axis.imshow(values.numpy(), aspect="auto", interpolation="nearest")
+        figure.colorbar(image, ax=axis, label=colour)
         axis.set(title=label, ylabel=down, xlabel=across)
     if curves is not None:
-        axis, farthest = axes.pop(0), picture.length - 1
-        for label, heads in picture.groups.items():
-            axis.plot(range(-farthest, farthest + 1), curves[heads[0]].numpy(), label=label)
-        axis.set(title="scores by distance", xlabel="how far the key lies before the query")
-        axis.legend(fontsize=7, frameon=False)
+        axis = axes.pop(0)
+        axis.set_title("scores by distance")
+        _draw_curves(axis, curves, picture.groups)
     for axis in axes:
         axis.set_visible(False)
     figure.suptitle(picture.title, fontsize=10)
     save_figure(figure, path)
+
+
+def position_svg(picture: PositionPicture) -> str:
+    """One small picture of lines: scores over distance, a head each; or where they depend on more, scores of
+    the middle query over keys; or some features of the vectors over positions. `InputError` without
+    matplotlib."""
+    figure = new_figure(5.2, 3.2)
+    axis, curves = figure.subplots(), picture.by_distance
+    if curves is not None:
+        _draw_curves(axis, curves, picture.groups)
+    elif picture.scores is not None:
+        middle = picture.length // 2
+        lines = {label: picture.scores[heads[0], middle] for label, heads in picture.groups.items()}
+        _draw_lines(axis, torch.arange(picture.length), lines)
+        axis.set(xlabel=f"key (token), for query {middle}", ylabel=ADDED)
+    else:
+        assert picture.vectors is not None
+        features = range(0, picture.vectors.shape[1], -(-picture.vectors.shape[1] // FEATURES))
+        lines = {f"feature {i}": picture.vectors[:, i] for i in features}
+        _draw_lines(axis, torch.arange(picture.length), lines)
+        axis.set(xlabel="position (tokens)", ylabel="added to the input")
+    return figure_svg(figure)
+
+
+def _draw_curves(axis: Any, curves: Tensor, groups: dict[str, list[int]]) -> None:
+    """Scores [H, 2T - 1] over distance, a line for each group of heads."""
+    farthest = curves.shape[1] // 2
+    axis.axvline(0, color="lightgrey", linewidth=0.8)
+    lines = {label: curves[heads[0]] for label, heads in groups.items()}
+    _draw_lines(axis, torch.arange(-farthest, farthest + 1), lines)
+    axis.set(xlabel=DISTANCE, ylabel=ADDED)
+
+
+def _draw_lines(axis: Any, x: Tensor, lines: dict[str, Tensor]) -> None:
+    """Lines with a legend; what is infinite is left out."""
+    for label, y in lines.items():
+        axis.plot(x.tolist(), y.double().round(decimals=DIGITS).tolist(), label=label, linewidth=1.2)
+    axis.legend(fontsize=7, frameon=False)

@@ -1,23 +1,19 @@
-"""Small SVG pictures for the documentation: the same bytes at every build, so that stale ones are found.
+"""Small SVG pictures of patterns: the same bytes at every build, so that stale ones are found.
 
 Cells of one colour are one path of runs, a stroke as wide as a cell for each. No library, no dates.
 """
 
 import html
-import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.visual.pattern import MASKED, SKIPPED, PatternPicture, labels
-from polyformer.visual.position import PositionPicture
 
 SIDE, TOP, GAP = 240, 18, 16  # of a panel, its label, and between panels, in pixels
 BAR = 48  # for the counts of keys
 GREY, LIGHT, DARK, SEEN = "#666", "#d9d9d9", "#1f5a8c", "#6ba3d0"
-HEADS = "#1f5a8c", "#c8641e", "#3b8f4a", "#8a4fa3"
-LEVELS = 8  # of a heat map
 
 
 def pattern_svg(panels: list[PatternPicture]) -> str:
@@ -36,20 +32,6 @@ def pattern_svg(panels: list[PatternPicture]) -> str:
             + _place(left + SIDE + 8, BAR, queries, keys, [_path(GREY, bars)])
         )
     return _document(len(panels) * (SIDE + GAP + BAR + GAP) - GAP, parts)
-
-
-def position_svg(picture: PositionPicture) -> str:
-    """Curves over distance, a head each, where there is nothing else to see; else a heat map."""
-    curves = picture.by_distance
-    if curves is not None:
-        return _document(2 * SIDE, [_curves(curves, picture.groups)])
-    label, values = next(iter(picture.panels.items()))
-    low, high = float(values.min()), float(values.max())
-    level = ((values - low) / max(high - low, 1e-12)).mul(LEVELS).add(1e-6).floor().clamp(0, LEVELS - 1)
-    shades = [f"hsl(210 60% {95 - 75 * i // (LEVELS - 1)}%)" for i in range(LEVELS)]
-    cells = [_path(shades[i], level == i) for i in range(LEVELS)]
-    legend = f"{label}: {low:.3g} (light) to {high:.3g} (dark)"
-    return _document(SIDE, [_text(0, legend), _place(0, SIDE, values.shape[0], values.shape[1], cells)])
 
 
 def runs(flags: Tensor) -> list[tuple[int, int, int]]:
@@ -76,29 +58,6 @@ def _place(left: int, width: int, rows: int, columns: int, paths: list[str]) -> 
     frame = f'<rect x="{left}" y="{TOP}" width="{width}" height="{SIDE}" fill="none" stroke="{GREY}"/>'
     scale = f"translate({left} {TOP}) scale({width / columns:.5g} {SIDE / rows:.5g})"
     return f'<g transform="{scale}" shape-rendering="crispEdges">{"".join(paths)}</g>\n{frame}\n'
-
-
-def _curves(curves: Tensor, groups: dict[str, list[int]]) -> str:
-    """A line for each group of heads [H, 2T - 1]; on the right the key lies before the query."""
-    farthest = curves.shape[1] // 2
-    known = curves[curves.isfinite()]
-    low, high = float(known.min()), float(known.max())
-    across, down = SIDE / max(farthest, 1), SIDE / max(high - low, 1e-12)
-    lines = [
-        _text(0, f"{low:.3g} to {high:.3g}, at distances {-farthest} to {farthest}"),
-        f'<rect y="{TOP}" width="{2 * SIDE}" height="{SIDE}" fill="none" stroke="{GREY}"/>\n',
-        f'<path stroke="{LIGHT}" d="M{SIDE} {TOP}v{SIDE}"/>\n',
-    ]
-    for index, (label, heads) in enumerate(groups.items()):
-        points = " ".join(
-            f"{i * across:.1f},{TOP + (high - y) * down:.1f}"
-            for i, y in enumerate(curves[heads[0]].tolist())
-            if math.isfinite(y)
-        )
-        colour = HEADS[index % len(HEADS)]
-        lines.append(f'<polyline fill="none" stroke="{colour}" points="{points}"/>\n')
-        lines.append(_text(SIDE + 60 * index, label, colour))
-    return "".join(lines)
 
 
 def _text(left: int, text: str, colour: str = GREY) -> str:
