@@ -19,7 +19,7 @@ from polyformer.presets import model_config
 from polyformer.recipes.find import find_recipe
 from polyformer.recipes.recipe import Recipe, merged
 from polyformer.recipes.run import Run
-from polyformer.visual.explorer import Reading, explore
+from polyformer.visual.explorer import Reading, page_of
 from polyformer.visual.explorer.calls import measured
 from polyformer.visual.explorer.other_images import OtherImages
 from polyformer.visual.explorer.own_images import OwnImages
@@ -126,16 +126,16 @@ def shown(tab: Page) -> dict[int, float]:
     return {int(key): weight for key, weight in tab.locator("table.keys tbody tr").evaluate_all(script)}
 
 
-def page_of(reading: Reading, folder: Path) -> tuple[Path, np.ndarray]:
+def saved_page(reading: Reading, folder: Path) -> tuple[Path, np.ndarray]:
     """The page, and the weights [H, T, T] of its last layer."""
     path = folder / "page.html"
-    path.write_text(explore(reading), encoding="utf-8")
+    path.write_text(page_of(reading), encoding="utf-8")
     return path, measured(recorded_calls(reading.model, reading.inputs)[-1]).weights().numpy()
 
 
 def test_a_colour_is_pinned_on_the_picture(opened: Callable[..., Page], tmp_path: Path):
     model = run_of(tmp_path / "run", COLOURS).model("cpu")
-    page, weights = page_of(OwnImages("own", model, LEVELS).of_pixels(pixels(*COLOURS)), tmp_path)
+    page, weights = saved_page(OwnImages("own", model, LEVELS).of_pixels(pixels(*COLOURS)), tmp_path)
     tab = opened(page, "view=picture&layer=2&head=2&query=0")
     canvas = tab.locator("canvas.picture")
     box = canvas.bounding_box()
@@ -155,7 +155,7 @@ def test_a_colour_is_pinned_on_the_picture(opened: Callable[..., Page], tmp_path
 
 
 def test_a_patch_of_a_vision_model_is_pinned(opened: Callable[..., Page], tmp_path: Path):
-    page, weights = page_of(vision().of_pixels(pixels(48, 30, 3)), tmp_path)
+    page, weights = saved_page(vision().of_pixels(pixels(48, 30, 3)), tmp_path)
     tab = opened(page, "view=picture&layer=2&head=1&query=5")
     assert "patch in row 1, column 1" in tab.locator("output.readout").inner_text()
     assert {key: pytest.approx(weights[0, 5, key], abs=1e-5) for key in range(10)} == shown(tab)

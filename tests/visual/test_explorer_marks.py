@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polyformer import InputError, create_model
 from polyformer.core.marks import Mark, mark, marked
 from polyformer.model import Transformer
-from polyformer.visual.explorer import explore
+from polyformer.visual.explorer import page_of
 from polyformer.visual.explorer.calls import Call, measured
 from polyformer.visual.explorer.detail import by_pairs
 from polyformer.visual.explorer.own_texts import OwnTexts
@@ -174,13 +174,13 @@ def test_global_tokens_are_seen_by_projections_of_their_own():
         assert by_pairs(site)
 
 
-def page_of(model: Transformer, folder: Path, reading: Reading | None = None) -> Path:
+def saved_page(model: Transformer, folder: Path, reading: Reading | None = None) -> Path:
     """A page of the model."""
     side = "encoder" if model.decoder is None else "decoder"
     words = {side: [f"word{i}" for i in range(LENGTH)]}
     path = folder / "page.html"
     reading = reading or Reading(name="model", model=model, inputs={"input_ids": IDS}, tokens=words)
-    path.write_text(explore(reading), encoding="utf-8")
+    path.write_text(page_of(reading), encoding="utf-8")
     return path
 
 
@@ -205,7 +205,7 @@ def said(tab: Page) -> dict[str, list[float | None]]:
 def test_marks_stand_beside_the_matrix(opened: Callable[..., Page], tmp_path: Path, options: dict[str, str]):
     model = model_of(**options)
     marks = marks_of(calls_of(model)[1])
-    tab = opened(page_of(model, tmp_path), "view=matrix&layer=2&head=4&query=17&key=6")
+    tab = opened(saved_page(model, tmp_path), "view=matrix&layer=2&head=4&query=17&key=6")
     table = said(tab)
     assert list(table) == list(marks)
     for name, each in marks.items():
@@ -228,7 +228,7 @@ def shown(value: Tensor | None) -> float | None:
 def test_strips_have_the_colours_of_their_labels(opened: Callable[..., Page], tmp_path: Path):
     model = model_of(attention="lsh(rounds=1, buckets=4, window=30)", position="rope")
     buckets = marks_of(calls_of(model)[0])["bucket, round 1"].values[0, 0].numpy()
-    tab = opened(page_of(model, tmp_path), "view=matrix&layer=1&head=1&query=2")
+    tab = opened(saved_page(model, tmp_path), "view=matrix&layer=1&head=1&query=2")
     tab.wait_for_selector(".grid canvas[data-ready=true]")
     script = """(canvas, count) => {
         const [left, above, size] = canvas.dataset.origin.split(" ").map(Number);
@@ -250,7 +250,7 @@ def test_keys_of_a_memory_are_called_what_they_are(opened: Callable[..., Page], 
     model = model_of(memory="compressive(length=6, compressed_length=4, rate=2)", position="transformer_xl")
     reading = OwnTexts("xl", model).of_ids(IDS[0].tolist(), segment=9)
     weights = measured(recorded_calls(model, reading.inputs)[1]).weights()[0, 4]
-    tab = opened(page_of(model, tmp_path, reading), "view=matrix&layer=2&head=1&query=4&key=1")
+    tab = opened(saved_page(model, tmp_path, reading), "view=matrix&layer=2&head=1&query=4&key=1")
     assert "compressed 2" in tab.locator("output.readout").inner_text()
     assert said(tab)["memory"] == [None, 0.0]
     tab.evaluate("location.hash = 'view=matrix&layer=2&head=1&query=4&key=5'")
@@ -267,7 +267,7 @@ def test_the_neuron_view_of_global_tokens_adds_up(opened: Callable[..., Page], t
     torch.manual_seed(0)
     model = create_model("encoder-tiny", **options, attention=attention, position="rope").eval()
     weights = measured(calls_of(model)[1]).weights()[2]
-    path = page_of(model, tmp_path)
+    path = saved_page(model, tmp_path)
     for query, key in ((1, 20), (9, 1)):
         tab = opened(path, f"view=neuron&layer=2&head=3&query={query}&key={key}")
         weight = tab.locator("tr[data-term=weight]").get_attribute("data-value")
@@ -283,7 +283,7 @@ def test_terms_of_positions_are_rows_of_the_neuron_view(
 ):
     model = model_of(position=position)
     weights = measured(calls_of(model)[1]).weights()[3]
-    tab = opened(page_of(model, tmp_path), "view=neuron&layer=2&head=4&query=17&key=6")
+    tab = opened(saved_page(model, tmp_path), "view=neuron&layer=2&head=4&query=17&key=6")
     rows = tab.locator("tr[data-term]").evaluate_all(
         "rows => rows.map(row => [row.dataset.term, Number(row.dataset.value)])"
     )

@@ -67,8 +67,11 @@ def from_pretrained(
     """
     if weights is not None and weights not in WEIGHTS:
         raise unknown("weights", weights, WEIGHTS)
-    model = _read(_folder(source, revision), head, dtype, allow_pickle)
-    return model if weights is None else with_weights(model, weights).to(dtype)
+    folder = _folder(source, revision)
+    model = _read(folder, head, dtype, allow_pickle)
+    model = model if weights is None else with_weights(model, weights).to(dtype)
+    model.folder = folder
+    return model
 
 
 def _read(

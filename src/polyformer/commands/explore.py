@@ -65,7 +65,7 @@ def run(options: Options) -> None:
     """Record and write the page."""
     from polyformer.commands.explore_readings import is_model, opened
     from polyformer.core.files import atomic_write
-    from polyformer.visual.explorer import explore
+    from polyformer.visual.explorer import page_of
 
     text, other = text_of(options), options.against
     for name in ("generate", "row", "segment"):
@@ -83,9 +83,9 @@ def run(options: Options) -> None:
         names = (titled(options, text), shortened(other))
         readings = [replace(reading, name=name) for reading, name in zip(readings, names)]
     title = titled(options, text)
-    page = explore(*readings, title=title, subtitle=options.model, megabytes=options.megabytes)
-    atomic_write(Path(options.out), page.encode())
-    print(f"Written to {options.out} ({len(page) / 1e6:.1f} MB): open it in a browser")
+    content = page_of(*readings, title=title, subtitle=options.model, megabytes=options.megabytes)
+    atomic_write(Path(options.out), content.encode())
+    print(f"Written to {options.out} ({len(content) / 1e6:.1f} MB): open it in a browser")
 
 
 def text_of(options: Options) -> str | None:

@@ -33,6 +33,7 @@ class PretrainedMixin(nn.Module):
     unused_tensors: tensors that the model's public checkpoint has and never computes with, by name; see
     `polyformer.core.unused_tensors`.
     record: of the run that the model was loaded from, for its card; None without one.
+    folder: where it was loaded from, which may hold its tokenizer; None of a model that was built.
     """
 
     config_type: ClassVar[Any]
@@ -43,6 +44,7 @@ class PretrainedMixin(nn.Module):
         self.generation: dict[str, Any] | None = None
         self.unused_tensors: dict[str, Tensor] = {}
         self.record: TrainingRecord | None = None
+        self.folder: Path | None = None
 
     def save_pretrained(self, directory: str | Path, format: str = "polyformer") -> None:
         """Write config.json and model.safetensors into `directory`, each whole or not at all.
@@ -74,7 +76,7 @@ class PretrainedMixin(nn.Module):
             model = cls(config)
         load_weights(model, tensors, folder / WEIGHTS)
         model.generation, model.unused_tensors = read_generation(folder), read_unused_tensors(folder)
-        model.record = read_record(folder, model.state_dict())
+        model.record, model.folder = read_record(folder, model.state_dict()), folder
         return model.eval()
 
 

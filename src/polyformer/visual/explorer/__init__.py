@@ -1,6 +1,7 @@
 """The explorer: one page, without a network, on which a model's attention on a text is seen."""
 
-from polyformer.visual.explorer.explore import explore
-from polyformer.visual.explorer.reading import Reading
+from polyformer.visual.explorer.explore import page_of
+from polyformer.visual.explorer.notebook import Explorer, explore
+from polyformer.visual.explorer.reading import Picture, Reading
 
-__all__ = ["Reading", "explore"]
+__all__ = ["Explorer", "Picture", "Reading", "explore", "page_of"]

@@ -23,7 +23,7 @@ MATRIX_TOKENS = 2048
 """Tokens of the longest text of which a mechanism other than softmax is shown: its matrix is n x n."""
 
 
-def explore(
+def page_of(
     *readings: Reading, title: str = "Attention explorer", subtitle: str = "", megabytes: float = MEGABYTES
 ) -> str:
     """The page of one reading, or of two beside each other: HTML that needs nothing else.

@@ -1,0 +1,149 @@
+"""The explorer in Python: of a model and what it reads, a page that a notebook shows and a file keeps."""
+
+import dataclasses
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.core.files import atomic_write
+from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.model import Transformer
+from polyformer.visual.explorer.explore import MEGABYTES, page_of
+from polyformer.visual.explorer.other_images import OtherImages
+from polyformer.visual.explorer.other_texts import OtherTexts
+from polyformer.visual.explorer.own_images import OwnImages
+from polyformer.visual.explorer.own_texts import OwnTexts
+from polyformer.visual.explorer.reading import Reading
+
+HEIGHT = 780
+"""Of the page within a notebook, in CSS pixels."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Explorer:
+    """A page. As the value of a notebook's cell it is shown, in a frame that can reach nothing outside."""
+
+    html: str
+    height: int = HEIGHT
+
+    def save(self, path: str | Path) -> None:
+        """Write the page into a file, whole or not at all."""
+        atomic_write(Path(path), self.html.encode())
+
+    def _repr_html_(self) -> str:
+        frame = f"width: 100%; height: {self.height}px; border: 0"
+        content = html.escape(self.html, quote=True)
+        return (
+            f'<iframe sandbox="allow-scripts" title="Attention" style="{frame}" srcdoc="{content}"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        return f"<Explorer: a page of {len(self.html) / 1e6:.1f} MB; save(path) writes it>"
+
+
+def explore(
+    model: nn.Module,
+    what: Any,
+    *,
+    against: Any = None,
+    tokenizer: Any = None,
+    title: str = "Attention explorer",
+    megabytes: float = MEGABYTES,
+    **options: Any,
+) -> Explorer:
+    """The page of `model` and what it reads: a model of ours or of transformers'.
+
+    Args:
+        what: a text; token ids, a list or a tensor [T] or [1, T], or a mapping with `input_ids` and for an
+            encoder-decoder `decoder_input_ids`; an image, uint8 [H, W] or [H, W, 1 or 3] or Pillow's; or a
+            `Reading`.
+        against: another model, or something else to read, to compare with.
+        tokenizer: what makes tokens of a text and shows them; of a vision model its image processor. By
+            default what lies in the folder that the model was loaded from.
+        megabytes: the size of the page, at most (see `page_of`).
+        options: of texts `target`; of texts and models of ours also `generate` and `segment`, as
+            `polyformer explore` has them.
+
+    Raises `InputError` for what the model does not read, and where a tokenizer is needed and missing.
+    """
+    readings = [reading(model, what, tokenizer, options)]
+    if isinstance(against, nn.Module):
+        readings.append(reading(against, what, tokenizer, options, "against"))
+    elif against is not None:
+        readings.append(reading(model, against, tokenizer, options, "against"))
+    return Explorer(page_of(*readings, title=title, megabytes=megabytes))
+
+
+def reading(
+    model: nn.Module, what: Any, tokenizer: Any, options: Mapping[str, Any], name: str = "model"
+) -> Reading:
+    """What `explore` makes a page of; see there."""
+    if isinstance(what, Reading):
+        return what
+    own = next((part for part in model.modules() if isinstance(part, Transformer)), None)
+    pixels = _pixels(what)
+    if pixels is not None:
+        if own is not None:
+            return OwnImages(name, own, own.config.vocab_size - 1).of_pixels(pixels)
+        return OtherImages(name, model, tokenizer or _theirs(model, "AutoImageProcessor")).of_pixels(pixels)
+    if isinstance(what, Mapping):
+        what, target = what.get("input_ids"), what.get("decoder_input_ids")
+        options = {**options, **({} if target is None else {"target": _ids(target)})}
+    if tokenizer is None:
+        needed = isinstance(what, str)
+        tokenizer = _theirs(model, "AutoTokenizer", needed) if own is None else _ours(own)
+    texts: Any = OtherTexts(name, model, tokenizer) if own is None else OwnTexts(name, own, tokenizer)
+    return texts.of_text(what, **options) if isinstance(what, str) else texts.of_ids(_ids(what), **options)
+
+
+def _pixels(what: Any) -> np.ndarray | None:
+    """An image as an array; None for what is none."""
+    if isinstance(what, np.ndarray):
+        return what if what.dtype == np.uint8 and what.ndim in (2, 3) else None
+    if hasattr(what, "getbands"):  # Pillow's
+        return np.asarray(what.convert("L" if len(what.getbands()) == 1 else "RGB"))
+    return None
+
+
+def _ids(what: Any) -> list[int]:
+    """Token ids as a list."""
+    if isinstance(what, Tensor | np.ndarray):
+        what = what.tolist()
+    if isinstance(what, Sequence) and len(what) == 1 and isinstance(what[0], Sequence):
+        what = what[0]
+    if not isinstance(what, Sequence) or not what or not all(isinstance(number, int) for number in what):
+        raise InputError(
+            "what: expected a text, the ids of one row of tokens, or an image in uint8, got "
+            f"{type(what).__name__}"
+        )
+    return list(what)
+
+
+def _ours(model: Transformer) -> Any:
+    """The tokenizer in the folder of a model; None where it was loaded from none, or has none."""
+    if model.folder is None:
+        return None
+    try:
+        return load_tokenizer(model.folder)
+    except InputError:
+        return None
+
+
+def _theirs(model: Any, kind: str, needed: bool = True) -> Any:
+    """What lies beside the weights of a model of transformers."""
+    import transformers
+
+    try:
+        return getattr(transformers, kind).from_pretrained(model.name_or_path)
+    except (AttributeError, OSError, ValueError) as error:
+        if not needed:
+            return None
+        raise InputError(
+            f"tokenizer: the folder of this model, {model.name_or_path or 'which has none'}, holds none; "
+            "give tokenizer=..."
+        ) from error
