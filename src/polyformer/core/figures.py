@@ -26,7 +26,7 @@ def figure_svg(figure: Any) -> str:
     """The figure as SVG whose letters stay letters: the same text at every build of one matplotlib."""
     import matplotlib
 
-    same = {"svg.hashsalt": "polyformer", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
+    same: Any = {"svg.hashsalt": "polyformer", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     text = io.StringIO()
     with matplotlib.rc_context(same):
