@@ -49,7 +49,7 @@ SHARED = {
     "heads": {"base", "problem_types", "transform", "vocabulary"},
     "presets": {"base"},
     "objectives": {"base"},
-    "tasks": {"base", "labels", "masking", "metrics", "text", "writing"},
+    "tasks": {"base", "joining", "labels", "masking", "metrics", "text", "writing"},
 }
 """Folders of alternatives, and what their members share: a member, a file or a package, imports no other."""
 

@@ -20,6 +20,7 @@ from polyformer.heads import ClassifyConfig, MaskedConfig, SpanConfig
         ),
         ("tag", "--task.kind tag"),
         ("answer", "--task.kind qa"),
+        ("choose", "--task.kind choose"),
         ("generate", "--task.kind lm"),
         ("translate", "--task.kind translate"),
         ("evaluate", "--data: expected a text to measure on"),

@@ -18,6 +18,7 @@ COMMANDS = (
     "classify",
     "tag",
     "answer",
+    "choose",
     "prompt",
     "list",
     "convert",

@@ -7,8 +7,11 @@ names that data sets usually have; `content_roles` names the columns of a table 
 import re
 from collections.abc import Sequence
 
+from polyformer.data.choices import columns_of_choices
+
 KINDS: dict[str, tuple[str, ...]] = {
     "qa": ("question", "context", "answers"),
+    "choose": ("text", "choices", "label"),
     "tag": ("tokens", "tags"),
     "image": ("image",),
     "act": ("observations", "actions", "rewards"),
@@ -149,6 +152,8 @@ def roles(names: Sequence[str], kind: str | None = None) -> tuple[str, dict[str,
         if kind not in (None, task):
             continue
         columns = {role: column for role in needed if (column := _column(role, names)) is not None}
+        if task == "choose":
+            columns = columns_of_choices(names)
         if task == "classify_pair":
             columns = _pair(names) | ({"label": columns["label"]} if "label" in columns else {})
         if task == "translate" and len(columns) < 2:

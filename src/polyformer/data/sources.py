@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
+from polyformer.data.choices import CHOICES, with_choices
 from polyformer.data.episodes import ROLES, checked_episodes
 from polyformer.data.formats import Row
 from polyformer.data.held_out import part, parted
@@ -39,6 +40,7 @@ _HOLDS = {
     **dict.fromkeys(ROLES, _NUMBERS),
     "question": _TEXT,
     "context": _TEXT,
+    CHOICES: _LIST,
     "answers": _ANSWERS,
 }
 
@@ -116,9 +118,10 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
     """The splits that `config` names. Every row is a dict of exactly the columns in `needs`.
 
     `needs`: "text" for language models; "text" and "label"; "source" and "target"; "tokens" and "tags"
-    (lists); "question", "context" and "answers"; "image" (bytes), "height" and "width";
-    "observations", "actions" and "rewards" (see `polyformer.data.episodes`). In memory they are
-    `datasets.Dataset`, with `streaming` `datasets.IterableDataset`; both give the same rows, but for what is
+    (lists); "question", "context" and "answers"; "text", "choices" (a list) and "label"; "image" (bytes),
+    "height" and "width"; "observations", "actions" and "rewards" (see `polyformer.data.episodes`).
+    In memory they are `datasets.Dataset`, with `streaming` `datasets.IterableDataset`; both give the same
+    rows, but for what is
     held out of fewer texts than make two for validation. Labels come as the file has them: texts from CSV and
     TSV, names where a saved data set has names.
     """
@@ -260,6 +263,8 @@ def _source(config: DataConfig, needs: Sequence[str], path: str | None, split: s
     )
     if ROLES[0] in needs:
         return checked_episodes(rows, config.columns, source_name(path))
+    if CHOICES in needs:
+        return with_choices(rows, config.columns, source_name(path))
     if not images:
         return rows
     column = config.columns.get(IMAGE, IMAGE)

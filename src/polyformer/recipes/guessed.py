@@ -13,6 +13,7 @@ from polyformer.recipes.recipe import merged, nested
 BASES = {
     "classify": "classify",
     "classify_pair": "classify",
+    "choose": "classify",
     "translate": "translate",
     "summarize": "summarize",
     "tag": "tag",

@@ -18,10 +18,11 @@ from polyformer.data.answers import encode_marked, marked_windows
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.heads import ClassifyConfig, TagConfig
 from polyformer.model import Transformer
+from polyformer.tasks.choose import packed, shares_of_choices
 from polyformer.tasks.qa import AnsweringConfig, answers
 from polyformer.tasks.text import batched, required
 
-COMMANDS = {"classify": "classify", "tag": "tag", "span": "answer"}
+COMMANDS = {"choose": "choose", "classify": "classify", "tag": "tag", "span": "answer"}
 """Which command a head is for; a language model's depends on its stacks."""
 
 KINDS = {"answer": "qa", "generate": "lm"}
@@ -97,6 +98,13 @@ class Reader:
             for i, share in zip(chosen, shares.tolist()):
                 scores[i] = dict(zip(labels, share))
         return scores
+
+    def choose(self, model: Transformer, questions: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+        """For every {text, choices} the probability of each choice."""
+        texts = [(question["text"], question["choices"]) for question in questions]
+        pad = self.collate.pad_id
+        rows = [packed(self._encode_pairs([text] * len(choices), choices), pad) for text, choices in texts]
+        return shares_of_choices(model, rows, pad, self.batch_tokens)
 
     @torch.no_grad()
     def tag(self, model: Transformer, sentences: Sequence[Sequence[str]]) -> list[list[str]]:

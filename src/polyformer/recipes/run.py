@@ -29,7 +29,16 @@ from polyformer.model import Transformer, build_model, load_pretrained, read_con
 from polyformer.model.record import RECIPE, RECORD
 from polyformer.model.saving import CONFIG, WEIGHTS, read_generation, write_generation
 from polyformer.recipes.recipe import Recipe
-from polyformer.tasks import Answering, Classification, LanguageModelling, Tagging, Task, Translation, Writing
+from polyformer.tasks import (
+    Answering,
+    Choosing,
+    Classification,
+    LanguageModelling,
+    Tagging,
+    Task,
+    Translation,
+    Writing,
+)
 from polyformer.training.checkpoint import Checkpoints, load_model
 from polyformer.training.environment import versions
 from polyformer.training.state import step_of
@@ -42,6 +51,7 @@ STEPS = "steps"  # in run.json when a training has ended
 
 WANTED: dict[type[Task], str] = {
     Answering: "answer",
+    Choosing: "choose",
     Classification: "classify",
     LanguageModelling: "generate",
     Tagging: "tag",

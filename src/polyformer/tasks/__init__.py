@@ -4,6 +4,7 @@ from polyformer.core.registry import import_modules
 from polyformer.tasks.act import Acting, ActingConfig
 from polyformer.tasks.agent import Agent, AgentConfig
 from polyformer.tasks.base import HeldOut, Task, TaskConfig, Workers
+from polyformer.tasks.choose import Choosing, ChoosingConfig
 from polyformer.tasks.classify import (
     Classification,
     ClassificationConfig,
@@ -35,6 +36,8 @@ __all__ = [
     "AgentConfig",
     "Answering",
     "AnsweringConfig",
+    "Choosing",
+    "ChoosingConfig",
     "Classification",
     "ClassificationConfig",
     "ContrastiveModelling",

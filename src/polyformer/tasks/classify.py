@@ -12,11 +12,11 @@ from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Batch, Corrupt, Row
-from polyformer.data.pairs import shares_of_room
 from polyformer.heads import ClassifyConfig
 from polyformer.tasks.base import Rows
+from polyformer.tasks.joining import Joining
 from polyformer.tasks.labels import LabelTask
-from polyformer.tasks.text import TextTaskConfig, required, too_long, with_tables
+from polyformer.tasks.text import TextTaskConfig, required, too_long
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,37 +176,24 @@ class Classification(LabelTask):
 
 
 class PairClassification(Classification):
-    """<cls> text <sep> pair <sep>, with token types 0 and 1, or as a checkpoint's tokenizer joins two texts.
-
-    If the two are too long together, the longer one is cut.
-    """
+    """Two texts in a row, as `Joining` has them."""
 
     def __init__(self, config: ClassificationConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        ids, types = tokenizer.encode_for_model("", "")
-        own = len(ids) > 2  # a checkpoint's tokenizer: RoBERTa's puts two </s> between, all of type 0
-        self.between = ids[1:-1] if own else [self.sep]
-        self.pair_type = types[-1] if own else 1
+        self.joining = Joining(tokenizer, self.cls, self.sep, config.max_length)
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
         """The model with two token types, where the second text has a type of its own."""
-        config = super().adapt(config)
-        return with_tables(config, type_vocab_size=2) if self.pair_type else config
+        return self.joining.adapt(super().adapt(config))
 
     def inputs(self, rows: Sequence[Row]) -> list[Row]:
         """The token ids of both texts, joined."""
-        sides = [self.tokenizer.encode_batch([row[name] for row in rows]) for name in ("text", "pair")]
-        return [self._join(number, *texts) for number, texts in enumerate(zip(rows, *sides))]
+        texts = [row["text"] for row in rows]
 
-    def _join(self, number: int, row: Row, text: list[int], pair: list[int]) -> Row:
-        room = self.config.max_length - 2 - len(self.between)
-        if len(text) + len(pair) > room:
-            self.count_cut(number, row["text"], len(text) + len(pair) + self.config.max_length - room)
-            kept = shares_of_room(len(text), len(pair), room)
-            text, pair = text[: kept[0]], pair[: kept[1]]
-        first = [self.cls, *text, *self.between]
-        types = {"token_type_ids": [0] * len(first) + [1] * (len(pair) + 1)} if self.pair_type else {}
-        return {"input_ids": [*first, *pair, self.sep], **types}
+        def cut(number: int, length: int) -> None:
+            self.count_cut(number, texts[number], length)
+
+        return self.joining.rows(texts, [row["pair"] for row in rows], cut)
 
 
 def paired(texts: Sequence[str], pairs: Sequence[str] | None, wanted: bool) -> list[Row]:
