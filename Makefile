@@ -64,8 +64,12 @@ explorer:
 	cd explorer && npm run build
 	cd $(BUNDLE) && sha256sum --check --quiet $(CURDIR)/explorer/node_modules/first.sha256
 
+# Wheel and source distribution, in dist/.
+dist: .venv/developed
+	$(BIN)/python -m build
+
 clean:
-	rm -rf .venv build src/*.egg-info
+	rm -rf .venv build dist src/*.egg-info
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
