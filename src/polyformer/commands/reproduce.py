@@ -40,6 +40,7 @@ EXAMPLES = """examples:
   polyformer reproduce spalm --data DIR               # training with neighbours, beside mixing them in
   polyformer reproduce universal                      # strings longer than those trained on
   polyformer reproduce act                            # more steps for what is harder
+  polyformer reproduce members --data BOOK            # every member at one budget, beside dense
   polyformer reproduce decision-transformer           # the return achieved follows the return asked for
 """
 
