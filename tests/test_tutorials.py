@@ -30,3 +30,53 @@ def test_longer_texts(tmp_path: Path):
     read = [int(number) for number in re.findall(r"AutoModel reads (\d+) tokens", text)]
     assert read[0] > 300
     assert (tmp_path / "long-encoder" / "long" / "README.md").is_file()
+
+
+def test_translator(tmp_path: Path):
+    text = printed("translator.py", tmp_path)
+    (differs,) = re.findall(r"the equation and attend differ by (\S+)", text)
+    assert float(differs) < 1e-13
+    (right,) = re.findall(r"right: (\d+) of 200", text)
+    assert int(right) > 190, "numbers that it was never shown"
+    assert re.search(r"writing '(\w+)' it looks most at '\w+'", text)
+
+
+def test_own_attention(tmp_path: Path):
+    text = printed("own_attention.py", tmp_path)
+    (differs,) = re.findall(r"differs from the equation by (\S+)", text)
+    assert float(differs) < 1e-13
+    share = {name: int(value) for name, value in re.findall(r"^([\w ]+): (\d+)%", text, re.M)}
+    assert share["powers of two"] > 80 > 20 > share["a window of 6"]
+    assert min(share["softmax"], share["sigmoid"]) > 80
+    assert "mechanism 'sigmoid' cannot take positions that change scores" in text
+
+
+def test_kernels(tmp_path: Path):
+    text = printed("kernels.py", tmp_path)
+    rows = re.findall(r"^ +(\d+) +[\d.]+ +([\d.]+) +([\d.]+) +[\d.]+$", text, re.M)
+    errors = {int(angle): (float(positive), float(trigonometric)) for angle, positive, trigonometric in rows}
+    assert errors[0][0] > 1 > errors[0][1], "equal vectors: sines and cosines are exact"
+    assert errors[180][0] < 0.01 < errors[180][1], "opposed vectors: positive features are"
+    shares = re.findall(r"^ +([\d.]+) +(\d+)%, +(\d+)% +(\d+)%, +(\d+)%$", text, re.M)
+    for _, exact, estimate, *topics in shares[1:]:
+        assert int(exact) > int(estimate) + 50, "look-ups do not survive"
+        assert min(map(int, topics)) > 90, "averages do"
+
+
+def test_memories(tmp_path: Path):
+    text = printed("memories.py", tmp_path)
+    known = {int(n): int(share) for n, share in re.findall(r"a memory of +(\d+) tokens: +(\d+)%", text)}
+    assert known[24] > 90
+    assert known[48] > 90
+    assert known[8] < 10
+    assert 8 < known[16] < 25
+    assert int(re.findall(r"eight pairs: (\d+)%", text)[0]) < 30
+    sizes = [line.split()[-3:] for line in text.splitlines() if re.search(r"\d,\d{3}$", line)]
+    assert [size[1] == size[2] for size in sizes][:2] == [False, True], "a cache grows, a memory does not"
+
+
+def test_what_the_pages_show_is_what_the_tutorials_print():
+    sys.path.append(str(ROOT / "docs" / "site"))
+    from tutorials import stale
+
+    assert not stale(), "run `make tutorials`"

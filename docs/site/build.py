@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import member_pages
+import reference_pages
+import survey_page
 from links import main as check_links
 from links import rewritten
 from navigation import REPOSITORY, contents
@@ -53,7 +55,8 @@ def sources() -> dict[str, str | Path]:
 def generated_pages() -> dict[str, str]:
     """The pages that are made from the code, as Markdown by their paths."""
     members = (ROOT / "docs" / "members.md").read_text(encoding="utf-8")
-    return {"members.md": member_pages.with_links(members)} | member_pages.pages()
+    result = {"members.md": member_pages.with_links(members), "survey.md": survey_page.page()}
+    return result | member_pages.pages() | reference_pages.pages()
 
 
 def assemble(folder: Path) -> None:

@@ -31,7 +31,7 @@ SETTINGS = {"Task": "--task.kind", "Optimizer": "--optimizer.kind", "Schedule": 
 
 CALLS = {
     "Head": "hidden = model(ids).last_hidden_state  # and model(ids).logits, what the head makes of it",
-    "Memory": "out = model(ids)  # `out.state` goes on: model(more_ids, state=out.state)",
+    "Memory": "out = model(ids, state=model.new_state())  # out.state goes on: model(more, state=out.state)",
 }
 
 

@@ -1,0 +1,142 @@
+"""The reference: every public name with its types, every command with its options, every recipe."""
+
+import argparse
+import importlib
+import inspect
+from types import ModuleType
+from typing import Any
+
+from docstrings import markdown
+
+import polyformer
+from polyformer.commands import COMMANDS
+from polyformer.commands.options import parser
+from polyformer.core.config import Config
+from polyformer.patterns.base import Pattern
+from polyformer.recipes.find import recipe_names, recipe_text
+
+PACKAGES = (
+    "patterns",
+    "attention",
+    "position",
+    "memory",
+    "depth",
+    "feedforward",
+    "block",
+    "heads",
+    "stack",
+    "model",
+    "generation",
+    "checkpoints",
+    "hub",
+    "data",
+    "tasks",
+    "training",
+    "recipes",
+    "prompting",
+    "calibration",
+    "datastore",
+)
+"""Subpackages whose `__all__` is public, from attention to whole trainings."""
+
+
+def pages() -> dict[str, str]:
+    """The pages of the reference by their paths."""
+    result = {"reference/cli.md": command_page(), "reference/recipes.md": recipe_page()}
+    seen: dict[Any, str] = {}
+    result["reference/api/polyformer.md"] = package_page(polyformer, _own_names(), seen)
+    for name in PACKAGES:
+        package = importlib.import_module(f"polyformer.{name}")
+        result[f"reference/api/{name}.md"] = package_page(package, list(package.__all__), seen)
+    listed = "\n".join(f"api/{name}" for name in ("polyformer", *PACKAGES))
+    result["reference/api.md"] = API.format(contents=listed)
+    return result
+
+
+API = """# API
+
+Public names with their types, from their docstrings. What most programs need is in
+[polyformer](api/polyformer.md) itself; the subpackages have
+the configuration of every part, and what a part of one's own is derived from.
+
+```{{toctree}}
+:titlesonly:
+
+{contents}
+```
+"""
+
+
+def _own_names() -> list[str]:
+    """The names of `polyformer` itself; its patterns have a page of their own."""
+    patterns = importlib.import_module("polyformer.patterns").__all__
+    return [name for name in polyformer.__all__ if name not in patterns]
+
+
+def package_page(package: ModuleType, names: list[str], seen: dict[Any, str]) -> str:
+    """The public names of a package; those that another page has are only named here."""
+    home = package.__name__
+    elsewhere, directives = [], []
+    for name in sorted(names, key=str.lower):
+        thing = getattr(package, name)
+        if isinstance(thing, type) or callable(thing):
+            if thing in seen:
+                elsewhere.append(f"`{name}` ([{seen[thing]}]({seen[thing].rpartition('.')[2]}.md))")
+                continue
+            seen[thing] = home
+        directives.append(directive(f"{home}.{name}", thing))
+    also = f"\n\nAlso here: {', '.join(elsewhere)}." if elsewhere else ""
+    doc = markdown(inspect.cleandoc(package.__doc__ or ""))
+    return f"# {home}\n\n{doc}{also}\n\n```{{eval-rst}}\n{chr(10).join(directives)}\n```\n"
+
+
+def directive(name: str, thing: Any) -> str:
+    """What autodoc is asked for: no members of configurations and patterns, whose signature has them."""
+    if not isinstance(thing, type):
+        return f".. auto{'function' if callable(thing) else 'data'}:: {name}\n"
+    plain = issubclass(thing, Config | Pattern) and thing not in (Config, Pattern)
+    plain = plain or issubclass(thing, tuple | BaseException)
+    return f".. autoclass:: {name}\n" + ("" if plain else "   :members:\n")
+
+
+def command_page() -> str:
+    """Every command: what it does, its options as a table, its examples."""
+    intro = "Made from the parsers: `polyformer COMMAND --help` says the same."
+    parts = [f"# Commands\n\n{intro} How they work together is in [the command line](../cli.md)."]
+    for name in COMMANDS:
+        module = importlib.import_module(f"polyformer.commands.{name}")
+        command = parser(name, module, [])
+        parts.append(f"## polyformer {name}\n\n{markdown(inspect.cleandoc(module.__doc__ or ''))}")
+        usage = command.format_usage().removeprefix("usage: ").strip()
+        parts.append(f"```text\n{usage}\n```")
+        parts.append("\n".join(["| option | |", "|---|---|", *option_rows(command)]))
+        examples = [line.strip() for line in module.EXAMPLES.splitlines()[1:] if line.strip()]
+        if examples:
+            parts.append("```sh\n" + "\n".join(examples) + "\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def option_rows(command: argparse.ArgumentParser) -> list[str]:
+    """A row for each option of a parser, and for each group of settings."""
+    formatter = command._get_formatter()
+    rows = []
+    for action in command._actions:
+        if action.help is argparse.SUPPRESS or "--help" in action.option_strings:
+            continue
+        words = formatter._format_action_invocation(action).replace("|", "\\|")
+        text = markdown(" ".join((action.help or "").split())).replace("|", "\\|").replace("%%", "%")
+        rows.append(f"| `{words}` | {text} |")
+    for group in command._action_groups:
+        if group.description and not group._group_actions:
+            words, _, text = group.description.partition("  ")
+            rows.append(f"| `{words.strip()}` | {markdown(text.strip())} |".replace("%%", "%"))
+    return rows
+
+
+def recipe_page() -> str:
+    """Every recipe in the package, as YAML."""
+    intro = "A recipe is a training, from data to a finished run; any value is set from the command line."
+    parts = [f"# Recipes\n\n{intro}\n\n`polyformer train NAME --print` prints one with all of its values."]
+    for name in recipe_names():
+        parts.append(f"## {name}\n\n```yaml\n{recipe_text(name).strip()}\n```")
+    return "\n\n".join(parts) + "\n"
