@@ -10,8 +10,8 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.core.labels import next_labels
-from polyformer.heads import Head
-from polyformer.model.checks import check_labels, refuse
+from polyformer.heads import Head, HeadInput
+from polyformer.model.checks import check_labels, check_neighbours, refuse
 from polyformer.sequence.inputs import ModelInputs
 from polyformer.sequence.tokens import Tokens
 
@@ -109,6 +109,17 @@ class Labels:
             return self
         following = next_labels(self.labels, document_ids, tokens.new_valid(self.labels.shape[1]))
         return dataclasses.replace(self, labels=following)
+
+    def beside(self, inputs: HeadInput, vocab_size: int) -> HeadInput:
+        """`inputs` of the head with all that is said here beside `labels`; raises `InputError` for what does
+        not fit them."""
+        check_neighbours(self.neighbour_ids, inputs.hidden.shape[:2], vocab_size)
+        return dataclasses.replace(
+            inputs,
+            sentence_labels=self.sentence_labels,
+            neighbour_ids=self.neighbour_ids,
+            choices=self.choices,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from polyformer.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.generation.hub import from_hub
 from polyformer.heads import HeadInput
 from polyformer.model.arguments import NOTHING_MORE, DecoderInputs, Labels, OutputOptions, documented_by
-from polyformer.model.checks import check_neighbours, refuse
+from polyformer.model.checks import refuse
 from polyformer.model.frozen import freeze_around_alone
 from polyformer.model.judge import HeadJudge
 from polyformer.model.saving import PretrainedMixin
@@ -296,11 +296,10 @@ class Transformer(PretrainedMixin):
 
         ids: those of the text or source. encoded: what the encoder of an encoder-decoder computed.
         """
-        valid = ran.tokens.new_valid(ran.hidden.shape[1])
-        table = self._output_weight()
-        check_neighbours(labels.neighbour_ids, ran.hidden.shape[:2], self.config.vocab_size)
-        more = labels.sentence_labels, ids, labels.neighbour_ids, labels.choices
-        head_input = HeadInput(ran.hidden, valid, table, ran.last_layer, *more)
+        valid, table = ran.tokens.new_valid(ran.hidden.shape[1]), self._output_weight()
+        head_input = labels.beside(
+            HeadInput(ran.hidden, valid, table, ran.last_layer, ids=ids), self.config.vocab_size
+        )
         loss, predictions = self.head(head_input, labels.labels)
         losses = None
         if loss is not None:
