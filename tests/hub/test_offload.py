@@ -48,7 +48,7 @@ def test_offloaded_weights_change_nothing(family: str):
         inputs = {"input_ids": texts(2, 12)}
         if family == "t5":
             inputs["input_ids"][:, -1] = 1
-        if task == "ForMultipleChoice":
+        if task in ("ForMultipleChoice", "DoubleHeadsModel"):
             inputs["input_ids"] = inputs["input_ids"].unsqueeze(0)
         if theirs.config.is_encoder_decoder:
             inputs["decoder_input_ids"] = inputs["input_ids"]

@@ -8,6 +8,7 @@ import torch
 from twins import CLASSES, FAMILIES, T, V, texts, transformers, twins
 
 from polyformer.core.errors import InputError
+from polyformer.hub.base import PolyformerModel
 from polyformer.hub.inputs import ADD_TOKENS, REFUSED
 
 GENERATOR = torch.Generator().manual_seed(7)
@@ -22,6 +23,8 @@ VALUES: dict[str, Any] = {
     "decoder_input_ids": texts(3, T).flip(1),
     "decoder_attention_mask": MASK,
     "global_attention_mask": (torch.arange(T).expand(3, T) % 7 == 1).long(),
+    "mc_token_ids": torch.tensor([3, T - 1, 7]),
+    "mc_labels": torch.tensor([2]),
     "langs": torch.randint(3, (3, T), generator=GENERATOR),
     "lengths": LENGTHS,
     "use_cache": True,
@@ -87,9 +90,10 @@ def outcome(model: Any, inputs: dict[str, Any]) -> Any:
 
 def attempt(model: Any, inputs: dict[str, Any]) -> tuple[Any, Exception | None]:
     """The output, or None and why there is none."""
+    crashes = () if isinstance(model, PolyformerModel) else (RuntimeError,)  # OpenAI-GPT's of two heads does
     try:
         return outcome(model, inputs), None
-    except (InputError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
+    except (InputError, NotImplementedError, TypeError, ValueError, AttributeError, *crashes) as error:
         return None, error
 
 
@@ -123,6 +127,13 @@ FORMATS = {
 
 TYPED = ("token_type_ids",)
 
+AS_ROWS = {
+    "distilbert": ("position_ids",),
+    "openai-gpt": ("attention_mask", "position_ids"),
+    "gpt2": ("position_ids",),
+}
+"""What theirs takes of the texts [B, C, T] as rows [B C, T] alone."""
+
 
 def arguments(
     name: str, family: str, task: str, base: dict[str, Any], ours: Any, theirs: Any
@@ -142,10 +153,14 @@ def arguments(
     takes = inspect.signature(theirs.forward).parameters
     if name in ("next_sentence_label", "sentence_order_label", "num_items_in_batch") and "labels" in takes:
         inputs["labels"] = value("labels", task)
-    if "MultipleChoice" in task:  # the texts are the choices of one question
+    if task == "DoubleHeadsModel" and name == "attention_mask":  # theirs would read padding
+        inputs["mc_token_ids"] = (LENGTHS - 1).unsqueeze(0)
+    if name == "mc_token_ids":
+        inputs[name] = inputs[name].unsqueeze(0)
+    if "MultipleChoice" in task or task == "DoubleHeadsModel":  # the texts are the choices of one question
         of_texts = {name: x for name, x in inputs.items() if torch.is_tensor(x) and x.shape[:2] == (3, T)}
-        if family == "distilbert":
-            of_texts.pop("position_ids", None)  # which theirs takes of the texts as rows alone
+        for rows in AS_ROWS.get(family, ()):
+            of_texts.pop(rows, None)
         inputs |= {name: x.unsqueeze(0) for name, x in of_texts.items()}
     return inputs
 

@@ -96,10 +96,7 @@ def test_a_file_of_the_trunk_alone_gives_a_language_model(tmp_path):
     ("options", "message"),
     [
         ({"add_cross_attention": True}, "config.json: add_cross_attention is True"),
-        (
-            {"architectures": ["GPT2DoubleHeadsModel"]},
-            "unknown architecture of 'gpt2' 'GPT2DoubleHeadsModel'",
-        ),
+        ({"architectures": ["GPT2NoHead"]}, "unknown architecture of 'gpt2' 'GPT2NoHead'"),
         ({"activation_function": "mish"}, "unknown activation_function 'mish'"),
     ],
 )

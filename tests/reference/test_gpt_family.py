@@ -66,10 +66,7 @@ def test_weights_chunks_and_texts_are_the_same(config: int, tmp_path):
     ("options", "message"),
     [
         ({"afn": "gelu_new"}, "unknown afn 'gelu_new': did you mean 'gelu'"),
-        (
-            {"architectures": ["OpenAIGPTDoubleHeadsModel"]},
-            "unknown architecture of 'openai-gpt' 'OpenAIGPTD",
-        ),
+        ({"architectures": ["OpenAIGPTNoHead"]}, "unknown architecture of 'openai-gpt' 'OpenAIGPTN"),
     ],
 )
 def test_what_is_not_computed_is_named(options: dict[str, Any], message: str):

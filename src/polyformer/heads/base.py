@@ -78,7 +78,8 @@ class HeadInput:
     sentence_labels: [B], for heads that predict something of the whole text beside its tokens. ids: [B, T],
     the text's tokens, of an encoder-decoder the source's; None where they were read before. neighbour_ids:
     [B, T, k], the tokens that followed similar contexts elsewhere, -1 for none. choices: how many rows that
-    follow one another are choices of one question; None where all are.
+    follow one another are choices of one question; None where all are. score_positions: [B], the token of
+    each text that a choice is scored at; None for the one that the head pools.
     """
 
     hidden: Tensor
@@ -89,6 +90,7 @@ class HeadInput:
     ids: Tensor | None = None
     neighbour_ids: Tensor | None = None
     choices: int | None = None
+    score_positions: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -97,7 +97,10 @@ class Classify(Head):
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         """logits = W_o act(W pool(h)), without act(W .) where `hidden` is False, or with a `transform`."""
-        if self.end_token is None:
+        if inputs.score_positions is not None:
+            rows = torch.arange(len(inputs.hidden), device=inputs.hidden.device)
+            pooled = inputs.hidden[rows, inputs.score_positions]
+        elif self.end_token is None:
             pooled = pool(inputs.hidden, inputs.mask, self.pooling)
         else:
             pooled = pool(inputs.hidden, self._ends(inputs), "last")

@@ -1,9 +1,10 @@
-"""Two heads side by side: one for the tokens, one for the text as a whole.
+"""Two heads side by side: one for the tokens, one for the text as a whole, or for which of several it is.
 
     loss = tokens' loss + sentence's loss
 
 BERT's pre-training predicts masked tokens and whether the second sentence follows the first (Devlin et al.
 2019, section 3.1); ALBERT's whether two sentences stand in their order (Lan et al. 2020, section 3.1).
+GPT predicts the next tokens of several texts while it chooses among them (Radford et al. 2018, section 3.2).
 """
 
 import dataclasses
@@ -33,6 +34,15 @@ class PretrainingConfig(HeadConfig):
     kind: ClassVar[str] = "pretraining"
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1"
 
+    @classmethod
+    def examples(cls) -> tuple["PretrainingConfig", ...]:
+        """BERT's, and GPT's."""
+        scored = {"kind": "classify", "num_labels": 1, "pooling": "last", "hidden": False}
+        return cls(), cls(
+            tokens=HeadConfig.from_dict("language_model"),
+            sentence=HeadConfig.from_dict({"kind": "choose", "text": scored}),
+        )
+
     def parts(self) -> dict[str, str]:
         """Those of both heads, behind `tokens.` and `sentence.`."""
         heads = {"tokens": self.tokens, "sentence": self.sentence}
@@ -60,13 +70,16 @@ class PretrainingConfig(HeadConfig):
 
 
 class Pretraining(Head):
-    """Predictions are a pair: of the tokens, and of the text."""
+    """Predictions are a pair: of the tokens, and of the text; of B questions with C choices each [B C, T, V]
+    and [B, C]."""
 
     predicts_sentence = True
 
     def __init__(self, config: PretrainingConfig, shape: HeadShape):
         super().__init__()
         self.tokens, self.sentence = config.tokens.build(shape), config.sentence.build(shape)
+        self.predicts_next = self.tokens.predicts_next
+        self.reads_choices = self.sentence.reads_choices
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         """loss = loss of the tokens + loss of the text, of which either may be missing."""

@@ -13,6 +13,7 @@ from polyformer.hub.cache import PolyformerCache
 from polyformer.hub.config import PolyformerConfig
 from polyformer.hub.registration import wrap
 from polyformer.hub.tasks import (
+    PolyformerDoubleHeadsModel,
     PolyformerForMaskedLM,
     PolyformerForMultipleChoice,
     PolyformerForPreTraining,
@@ -26,6 +27,7 @@ __all__ = [
     "PolyformerCache",
     "PolyformerConfig",
     "PolyformerDecisionTransformer",
+    "PolyformerDoubleHeadsModel",
     "PolyformerForCausalLM",
     "PolyformerForMaskedLM",
     "PolyformerForMultipleChoice",

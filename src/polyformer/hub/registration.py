@@ -12,6 +12,7 @@ from polyformer.hub.answers import PolyformerForQuestionAnswering
 from polyformer.hub.base import PolyformerModel
 from polyformer.hub.config import PolyformerConfig, config_of
 from polyformer.hub.tasks import (
+    PolyformerDoubleHeadsModel,
     PolyformerForMaskedLM,
     PolyformerForMultipleChoice,
     PolyformerForPreTraining,
@@ -90,6 +91,8 @@ def _class_of(model: Transformer | TrajectoryTransformer) -> type[Any]:
         if model.decoder is None:
             return PolyformerForMaskedLM
         return PolyformerForCausalLM if model.encoder is None else PolyformerForSeq2SeqLM
+    if kind == "pretraining" and model.head.reads_choices:
+        return PolyformerDoubleHeadsModel
     if kind not in BY_HEAD:
         raise unknown("head with a class in transformers", kind, [*BY_HEAD, "language_model"])
     return BY_HEAD[kind]

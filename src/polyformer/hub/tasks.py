@@ -8,8 +8,11 @@ from torch import Tensor
 from transformers import modeling_outputs as outputs
 from transformers.models.albert.modeling_albert import AlbertForPreTrainingOutput
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
+from transformers.models.gpt2.modeling_gpt2 import GPT2DoubleHeadsModelOutput
+from transformers.models.openai.modeling_openai import OpenAIGPTDoubleHeadsModelOutput
 
 from polyformer.core.errors import InputError
+from polyformer.heads.problem_types import mean_cross_entropy
 from polyformer.hub.base import PolyformerModel
 from polyformer.hub.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Arguments, taking
 from polyformer.outputs import ModelOutput
@@ -73,6 +76,9 @@ class PolyformerForMultipleChoice(Labelled):
     @taking(*TEXT, "labels", *MORE_TEXT, *ASKED)
     def forward(self, arguments: Arguments) -> Any:
         """As transformers' models of this task are called, with their results."""
+        return self._of_choices(arguments)
+
+    def _of_choices(self, arguments: Arguments) -> Any:
         text = arguments.get("input_ids", arguments.get("inputs_embeds"))
         if text is None or text.dim() != (3 if "input_ids" in arguments else 4):
             raise InputError(
@@ -92,6 +98,40 @@ class PolyformerForMultipleChoice(Labelled):
             if name in arguments and len(arguments[name]) == rows and arguments[name].dim() > 1:
                 arguments[name] = arguments[name].unflatten(0, shape)
         return self._logits(arguments)
+
+
+class PolyformerDoubleHeadsModel(PolyformerForMultipleChoice):
+    """GPT's and GPT-2's two heads: predicts tokens, and which of the texts [B, C, T] answers a question.
+
+    `mc_token_ids` [B, C] are our `score_positions`, by default the last real token of each text, where theirs
+    takes the last one, padding or not. As theirs it returns the two losses apart.
+    """
+
+    @taking(*TEXT, "mc_token_ids", "labels", "mc_labels", *MORE_TEXT, *STATE, *ASKED)
+    def forward(self, arguments: Arguments) -> Any:
+        """As transformers' models of this task are called, with their results."""
+        if "mc_token_ids" in arguments:
+            arguments["score_positions"] = arguments.pop("mc_token_ids")
+        return self._of_choices(arguments)
+
+    def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
+        shape, answers = arguments["shape"], arguments.pop("mc_labels", None)
+        result, predictions = super()._call(arguments)
+        scores = result.sentence_logits
+        assert scores is not None
+        predictions["logits"] = predictions["logits"].unflatten(0, shape)
+        predictions["mc_logits"] = scores
+        if result.hidden_states is not None:  # theirs lays out the last alone as the ids are
+            *before, last = result.hidden_states
+            predictions["hidden_states"] = (*before, last.unflatten(0, shape))
+        if answers is not None:
+            predictions["mc_loss"] = mean_cross_entropy(scores, answers.flatten())
+        return result, predictions
+
+    def _kind(self) -> Any:
+        origin = self.model.config.origin
+        first = origin is not None and origin.model_type == "openai-gpt"
+        return OpenAIGPTDoubleHeadsModelOutput if first else GPT2DoubleHeadsModelOutput
 
 
 class PolyformerForPreTraining(Labelled):

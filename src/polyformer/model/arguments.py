@@ -11,7 +11,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.core.labels import next_labels
 from polyformer.heads import Head, HeadInput
-from polyformer.model.checks import check_labels, check_neighbours, refuse
+from polyformer.model.checks import check_labels, check_neighbours, check_score_positions, refuse
 from polyformer.sequence.inputs import ModelInputs
 from polyformer.sequence.tokens import Tokens
 
@@ -64,15 +64,19 @@ class Labels:
         labels: what should be predicted, -100 where nothing should. For a decoder alone they are the
             input_ids: the shift by one happens here, and nothing is predicted across documents.
         shift_labels: [B, T], in place of a decoder's labels: what each token should predict.
-        sentence_labels: [B], of the whole text, where the head predicts something of it too.
+        sentence_labels: [B], of the whole text, or of texts [B, C, T] which of them answers the question,
+            where the head predicts something of it too.
         neighbour_ids: [B, T, k], for the head 'semiparametric': the tokens that followed the contexts in a
             datastore nearest to that of each token (of an encoder-decoder's target), -1 for none.
+        score_positions: [B, C], for heads of multiple choice: the token of each text that its score is made
+            of, in place of the one that the head pools.
     """
 
     labels: Tensor | None = None
     shift_labels: Tensor | None = None
     sentence_labels: Tensor | None = None
     neighbour_ids: Tensor | None = None
+    score_positions: Tensor | None = None
     choices: int | None = None
 
     def check(self, head: Head, has_encoder: bool) -> None:
@@ -84,6 +88,8 @@ class Labels:
             )
         if self.neighbour_ids is not None and not head.reads_neighbours:
             raise InputError("neighbour_ids: this model's head reads none; use the head 'semiparametric'")
+        if self.score_positions is not None and not head.reads_choices:
+            raise InputError("score_positions: this model's head chooses among no texts; leave them out")
         check_labels(self.labels, self.sentence_labels, head.predicts_next)
         if self.shift_labels is None:
             return
@@ -94,12 +100,19 @@ class Labels:
             )
 
     def of_choices(self, head: Head, inputs: ModelInputs) -> "tuple[ModelInputs, Labels]":
-        """For a head of multiple choice texts [B, C, T] as rows [B C, T], and what says so."""
+        """For a head of multiple choice texts [B, C, T] as rows [B C, T], and what says so;
+        their labels too where it predicts the next tokens."""
         ids = inputs.input_ids
         if not head.reads_choices or not isinstance(ids, Tensor) or ids.dim() != 3:
             return inputs, self
         inputs, choices = inputs.with_choices_as_rows()
-        return inputs, dataclasses.replace(self, choices=choices)
+        labels = dataclasses.replace(self, choices=choices)
+        if head.predicts_next:
+            for name in ("labels", "shift_labels"):
+                value = getattr(self, name)
+                if isinstance(value, Tensor) and value.dim() == 3:
+                    labels = dataclasses.replace(labels, **{name: value.flatten(0, 1)})
+        return inputs, labels
 
     def shifted(self, head: Head, document_ids: Tensor | None, tokens: Tokens) -> "Labels":
         """Of a decoder alone that has read `tokens`: what each token should predict."""
@@ -114,11 +127,14 @@ class Labels:
         """`inputs` of the head with all that is said here beside `labels`; raises `InputError` for what does
         not fit them."""
         check_neighbours(self.neighbour_ids, inputs.hidden.shape[:2], vocab_size)
+        check_score_positions(self.score_positions, inputs, self.choices)
+        positions = self.score_positions
         return dataclasses.replace(
             inputs,
             sentence_labels=self.sentence_labels,
             neighbour_ids=self.neighbour_ids,
             choices=self.choices,
+            score_positions=None if positions is None else positions.flatten(),
         )
 
 

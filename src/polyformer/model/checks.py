@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
+from polyformer.heads import HeadInput
 from polyformer.sequence.inputs import ModelInputs
 
 NUMBERS = "document_ids", "segment_ids", "token_type_ids", "langs"
@@ -78,6 +79,24 @@ def check_neighbours(near: object, tokens: torch.Size, vocab_size: int) -> None:
         )
 
 
+def check_score_positions(positions: object, inputs: HeadInput, choices: int | None) -> None:
+    """Raises `InputError` unless `positions` is None, or a real token of each of the texts in `inputs`."""
+    if positions is None:
+        return
+    rows, length = inputs.hidden.shape[:2]
+    shapes = [(1, rows), (rows,)] if choices is None else [(rows // choices, choices)]
+    positions = _check_numbers("score_positions", positions, *shapes, least=0)
+    if not _looks(positions):
+        return
+    if int(positions.max()) >= length:
+        raise InputError(f"score_positions: expected 0 to {length - 1}, got {int(positions.max())}")
+    if inputs.mask is not None:
+        real = inputs.mask[torch.arange(rows), positions.flatten()] | ~inputs.mask.any(1)
+        if not bool(real.all()):
+            place = int(positions.flatten()[~real][0])
+            raise InputError(f"score_positions: expected a token of each text, got {place}, which is padding")
+
+
 def refuse(model: str, **arguments: Any) -> None:
     """Raises `InputError` for the first of the `arguments` that is not None: `model` does not take it."""
     for name, value in arguments.items():
@@ -99,12 +118,13 @@ def check_mask(name: str, mask: object, *shapes: tuple[int, ...]) -> None:
         )
 
 
-def _check_numbers(name: str, numbers: object, *shapes: tuple[int, ...], least: int | None) -> None:
+def _check_numbers(name: str, numbers: object, *shapes: tuple[int, ...], least: int | None) -> Tensor:
     numbers = _check_shape(name, numbers, shapes)
     if numbers.dtype not in INTEGERS:
         raise InputError(f"{name}: expected integers of 32 or 64 bits, got {numbers.dtype}")
     if least is not None and _looks(numbers) and int(numbers.min()) < least:
         raise InputError(f"{name}: expected {least} or more, got {int(numbers.min())}")
+    return numbers
 
 
 def _check_shape(name: str, tensor: object, shapes: tuple[tuple[int, ...], ...]) -> Tensor:

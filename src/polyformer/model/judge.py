@@ -32,8 +32,8 @@ class HeadJudge:
     def tokens(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """log p of every label (0 where there is none), and the likeliest prediction, [B, T] each."""
         _, predictions = self.head(dataclasses.replace(self.inputs, hidden=hidden), None)
-        logits = predictions()
-        assert isinstance(logits, Tensor)
+        predicted = predictions()
+        logits = predicted[0] if isinstance(predicted, tuple) else predicted
         labels = self.labels.masked_fill(~self.labelled, 0)
         chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1).float()
         return (chosen - logits.float().logsumexp(-1)) * self.labelled, logits.argmax(-1)

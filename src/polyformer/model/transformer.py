@@ -93,6 +93,7 @@ class Transformer(PretrainedMixin):
         labels: Tensor | None = None,
         shift_labels: Tensor | None = None,
         sentence_labels: Tensor | None = None,
+        score_positions: Tensor | None = None,
         state: ModelState | None = None,
         use_cache: bool = False,
         output_attentions: bool = False,
@@ -109,8 +110,7 @@ class Transformer(PretrainedMixin):
             {OutputOptions}
 
         Returns `ModelOutput`; with labels its loss is the mean over labelled tokens or items, and in training
-        what parts of the model add to it. Raises `InputError` for shapes that do not fit, and for a text
-        longer than learned positions reach.
+        what parts of the model add. Raises `InputError` for wrong shapes and texts beyond learned positions.
         """
         inputs = ModelInputs(
             input_ids,
@@ -127,7 +127,7 @@ class Transformer(PretrainedMixin):
         target = DecoderInputs(
             decoder_input_ids, decoder_attention_mask, decoder_relation_ids, decoder_inputs_embeds
         )
-        goals = Labels(labels, shift_labels, sentence_labels, neighbour_ids)
+        goals = Labels(labels, shift_labels, sentence_labels, neighbour_ids, score_positions)
         options = OutputOptions(output_attentions, output_hidden_states)
         return self._run(inputs, target, goals, state, use_cache, options)
 
@@ -142,8 +142,8 @@ class Transformer(PretrainedMixin):
     ) -> ModelOutput:
         """The sides that the model has, one after the other, and its head."""
         decoder_inputs = target.as_inputs()
-        labels.check(self.head, self.encoder is not None)
         inputs, labels = labels.of_choices(self.head, inputs)
+        labels.check(self.head, self.encoder is not None)
         with training_pass(self):
             if self.encoder is not None and self.decoder is not None:
                 return self._run_both(inputs, decoder_inputs, labels, state, use_cache, options)
@@ -224,7 +224,8 @@ class Transformer(PretrainedMixin):
         """The head's predictions of hidden states [B, T, E]; [B, T, V] where it predicts tokens."""
         inputs = HeadInput(hidden, None, self._output_weight(), neighbour_ids=neighbour_ids)
         _, predictions = self.head(inputs, None)
-        return predictions()
+        predicted = predictions()
+        return predicted[0] if isinstance(predicted, tuple) else predicted
 
     def next_logits(self, output: ModelOutput) -> Tensor:
         """The logits [B, V] of the next token, computed from the last position of `output` alone."""

@@ -4,7 +4,14 @@ from typing import ClassVar
 
 from polyformer.checkpoints.config_mapping import Tree, choice, option
 from polyformer.checkpoints.families.gpt2 import LAYER
-from polyformer.checkpoints.families.gpt_common import BUFFERS, DROPOUTS, LAST_TOKEN, SUMMARY, GptFamily
+from polyformer.checkpoints.families.gpt_common import (
+    BUFFERS,
+    DROPOUTS,
+    LAST_TOKEN,
+    SUMMARY_OPTIONS,
+    GptFamily,
+    double_heads,
+)
 from polyformer.checkpoints.family import Task, register
 from polyformer.checkpoints.key_mapping import layered
 from polyformer.heads import EmbedConfig, LanguageModelConfig
@@ -15,6 +22,7 @@ TRUNK = {
     "positions_embed": "decoder.position.tables.0",
     **layered("h.{i}", "decoder.layers.{i}", LAYER),
 }
+TIED_KEYS = {"lm_head.weight": "transformer.tokens_embed.weight"}
 ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 """Its "gelu" is the approximation by tanh."""
 
@@ -45,17 +53,18 @@ class Gpt(GptFamily):
     objective = "causal language modelling"
     template = model_config("gpt")
     config_mapping = OPTIONS
-    ignored_options = SUMMARY
+    ignored_options = SUMMARY_OPTIONS
     key_mapping = TRUNK
     ignored_keys = (*BUFFERS, "*position_ids")
     tasks: ClassVar = {
         "LMHeadModel": Task(
             LanguageModelConfig(),
             {"lm_head": "head"},
-            tied_keys={"lm_head.weight": "transformer.tokens_embed.weight"},
+            tied_keys=TIED_KEYS,
         ),
         "Model": Task(EmbedConfig(pooling="last", normalize=False), prefixed=False),
         "ForSequenceClassification": Task(LAST_TOKEN, {"score": "head.output"}),
+        "DoubleHeadsModel": double_heads(TIED_KEYS),
     }
     sizes = ("gpt",)
 

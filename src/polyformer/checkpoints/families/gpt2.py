@@ -9,10 +9,11 @@ from polyformer.checkpoints.families.gpt_common import (
     LAST_TOKEN,
     MECHANISM,
     SPECIAL,
-    SUMMARY,
+    SUMMARY_OPTIONS,
     TIED_KEYS,
     GptFamily,
     divide_by_layer,
+    double_heads,
     write_scales,
 )
 from polyformer.checkpoints.families.shared_tasks import QUESTION_ANSWERING
@@ -66,7 +67,7 @@ class Gpt2(GptFamily):
     config_mapping = OPTIONS
     required: ClassVar = {"add_cross_attention": False}
     other_options = ("scale_attn_by_inverse_layer_idx",)
-    ignored_options = ("reorder_and_upcast_attn", "use_cache", *SUMMARY)
+    ignored_options = ("reorder_and_upcast_attn", "use_cache", *SUMMARY_OPTIONS)
     key_mapping = TRUNK
     ignored_keys = BUFFERS
     tasks: ClassVar = {
@@ -75,6 +76,7 @@ class Gpt2(GptFamily):
         "ForSequenceClassification": Task(LAST_TOKEN, {"score": "head.output"}),
         "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}, TAG_OPTIONS),
         "ForQuestionAnswering": QUESTION_ANSWERING,
+        "DoubleHeadsModel": double_heads(TIED_KEYS),
     }
     sizes = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 

@@ -3,8 +3,8 @@
 from typing import Any, ClassVar
 
 from polyformer.checkpoints.config_mapping import Tree, get_path, option
-from polyformer.checkpoints.family import Family
-from polyformer.heads import ClassifyConfig
+from polyformer.checkpoints.family import Family, Task
+from polyformer.heads import ChooseConfig, ClassifyConfig, LanguageModelConfig, PretrainingConfig
 
 MECHANISM = "decoder.attention.mechanism"
 DROPOUTS = (
@@ -18,20 +18,36 @@ SPECIAL = (
     option("eos_token_id", 50256, "special.eos"),
     option("tie_word_embeddings", True, "embedding.tied"),
 )
-SUMMARY = (
-    "summary_type",
-    "summary_use_proj",
-    "summary_activation",
-    "summary_proj_to_labels",
-    "summary_first_dropout",
-)
-"""Options of the class with two heads, which is not supported."""
+SUMMARY = {
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "summary_activation": None,
+    "summary_proj_to_labels": True,
+    "summary_last_dropout": 0,
+}
+"""Options of the class with two heads, each with the value that makes a score of a text."""
+
+SUMMARY_OPTIONS = (*SUMMARY, "summary_first_dropout")
+"""Those that change no number of other classes."""
 
 BUFFERS = ("*.attn.bias", "*.attn.masked_bias")
 """Causal masks, which old files hold."""
 
 TIED_KEYS = {"lm_head.weight": "transformer.wte.weight"}
 LAST_TOKEN = ClassifyConfig(pooling="last", hidden=False, bias=False, dropout=0.0)
+
+
+def double_heads(tied_keys: dict[str, str]) -> Task:
+    """The class that predicts tokens and chooses among texts, by one number at one token of each."""
+    text = ClassifyConfig(num_labels=1, pooling="last", hidden=False)
+    return Task(
+        PretrainingConfig(tokens=LanguageModelConfig(), sentence=ChooseConfig(text=text)),
+        {"lm_head": "head.tokens", "multiple_choice_head.summary": "head.sentence.text.output"},
+        (option("summary_first_dropout", 0.1, "sentence.text.dropout"),),
+        tied_keys,
+        labelled=False,
+        required=SUMMARY,
+    )
 
 
 class GptFamily(Family):
