@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 NUMERIC := $(addprefix tests/,attention block contracts core depth dot_product feedforward heads objectives ops patterns position sequence stack test_model.py)
 TESTS := $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test fuzz test-avx2 test-shuffled test-busy kills check docs site linkcheck tutorials explorer clean
+.PHONY: demo test fuzz test-avx2 test-shuffled test-busy kills check docs site linkcheck tutorials explorer dist clean
 
 demo: .venv/installed
 	$(BIN)/polyformer train

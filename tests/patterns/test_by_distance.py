@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from attention_cases import dense, random_context
+from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
 from polyformer.dot_product.backends.tiled.tiles import plan
-from polyformer.patterns import Causal, Window
+from polyformer.patterns import Causal, Pattern, Window
 from polyformer.patterns.by_distance import ByDistance
 from polyformer.patterns.layout import Keys
 from polyformer.sequence.context import Context
@@ -19,8 +20,8 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True)
 class Near(ByDistance):
-    before: int
-    after: int
+    before: int = 3
+    after: int = 1
     every_th: int = 1
 
     def ends(self) -> tuple[int, int]:
@@ -41,7 +42,7 @@ class Holes(ByDistance):
 
 @dataclasses.dataclass(frozen=True)
 class Runs(ByDistance):
-    runs: tuple[tuple[int, int], ...]
+    runs: tuple[tuple[int, int], ...] = ((0, 2), (5, 7))
 
     def ends(self) -> tuple[int, int]:
         return max(greatest for _, greatest in self.runs), 0
@@ -55,7 +56,7 @@ class Runs(ByDistance):
 class LogSparse(ByDistance):
     """Distances 0, 1, 2, 4, 8, ... up to `farthest`. Li et al. 2019, section 4.2."""
 
-    farthest: int
+    farthest: int = 16
     after: int = 0
 
     def ends(self) -> tuple[int, int]:
@@ -148,3 +149,13 @@ def test_its_layout_covers_its_mask(pattern: ByDistance) -> None:
         assert not (mask[row.start : row.stop] & ~needed).any()
         for start, stop in row.keys.full:
             assert mask[row.start : row.stop, start:stop].all()
+
+
+def test_required_options_need_examples() -> None:
+    class Wide(ByDistance):
+        def __init__(self, width: int) -> None:
+            self.width = width
+
+    del Pattern.registry["Wide"]
+    with pytest.raises(InputError, match=r"Wide: it has options without defaults .*give it `examples`"):
+        Wide.examples()

@@ -32,10 +32,8 @@ class Tap(Generic[T]):
 
     @property
     def records(self) -> list[T] | None:
-        """Those collected so far; None where nobody looks."""
-        return (
-            None if torch.compiler.is_compiling() else self._collector.get()
-        )  # a traced graph keeps no list
+        """Those collected so far; None where nobody looks, and in a traced graph, which keeps no list."""
+        return None if torch.compiler.is_compiling() else self._collector.get()
 
     def show(self, record: T) -> None:
         """Shows it to whoever collects."""

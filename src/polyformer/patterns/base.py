@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from polyformer.core.errors import InputError
 from polyformer.core.expression import first_name
 from polyformer.core.parsing import parse_expression
 from polyformer.core.registry import Members, register
@@ -130,8 +131,14 @@ class Pattern:
 
     @classmethod
     def examples(cls) -> tuple["Pattern", ...]:
-        """Small instances that the contract tests run."""
-        return (cls(),)
+        """Small instances that the contract tests run; a pattern with required options overrides it."""
+        try:
+            return (cls(),)
+        except TypeError as error:
+            raise InputError(
+                f"{cls.__name__}: it has options without defaults ({error}); give it `examples`, "
+                "a classmethod that returns small instances"
+            ) from error
 
     @classmethod
     def picture(cls) -> tuple["Pattern", Context]:
