@@ -85,6 +85,21 @@ def test_embeddings(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert cosines == sorted(cosines, reverse=True)
 
 
+def test_explorer_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its cells run one after the other, and the last line of one is what a notebook shows."""
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((EXAMPLES / "explorer.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, Any] = {}
+    with torch.random.fork_rng():
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                exec("".join(cell["source"]), names)
+    shown = names["page"]._repr_html_()
+    assert "<iframe" in shown
+    assert "srcdoc" in shown
+    assert (tmp_path / "attention.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with its tokenizer, untrained."""
