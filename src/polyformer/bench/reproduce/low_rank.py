@@ -17,25 +17,19 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from polyformer.bench.claims import write_csv
 from polyformer.bench.experiment import Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.plot import line_plot
-from polyformer.bench.remembering import first_tokens
+from polyformer.bench.trained_attention import TRAINED, TrainedAttention
 from polyformer.checkpoints import from_pretrained
-from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.model import Transformer
-from polyformer.training.config import at_least
 from polyformer.visual.spectrum import LEAST, spectra
 
 MOST = 0.9
 """Of the sum of all singular values, in the greatest quarter."""
-
-TRAINED = "trained"
 
 EXPERIMENT = Experiment(
     sources={"data": "wikitext2", "model": "encoder"},
@@ -61,33 +55,21 @@ Shares = dict[str, list[float]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LowRankClaim(Config):
-    """The checkpoint, the text, and sizes."""
+class LowRankClaim(TrainedAttention):
+    """Of an encoder."""
 
-    model: str  # the folder of an encoder
-    data: str | None = None  # WikiText-2's folder, or the file of a book; by default the default text
-    texts: int = 8
-    length: int = 256  # tokens of each
-    seeds: tuple[int, ...] = (0, 1, 2)  # of fresh weights
     out: str = "runs/low-rank"
 
-    def __post_init__(self) -> None:
-        at_least(1, texts=self.texts)
-        at_least(LEAST, length=self.length)
-        if not self.seeds:
-            raise InputError("seeds: expected one or more")
+    shortest = LEAST
 
 
 def run(config: LowRankClaim) -> Shares:
     """Measure; write OUT/low-rank.csv and .png, print a table and the verdict."""
     folder = Path(config.out)
-    model, rows = from_pretrained(config.model), texts(config)
+    model = from_pretrained(config.model)
     if model.encoder is None:
         raise InputError("model: expected an encoder; a causal matrix is of full rank whatever it holds")
-    results: Shares = {TRAINED: by_layer(model, rows)}
-    for seed in config.seeds:
-        torch.manual_seed(seed)
-        results[f"fresh weights, seed {seed}"] = by_layer(Transformer(model.config), rows)
+    results = config.beside_fresh(model, by_layer)
     cells = [(name, layer, x) for name, own in results.items() for layer, x in enumerate(own, 1)]
     write_csv(folder / "low-rank.csv", ("weights", "layer", "share"), cells)
     curves = {name: list(enumerate(map(float, own), 1)) for name, own in results.items()}
@@ -96,16 +78,6 @@ def run(config: LowRankClaim) -> Shares:
     line_plot(folder / "low-rank.png", curves, "layer", "share of the greatest quarter of singular values")
     conclude(EXPERIMENT, config, [verdict(results)])
     return results
-
-
-def texts(config: LowRankClaim) -> list[Tensor]:
-    """Rows of ids [1, length], the first of the held-out text."""
-    wanted = config.texts * config.length
-    file = first_tokens(config.data, Path(config.out), 1, wanted)["validation"]
-    ids = load_tokenizer(config.model).encode(Path(file).read_text(encoding="utf-8"))[:wanted]
-    if len(ids) < wanted:
-        raise InputError(f"data: expected {wanted} tokens or more, got {len(ids)}; ask for fewer --texts")
-    return list(torch.tensor(ids).view(config.texts, 1, config.length))
 
 
 def by_layer(model: Transformer, rows: list[Tensor]) -> list[float]:

@@ -17,19 +17,15 @@ import dataclasses
 import statistics
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from polyformer.bench.claims import write_csv
 from polyformer.bench.experiment import UNSHOWN, Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.plot import line_plot
-from polyformer.bench.remembering import first_tokens
+from polyformer.bench.trained_attention import TRAINED, TrainedAttention
 from polyformer.checkpoints import from_pretrained
-from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.model import Transformer
-from polyformer.training.config import at_least
 from polyformer.visual.spectrum import matrices
 
 MOST, WIDE = 0.3, 0.75
@@ -38,7 +34,6 @@ MOST, WIDE = 0.3, 0.75
 BOTTOM = 2
 """Layers at the bottom, of which the paper says that they look nearby."""
 
-TRAINED = "trained"
 
 EXPERIMENT = Experiment(
     sources={"data": "wikitext2", "model": "decoder"},
@@ -76,39 +71,21 @@ Shares = dict[str, list[Layer]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SinksClaim(Config):
-    """The checkpoint, the text, and sizes."""
+class SinksClaim(TrainedAttention):
+    """Of a decoder."""
 
-    model: str  # the folder of a decoder
-    data: str | None = None  # WikiText-2's folder, or the file of a book; by default the default text
-    texts: int = 8
-    length: int = 256  # tokens of each
-    seeds: tuple[int, ...] = (0, 1, 2)  # of fresh weights
     out: str = "runs/sinks"
 
-    def __post_init__(self) -> None:
-        at_least(1, texts=self.texts)
-        at_least(4, length=self.length)
-        if not self.seeds:
-            raise InputError("seeds: expected one or more")
+    shortest = 4
 
 
 def run(config: SinksClaim) -> Shares:
     """Measure; write OUT/sinks.csv and .png, print a table and the verdict."""
     folder = Path(config.out)
-    model = from_pretrained(config.model).eval()
+    model = from_pretrained(config.model)
     if model.decoder is None or model.encoder is not None:
         raise InputError("model: expected a decoder")
-    wanted = config.texts * config.length
-    file = first_tokens(config.data, folder, 1, wanted)["validation"]
-    ids = load_tokenizer(config.model).encode(Path(file).read_text(encoding="utf-8"))[:wanted]
-    if len(ids) < wanted:
-        raise InputError(f"data: expected {wanted} tokens or more, got {len(ids)}; ask for fewer --texts")
-    rows = list(torch.tensor(ids).view(config.texts, 1, config.length))
-    results: Shares = {TRAINED: by_layer(model, rows)}
-    for seed in config.seeds:
-        torch.manual_seed(seed)
-        results[f"fresh weights, seed {seed}"] = by_layer(Transformer(model.config).eval(), rows)
+    results = config.beside_fresh(model, by_layer)
     cells = [
         (name, number, *dataclasses.astuple(layer))
         for name, own in results.items()
