@@ -15,6 +15,9 @@ from polyformer.recipes import Recipe, Run, fit
 from polyformer.recipes.find import absolute, with_data
 from polyformer.recipes.fit import Fitted, own_data, settled
 
+TINY = {"steps": 2, "batch_tokens": 64, "layers": 1, "width": 16, "heads": 2, "vocabulary": 300}
+"""Settings of a language model that trains in a moment, for runs that only see that every path works."""
+
 
 class Sizes(Protocol):
     """What claims say of the model that they train."""

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyformer.bench.claims import decoder_options, fields_of, taken_up, wikitext, write_csv
+from polyformer.bench.claims import TINY, decoder_options, fields_of, taken_up, wikitext, write_csv
 from polyformer.bench.experiment import Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
@@ -39,14 +39,9 @@ NORMS = ("layer", "batch")
 EXPERIMENT = Experiment(
     sources={"data": "wikitext2"},
     quick={
+        **TINY,
         "seeds": (0,),
-        "steps": 2,
-        "layers": 1,
-        "width": 16,
-        "heads": 2,
-        "vocabulary": 300,
         "length": 16,
-        "batch_tokens": 64,
     },
     claims=(
         Claim(

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 
-from polyformer.bench.claims import taken_up, write_csv
+from polyformer.bench.claims import TINY, taken_up, write_csv
 from polyformer.bench.experiment import Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.plot import line_plot
 from polyformer.bench.remembering import InOrderClaim, perplexity, recipe_in_order, remembered_text
@@ -34,16 +34,11 @@ Measured = Mapping[str, Mapping[int, float]]
 EXPERIMENT = Experiment(
     sources={"data": "book"},
     quick={
+        **TINY,
         "length": 8,
         "memory": 8,
         "compressed": 4,
         "rate": 2,
-        "steps": 2,
-        "batch_tokens": 64,
-        "layers": 1,
-        "width": 16,
-        "heads": 2,
-        "vocabulary": 300,
         "held_out": 200,
         "seeds": (0,),
     },

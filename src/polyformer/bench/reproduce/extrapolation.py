@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.bench.claims import decoder_options, taken_up, wikitext, write_csv
+from polyformer.bench.claims import TINY, decoder_options, taken_up, wikitext, write_csv
 from polyformer.bench.experiment import UNSHOWN, Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
@@ -44,15 +44,10 @@ this for ALiBi."""
 EXPERIMENT = Experiment(
     sources={"data": "wikitext2"},
     quick={
+        **TINY,
         "length": 16,
         "lengths": (16, 32),
         "held_out": 300,
-        "steps": 2,
-        "batch_tokens": 64,
-        "layers": 1,
-        "width": 16,
-        "heads": 2,
-        "vocabulary": 300,
     },
     claims=(
         Claim(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.attention import LinformerConfig
-from polyformer.bench.claims import encoder_options, taken_up, wikitext, write_csv
+from polyformer.bench.claims import TINY, encoder_options, taken_up, wikitext, write_csv
 from polyformer.bench.experiment import Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
@@ -38,16 +38,11 @@ FIGURES = {
 EXPERIMENT = Experiment(
     sources={"data": "wikitext2"},
     quick={
+        **TINY,
         "length": 16,
         "ks": (4, 8),
         "k": 4,
         "lengths": (16, 32),
-        "steps": 2,
-        "batch_tokens": 64,
-        "layers": 1,
-        "width": 16,
-        "heads": 2,
-        "vocabulary": 300,
     },
     claims=(
         Claim(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.bench.claims import decoder_options, taken_up, write_csv
+from polyformer.bench.claims import TINY, decoder_options, taken_up, write_csv
 from polyformer.bench.experiment import Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
@@ -48,15 +48,10 @@ SPLITS = {"train": "train.txt.gz", "validation": "valid.txt.gz", "test": "test.t
 EXPERIMENT = Experiment(
     sources={"data": "wikitext2"},
     quick={
+        **TINY,
         "characters": 4000,
         "held_out": 1000,
-        "steps": 2,
         "length": 16,
-        "batch_tokens": 64,
-        "layers": 1,
-        "width": 16,
-        "heads": 2,
-        "vocabulary": 300,
         "neighbours": 2,
         "mixed": (2,),
     },

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyformer.bench.claims import taken_up, write_csv
+from polyformer.bench.claims import TINY, taken_up, write_csv
 from polyformer.bench.experiment import UNSHOWN, Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.plot import line_plot
 from polyformer.bench.remembering import InOrderClaim, perplexity, recipe_in_order, remembered_text
@@ -39,14 +39,9 @@ Measured = Mapping[str, float]
 EXPERIMENT = Experiment(
     sources={"data": "book"},
     quick={
+        **TINY,
         "length": 16,
         "memories": (0, 16),
-        "steps": 2,
-        "batch_tokens": 64,
-        "layers": 1,
-        "width": 16,
-        "heads": 2,
-        "vocabulary": 300,
         "held_out": 200,
     },
     claims=(
