@@ -19,6 +19,7 @@ ORDER = [
     *("core", "ops", "sequence", "patterns", "dot_product", "position", "attention", "memory", "depth"),
     *("inside", "transformers_attention"),
     *("feedforward", "block", "stack", "heads", "plugins", "architecture", "outputs", "generation", "model"),
+    "parallel",
     *("hub", "presets", "checkpoints", "data", "objectives", "environments", "agents", "training", "tasks"),
     *("trials", "recipes", "datastore", "calibration", "prompting"),
     *("visual", "bench", "documentation", "commands", "cli"),

@@ -5,6 +5,7 @@ from typing import Literal
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.parallel.config import ParallelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,8 @@ class EngineConfig(Config):
     threads: int | None = (
         None  # of the CPU; null: one for a tiny model, else torch's choice; on resume as many as before
     )
+
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)  # how several processes share the work
 
     def __post_init__(self) -> None:
         if self.threads is not None:

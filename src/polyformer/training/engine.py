@@ -41,6 +41,12 @@ class Engine:
             )
         use_cuda = config.device != "cpu" and torch.cuda.is_available()
         self.config = config
+        config.parallel.check_built()
+        config.parallel.sizes(
+            int(os.environ.get("WORLD_SIZE", "1"))
+        )  # before the processes wait for each other
+        if not config.parallel.whole:
+            raise InputError("parallel: shard and tensor: not yet; leave them at 1")
         self.accelerator = _accelerator("cuda" if use_cuda else "cpu")
         self.device = self.accelerator.device
         if config.precision == "fp16" and self.device.type != "cuda":

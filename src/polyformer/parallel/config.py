@@ -1,0 +1,65 @@
+"""Along which dimensions the processes of a run divide its work, and how many along each."""
+
+import math
+from dataclasses import dataclass
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+
+DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
+"""From the outside in: neighbours in the last exchange most, and are best on one machine."""
+
+UNBUILT = ("pipeline", "context")
+"""What training does not know yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig(Config):
+    """How many processes share each part of a training; the product is the number of all processes."""
+
+    data: int | None = None  # whole copies of the model, each with its own batches; null: the rest of them
+    shard: int = 1  # with own batches too, and each with a part of the weights and of the optimizer's memory
+    tensor: int = 1  # share every batch, each with some of the heads and of the feed-forward
+    context: int = 1  # share every text, each with some of its tokens
+    pipeline: int = 1  # share every batch, each with some of the layers
+
+    def __post_init__(self) -> None:
+        for name in DIMENSIONS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name}: expected 1 process or more, got {value}")
+
+    @property
+    def whole(self) -> bool:
+        """Whether every process has the whole model and whole batches: plain data parallelism, or alone."""
+        return all(getattr(self, name) == 1 for name in DIMENSIONS if name != "data")
+
+    def sizes(self, world: int) -> dict[str, int]:
+        """How many of `world` processes stand along each of `DIMENSIONS`.
+
+        Raises `InputError` where they cannot: every process of a run comes to the same answer alone.
+        """
+        others = {name: getattr(self, name) for name in DIMENSIONS if name != "data"}
+        product = math.prod(others.values())
+        factors = " x ".join(f"{name} {size}" for name, size in others.items() if size > 1) or "1"
+        if self.data is None and world % product:
+            raise InputError(
+                f"parallel: {factors} needs a multiple of {product} processes, got {world}; "
+                "launch as many, or make the product a divisor of their number"
+            )
+        data = world // product if self.data is None else self.data
+        if data * product != world:
+            raise InputError(
+                f"parallel: data {data} x {factors} is {data * product} processes, got {world}; launch "
+                f"{data * product} (torchrun --nproc-per-node), or leave data out: it is then the rest"
+            )
+        return {name: data if name == "data" else others[name] for name in DIMENSIONS}
+
+    def check_built(self) -> None:
+        """Raises `InputError` for a dimension that training does not know yet."""
+        for name in UNBUILT:
+            if getattr(self, name) > 1:
+                raise InputError(
+                    f"{name}: not yet: training divides data, weights (shard) and heads (tensor), got "
+                    f"{name} {getattr(self, name)}; leave it at 1"
+                )

@@ -1,0 +1,50 @@
+"""How processes are shared out along the dimensions of a mesh."""
+
+import pytest
+
+from polyformer.core.errors import InputError
+from polyformer.parallel.config import ParallelConfig
+from polyformer.training.config import EngineConfig
+from polyformer.training.engine import Engine
+
+
+def test_data_is_the_rest_of_the_processes():
+    assert ParallelConfig().sizes(6) == {"pipeline": 1, "data": 6, "shard": 1, "context": 1, "tensor": 1}
+    sizes = ParallelConfig(shard=2, tensor=3).sizes(12)
+    assert list(sizes.items()) == [("pipeline", 1), ("data", 2), ("shard", 2), ("context", 1), ("tensor", 3)]
+
+
+def test_what_is_whole_is_plain_data_parallelism():
+    assert ParallelConfig(data=4).whole
+    assert not ParallelConfig(shard=2).whole
+
+
+@pytest.mark.parametrize(
+    ("options", "world", "complaint"),
+    [
+        ({"shard": 2, "tensor": 2}, 6, "shard 2 x tensor 2 needs a multiple of 4 processes, got 6"),
+        ({"data": 4}, 2, "data 4 x 1 is 4 processes, got 2"),
+        ({"data": 1, "shard": 2}, 4, "data 1 x shard 2 is 2 processes, got 4"),
+    ],
+)
+def test_a_product_that_is_not_the_number_of_processes_is_refused(options: dict, world: int, complaint: str):
+    with pytest.raises(InputError, match=complaint):
+        ParallelConfig(**options).sizes(world)
+
+
+def test_no_process_along_a_dimension_is_refused():
+    with pytest.raises(InputError, match="shard: expected 1 process or more, got 0"):
+        ParallelConfig(shard=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "world", "complaint"),
+    [({"pipeline": 2}, "2", "pipeline: not yet"), ({"data": 3}, "2", "is 3 processes, got 2")],
+)
+def test_an_engine_refuses_before_processes_wait_for_one_another(
+    options: dict, world: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+):
+    """No other process answers here: were it to open a group first, this would hang."""
+    monkeypatch.setenv("WORLD_SIZE", world)
+    with pytest.raises(InputError, match=complaint):
+        Engine(EngineConfig(parallel=ParallelConfig(**options)))
