@@ -124,8 +124,7 @@ class Side:
         if state is not None and self.config.encoder is not None:
             source = Source(state.source, Context(new, state.source_length, kv_valid=state.source_valid))
         layer_states = state.layers if state is not None and cached else None
-        vectors = self.tokens(ids) if inputs.inputs_embeds is None else inputs.inputs_embeds
-        x = self.embedding(vectors, stack.position, pos, inputs)
+        x = self._embedded(ids, pos, inputs)
         again = self.config.head.again
         collect: list[Tensor] | None = [] if options.output_hidden_states or again else None
         recording = recorded() if options.output_attentions else contextlib.nullcontext([])
@@ -140,6 +139,13 @@ class Side:
         return SideOutput(
             hidden, tokens, layer_states, hidden_states, attentions, last_layer, auxiliary_losses, halting
         )
+
+    def _embedded(self, ids: Tensor, pos: Tensor, inputs: ModelInputs) -> Tensor:
+        """The input of the first layer that runs: of a later stage of a pipeline, `inputs_embeds` itself."""
+        vectors = self.tokens(ids) if inputs.inputs_embeds is None else inputs.inputs_embeds
+        if self.stack.span.start:
+            return vectors
+        return self.embedding(vectors, self.stack.position, pos, inputs)
 
     def _with_global_tokens(self, inputs: ModelInputs, ids: Tensor) -> ModelInputs:
         """With the global tokens that the head asks for where the caller names none and a pattern of the

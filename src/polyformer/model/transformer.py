@@ -276,9 +276,10 @@ class Transformer(PretrainedMixin):
         return Side(name, self.config, table, embedding, stack, None if encoder else self.predictions)
 
     def _output_weight(self) -> Tensor | Int8Weight | AdaptiveEmbedding:
-        """What a head that is tied reads: [V, E]."""
+        """What a head that is tied reads: [V, E]. A pipeline's last stage has it for such a head alone."""
         table = self._output_table()
-        return table if isinstance(table, (Int8Weight, AdaptiveEmbedding)) else table.weight
+        weight: Any = getattr(table, "weight", table)
+        return table if isinstance(table, (Int8Weight, AdaptiveEmbedding)) else weight
 
     def _output_table(self) -> Table:
         """The token table of the decoder, or of the encoder where there is none: the head may read it."""

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
@@ -184,6 +184,7 @@ class Stack(nn.Module):
             for index in range(config.num_hidden_groups or config.num_hidden_layers)
         )
         self.groups = [config.group(index) for index in range(config.num_hidden_layers)]
+        self.span = range(config.num_hidden_layers)  # the layers that run: all, but in a stage of a pipeline
         first = self.layers[0].get_submodule("attention.mechanism")
         for layer in self.layers[1:]:
             layer.get_submodule("attention.mechanism").tie(first)  # type: ignore[operator]
@@ -200,8 +201,7 @@ class Stack(nn.Module):
     @property
     def sequence(self) -> list[Layer]:
         """The layers in the order in which they run; those of one group are one module."""
-        layers = [layer for layer in self.layers if isinstance(layer, Layer)]
-        return [layers[group] for group in self.groups]
+        return [cast(Layer, self.layers[self.groups[index]]) for index in self.span]
 
     def forward(
         self,
@@ -235,7 +235,7 @@ class Stack(nn.Module):
         skipped = self._skipped() if fresh else []
         halting = halting or self.begin(x, pos, context, source)
         new_states = []
-        for index, layer in enumerate(self.sequence):
+        for index, layer in enumerate(self.sequence, self.span.start):
             before, x = x, self.position.embed(x, pos, index) if index else x
             if collect is not None:
                 collect.append(merge_streams(x, dtype) if self.reversible else x)
@@ -286,6 +286,8 @@ class Stack(nn.Module):
         return layer(*arguments)
 
     def _finished(self, x: Tensor, context: Context) -> Tensor:
+        if self.span.stop < len(self.groups):
+            return x
         return self.final_dropout(normalize(self.final_norm, x, context.q_valid))
 
     def _forgetting(self, state: LayerState) -> LayerState:

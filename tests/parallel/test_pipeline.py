@@ -1,0 +1,135 @@
+"""Two processes with half of a model's layers each compute what one does. Real processes, gloo on the CPU."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import polyformer
+from polyformer.core.errors import InputError
+from polyformer.parallel.pipeline import Pipeline, Schedule
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 23,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+    "dropout": 0.0,
+}
+Batch = dict[str, Tensor]
+
+
+def decoder(**changes: Any) -> Any:
+    return polyformer.create_model("gpt2", **{**SMALL, "num_hidden_layers": 4, **changes}).double()
+
+
+def encoder(**changes: Any) -> Any:
+    return polyformer.create_model("bert-base", **{**SMALL, "num_hidden_layers": 3, **changes}).double()
+
+
+def packed(rows: int, length: int, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 23, (rows, length), generator=generator)
+    documents = (torch.arange(length) >= length // 3).long().expand(rows, -1)
+    return {"input_ids": ids, "labels": ids.clone(), "document_ids": documents.contiguous()}
+
+
+def masked(rows: int, length: int, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 23, (rows, length), generator=generator)
+    mask = (torch.arange(length) < torch.randint(2, length + 1, (rows, 1), generator=generator)).long()
+    labels = torch.where((torch.rand(rows, length, generator=generator) < 0.4) & (mask == 1), ids, -100)
+    labels[:, 0] = ids[:, 0]
+    return {"input_ids": ids * mask, "attention_mask": mask, "labels": labels}
+
+
+def cases() -> dict[str, tuple[Any, list[Batch], Schedule, int]]:
+    """Models, batches (rows and lengths differ), schedule and stages a process."""
+    rows = [packed(2, 9, 0), packed(3, 7, 1), packed(3, 9, 2), packed(1, 5, 3)]
+    texts = [masked(2, 9, 0), masked(3, 7, 1), masked(3, 9, 2), masked(1, 5, 3)]
+    window = {"attention": "Window(3)", "position": "rope"}
+    return {
+        "decoder": (decoder(), rows, "1f1b", 1),
+        "decoder, GPipe, one microbatch": (decoder(), rows[:1], "gpipe", 1),
+        "windows and RoPE, interleaved": (decoder(**window), rows, "interleaved", 2),
+        "T5's bias, shared by all layers": (decoder(position="t5"), rows, "1f1b", 1),
+        "untied": (decoder(tied=False), rows, "gpipe", 1),
+        "encoder, odd layers": (encoder(), texts, "1f1b", 1),
+        "experts with a loss of their own": (decoder(feedforward="experts"), rows, "1f1b", 1),
+        "all layers the same weights": (encoder(num_hidden_groups=1), texts, "gpipe", 1),
+    }
+
+
+def one_process(model: Any, batches: list[Batch], shares: list[float]) -> list[float]:
+    losses = []
+    for batch, share in zip(batches, shares):
+        output = model(**batch)
+        (output.loss * share).backward()
+        losses.append(output.losses["prediction"].item())
+    return losses
+
+
+def compare(name: str, model: Any, batches: list[Batch], schedule: Schedule, per_process: int) -> None:
+    model.train()
+    whole, shares = copy.deepcopy(model), [0.1, 0.2, 0.3, 0.4][: len(batches)]
+    expected = one_process(whole, batches, shares)
+    pipeline = Pipeline(model, dist.group.WORLD, schedule, per_process)  # type: ignore[arg-type]
+    losses = pipeline.step(batches, shares)
+    if "loss of their own" not in name:
+        assert losses == pytest.approx(expected, rel=0, abs=1e-10), name
+    gradients = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
+    mine = dict(model.named_parameters())
+    assert (
+        0 < sum(p.numel() for p in mine.values()) < sum(p.numel() for p in whole.parameters())
+        or "same" in name
+    )
+    for parameter_name, parameter in mine.items():
+        if parameter_name in gradients:
+            torch.testing.assert_close(
+                parameter.grad, gradients[parameter_name], rtol=0, atol=1e-10, msg=f"{name}: {parameter_name}"
+            )
+    counted = torch.stack([p.grad.pow(2).sum() for p in pipeline.counted() if p.grad is not None]).sum()
+    dist.all_reduce(counted)
+    torch.testing.assert_close(counted, torch.stack([g.pow(2).sum() for g in gradients.values()]).sum())
+    model.eval()
+    whole.eval()
+    for batch in batches[:2]:
+        output, other = pipeline.evaluate(batch), whole(**batch)
+        torch.testing.assert_close(output.loss, other.loss, rtol=0, atol=1e-10)
+        torch.testing.assert_close(output.last_hidden_state, other.last_hidden_state, rtol=0, atol=1e-10)
+        torch.testing.assert_close(output.logits, other.logits, rtol=0, atol=1e-10)
+
+
+def both_processes(out: Path) -> None:
+    """What each of the two runs."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for name, case in cases().items():
+        compare(name, *case)
+    refused = decoder()
+    with pytest.raises(InputError, match="accumulate: the schedule '1f1b' needs"):
+        Pipeline(refused, dist.group.WORLD).step([packed(2, 5, 0)], [1.0])  # type: ignore[arg-type]
+    (out / f"done-{os.environ['RANK']}").write_text("all")
+    dist.destroy_process_group()
+
+
+def test_two_processes_are_one(tmp_path: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *torchrun, __file__, str(tmp_path)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    assert {path.name for path in tmp_path.iterdir()} == {"done-0", "done-1"}
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    both_processes(Path(sys.argv[1]))
