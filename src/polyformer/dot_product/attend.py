@@ -1,7 +1,7 @@
 """`attend`: softmax attention over any pattern and any score function, through one of several backends."""
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Literal, overload
 
 import torch
@@ -17,6 +17,8 @@ from polyformer.patterns.base import MaskMod, Pattern, ScoreMod, Where
 from polyformer.sequence.context import Context
 
 log = logging.getLogger(__name__)
+
+Run = Callable[[Request], tuple[Tensor, Tensor | None]]
 
 
 @overload
@@ -124,7 +126,13 @@ def _run(
         return steps.run()
 
     device = request.q.device.type
+    isolated = run_isolated if request.context.share is None else _run_together
     if not is_autocast(device):
-        return run_isolated(request, run)
+        return isolated(request, run)
     with torch.autocast(device, enabled=False):  # `prepare` has cast what autocast would
-        return run_isolated(request, run)
+        return isolated(request, run)
+
+
+def _run_together(request: Request, run: Run) -> tuple[Tensor, Tensor | None]:
+    """`run(request)`: all processes take the same steps, whatever their numbers; parts are isolated."""
+    return run(request)

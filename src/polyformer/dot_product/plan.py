@@ -9,12 +9,15 @@ import torch
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.dot_product.backends import definition, flex, sdpa
 from polyformer.dot_product.backends.tiled import run as tiled
-from polyformer.dot_product.isolation import empty
+from polyformer.dot_product.isolation import empty, run_isolated
 from polyformer.dot_product.request import Request, is_traced
 from polyformer.dot_product.splits.base import Result, Split
 from polyformer.dot_product.splits.by_document import by_document
 from polyformer.dot_product.splits.by_head import by_head
 from polyformer.dot_product.splits.by_residue_class import by_residue_class
+from polyformer.dot_product.spread.needs import Needs
+from polyformer.dot_product.spread.parts import numbered, part_request
+from polyformer.dot_product.spread.run import WAYS, choose_way
 from polyformer.ops.softmax import recording
 
 BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "flex": flex, "tiled": tiled, "definition": definition}
@@ -97,7 +100,65 @@ class Branch:
         return "\n    ".join(lines)
 
 
-Plan: TypeAlias = Nothing | Leaf | Branch
+@dataclasses.dataclass(frozen=True, eq=False)
+class Spread:
+    """A call of one process's queries, for which the processes of a group exchange keys; then a plan for each
+    part of it. needs: who needs which keys. way: how they come, and `reason` why so."""
+
+    request: Request = dataclasses.field(repr=False)
+    needs: Needs = dataclasses.field(repr=False)
+    way: str
+    reason: str
+    asked: str  # the backend
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """All runs of backends, as if the keys had come."""
+        return tuple(leaf for part in self._parts() for leaf in part.leaves)
+
+    @property
+    def backend(self) -> str:
+        """The backends that run, such as "sdpa + tiled"."""
+        return " + ".join(dict.fromkeys(leaf.backend for leaf in self.leaves))
+
+    @property
+    def bytes_received(self) -> int:
+        """Of keys and values from other processes, in the forward pass; as many gradients are sent back."""
+        k, v = self.request.k, self.request.v
+        number = k.shape[0] * k.shape[1] * (k.shape[3] + v.shape[3]) * k.element_size()
+        return self.needs.received(self.needs.share.rank) * number
+
+    def run(self) -> Result:
+        """Exchanges keys and computes the parts."""
+        return WAYS[self.way](self.request, self.needs, self._compute)
+
+    def _compute(self, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = run_isolated(request, lambda part: plan(part, self.asked, True).run())
+        assert lse is not None, "parts are joined by it"
+        return out, lse
+
+    def _parts(self) -> "list[Plan]":
+        plans: list[Plan] = []
+        rank, k, v = self.needs.share.rank, self.request.k, self.request.v
+        for first, part in numbered(self.needs.parts[rank]):
+            for span in part.spans():
+                number = span[1] - span[0]
+                keys, values = (x.new_empty(1).expand(*x.shape[:2], number, x.shape[3]) for x in (k, v))
+                request = part_request(self.request, first, part, span, keys, values)
+                plans.append(plan(request, self.asked, True))
+        return plans
+
+    def __str__(self) -> str:
+        peers = len(self.needs.keys) - 1
+        count = self.needs.received(self.needs.share.rank)
+        head = f"spread over {peers + 1} processes: {self.way} ({self.reason}); {count} keys from others, "
+        lines = [f"{head}{self.bytes_received} bytes"]
+        for part in self._parts():
+            lines += str(part).split("\n")
+        return "\n    ".join(lines)
+
+
+Plan: TypeAlias = Nothing | Leaf | Branch | Spread
 
 
 def plan(request: Request, backend: str = "auto", return_lse: bool = False, repeated: bool = False) -> Plan:
@@ -105,6 +166,8 @@ def plan(request: Request, backend: str = "auto", return_lse: bool = False, repe
 
     repeated: the plan is kept for calls of other layers, for which one mask costs less than many calls.
     """
+    if request.context.share is not None:
+        return _spread(request, backend)
     if not (request.q.shape[0] and request.q.shape[2]) and not recording():
         return Nothing(request)
     leaf = choose(request, backend, return_lse) if repeated else None
@@ -121,6 +184,16 @@ def plan(request: Request, backend: str = "auto", return_lse: bool = False, repe
         if split is not None:
             return _branch(split, backend, return_lse)
     return leaf
+
+
+def _spread(request: Request, backend: str) -> Spread:
+    """A call whose keys other processes hold too; raises `InputError` where somebody records its weights."""
+    if recording():
+        raise InputError(
+            "output_attentions: weights cannot be recorded while a sequence is spread over processes; "
+            "run on one process"
+        )
+    return Spread(request, *choose_way(request), backend)
 
 
 def _branch(split: Split, backend: str, return_lse: bool) -> Branch:

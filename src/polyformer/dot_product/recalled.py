@@ -33,10 +33,10 @@ def recall_key(
     backend: str,
     return_lse: bool,
 ) -> Hashable | None:
-    """Under what its context keeps the plan of a call; None without a context, where autograd, a tracer or
-    someone who records weights or observes calls follows it, where its pattern may say something else in
-    the next call, or for a call that asks for more than a pattern and relative terms."""
-    if context is None or mask_mod is not None or score_mod is not None:
+    """Under what its context keeps the plan of a call; None for a call that asks for more than a pattern and
+    relative terms, without a context or with a share of one, where autograd, a tracer or someone who records
+    weights or observes calls follows it, and where its pattern may say something else in the next call."""
+    if context is None or context.share is not None or mask_mod is not None or score_mod is not None:
         return None
     if dropout or backend != "auto" or return_lse:
         return None

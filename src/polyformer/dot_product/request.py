@@ -12,9 +12,10 @@ from polyformer.dot_product.relative import Relative
 from polyformer.ops.softmax import recording
 from polyformer.patterns.base import MaskMod, Pattern, ScoreMod, Where
 from polyformer.patterns.implied import implied
-from polyformer.patterns.mods import Mod, is_own
+from polyformer.patterns.mods import Mod, broadcasts, is_own
 from polyformer.patterns.user_defined import MaskModPattern, as_pattern
 from polyformer.sequence.context import Context
+from polyformer.sequence.shares import Share
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,7 +24,8 @@ class Request:
 
     Args:
         q: [B, H, Tq, D]; k: [B, Hkv, Tk, D]; v: [B, Hkv, Tk, Dv]; H is a multiple of Hkv.
-        pattern: everything that limits who sees whom, the context's own limits included; None for all.
+        pattern: everything that limits who sees whom, the context's own limits included; None for all. It is
+            that of the whole sequence where that is spread over processes.
         relative: terms by distance, added to the scores before `score_mod`, and to the values.
         score_mod: applied to the scaled scores.
         scale: the factor on q k^T.
@@ -75,7 +77,8 @@ def prepare(
     dropout: float = 0.0,
 ) -> Request:
     """The request that these arguments of `attend` describe; raises `InputError` where they do not fit."""
-    if q.dim() == 4 and not (q.shape[0] and q.shape[2]) and not recording():
+    spread = context is not None and context.share is not None
+    if q.dim() == 4 and not (q.shape[0] and q.shape[2]) and not recording() and not spread:
         pattern = mask_mod = layout = score_mod = None  # there is no query to ask them about
     q, k, v = _autocast(q, k, v)
     check(q, k, v, dropout)
@@ -88,7 +91,7 @@ def prepare(
         lengths = f"{context.q_len} queries and {context.kv_len} keys"
         raise InputError(f"context: made for {lengths}, got {q.shape[2]} and {k.shape[2]}")
     rule = combine_patterns(pattern, mask_mod, layout)
-    limits = implied(context)
+    limits = implied(context.whole or context)
     if rule is not None and not rule.is_static():
         bound = rule.bind(by_slot, q.device)
         if bound is not rule:  # what a function says holds for this call alone
@@ -98,7 +101,20 @@ def prepare(
     if score_mod is not None and not is_own(score_mod):
         score = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
         score_mod = Mod.of(score_mod, "score_mod", score, q.device, context.offset if by_slot else 0)
+        score_mod = by_slots(score_mod, context.share)
     return Request(q, k, v, context, limits, relative, score_mod, scale, dropout)
+
+
+def by_slots(score_mod: ScoreMod, share: Share | None) -> ScoreMod:
+    """A user's `score_mod` as the queries of one process meet it: it is asked about their slots."""
+    if share is None:
+        return score_mod
+
+    @broadcasts
+    def at_slots(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return score_mod(score, b, h, share.slots(q_idx.device)[q_idx], kv_idx)
+
+    return at_slots
 
 
 def combine_patterns(

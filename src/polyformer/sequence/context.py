@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
+from polyformer.sequence.shares import Share
 
 T = TypeVar("T")
 
@@ -49,6 +50,9 @@ class Context:
         q_marked, kv_marked: [B, Tq] and [B, Tk] bool, the tokens that the caller marked as global.
         distance_range: the least and greatest distance that a pattern lets anybody see, where that is known.
         relations: [B, Tq, Tk] labels of pairs of tokens, for schemes that embed them.
+        share, whole: where the sequence is spread over processes, the slots of this one and the context of
+            the whole (`spread.spread`). Indices of queries then count its own tokens, those of keys, in
+            `distance`, `key_position`, `same_segment` and `relations`, all slots.
     """
 
     q_len: int
@@ -66,6 +70,8 @@ class Context:
     kv_marked: Tensor | None = None
     relations: Tensor | None = None
     distance_range: tuple[int, int] | None = None
+    share: Share | None = None
+    whole: "Context | None" = None
     memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)  # filled by `once`
 
     tables: tuple[Tensor, ...] = dataclasses.field(default=(), init=False, repr=False)
@@ -83,7 +89,7 @@ class Context:
             ("kv_valid", self.kv_len),
             ("q_marked", self.q_len),
             ("kv_marked", self.kv_len),
-            ("relations", self.kv_len),
+            ("relations", self.kv_len if self.whole is None else self.whole.kv_len),
         ):
             tensor = getattr(self, name)
             if tensor is not None and tensor.shape[-1] != length:
@@ -117,7 +123,9 @@ class Context:
         own = {name: x[start:stop] for name, x in tables.items() if x.dim() > 1}
         if not own:
             return self
-        return self.once(("rows", start, stop), lambda: dataclasses.replace(self, memo={}, **own))
+        whole = None if self.whole is None else self.whole.rows(start, stop)
+        changes = {**own, "whole": whole}
+        return self.once(("rows", start, stop), lambda: dataclasses.replace(self, memo={}, **changes))
 
     @property
     def bare(self) -> tuple[int, int, int, bool] | None:
@@ -146,6 +154,8 @@ class Context:
 
     def distance(self, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """How many slots the key lies before the query: 0 is the query's own slot."""
+        if (share := self.share) is not None:
+            return self.once("slots", lambda: share.slots(kv_idx.device))[q_idx] - kv_idx
         return q_idx + self.offset - kv_idx
 
     @property
@@ -165,8 +175,9 @@ class Context:
     @property
     def distances(self) -> tuple[int, int]:
         """The least and the greatest distance that a query may see: without a future 0 is the least."""
-        least = 0 if self.causal else self.offset - self.kv_len + 1
-        greatest = self.offset + self.q_len - 1
+        of = self.whole or self
+        least = 0 if of.causal else of.offset - of.kv_len + 1
+        greatest = of.offset + of.q_len - 1
         if self.distance_range is not None:
             least, greatest = max(least, self.distance_range[0]), min(greatest, self.distance_range[1])
         return least, max(least, greatest)
@@ -186,13 +197,16 @@ class Context:
 
     def key_position(self, b: Tensor, kv_idx: Tensor) -> Tensor:
         """Positions of the keys `kv_idx` of batch rows `b`."""
+        if self.whole is not None:
+            return self.whole.key_position(b, kv_idx)
         return kv_idx if self.kv_pos is None else look_up(self.kv_pos, b, kv_idx)
 
     def same_segment(self, b: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Whether query and key belong to the same segment; without segments there is one."""
-        if self.q_segment is None or self.kv_segment is None:
+        kv_segment = (self.whole or self).kv_segment
+        if self.q_segment is None or kv_segment is None:
             return (q_idx >= 0) & (kv_idx >= 0)
-        return self.q_segment[b, q_idx] == self.kv_segment[b, kv_idx]
+        return self.q_segment[b, q_idx] == kv_segment[b, kv_idx]
 
 
 def look_up(table: Tensor, b: Tensor, index: Tensor) -> Tensor:

@@ -1,0 +1,88 @@
+"""Keys and values sent to the processes whose queries need them, their gradients sent back and added up."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from polyformer.dot_product.spread.needs import Needs
+from polyformer.dot_product.spread.traffic import count_transfer
+from polyformer.patterns.layout import Interval, intersect, unite
+
+
+class _ToPeers(torch.autograd.Function):
+    """Rows [N, ...], so many for each process in turn -> the rows that those send here."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, group: Any, what: str, sent: list[int], received: list[int]
+    ) -> Tensor:
+        """One all-to-all."""
+        ctx.group, ctx.what, ctx.sent, ctx.received = group, what, sent, received
+        return _sent(rows, group, what, sent, received)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients go where the rows came from."""
+        rows = _sent(grad, ctx.group, f"gradients of {ctx.what}", ctx.received, ctx.sent)
+        return rows, None, None, None, None
+
+
+def _sent(rows: Tensor, group: Any, what: str, sent: list[int], received: list[int]) -> Tensor:
+    arrived = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+    count_transfer(what, rows.nbytes, arrived.nbytes)
+    return arrived
+
+
+class _Anchored(torch.autograd.Function):
+    """`out`, in whose graph `other` stands too: all processes take part in the backward pass of an exchange,
+    one whose queries used nothing of it too."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, other: Tensor) -> Tensor:
+        """`out` as it is."""
+        ctx.shape, ctx.dtype, ctx.device = other.shape, other.dtype, other.device
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Nothing for `other`."""
+        return grad, torch.zeros((), dtype=ctx.dtype, device=ctx.device).expand(ctx.shape)
+
+
+def anchored(out: Tensor, other: Tensor) -> Tensor:
+    """`out` with an edge to `other`, which gets zeros for gradients."""
+    return _Anchored.apply(out, other) if torch.is_grad_enabled() and other.requires_grad else out
+
+
+def exchange(k: Tensor, v: Tensor, needs: Needs, what: str = "keys and values") -> Tensor:
+    """The keys that this process needs, [B, Hkv, N, D + Dv]: in rising order of slots, k and v side by side.
+
+    k [B, Hkv, T, D], v [B, Hkv, T, Dv]: of the slots that the process holds, in its order, which rises.
+    """
+    share, rank = needs.share, needs.share.rank
+    processes, held = range(len(share.runs)), share.slots(k.device)
+    sent = [_slots(needs.sent(rank, peer), k.device) for peer in processes]
+    received = [_slots(needs.sent(peer, rank), k.device) for peer in processes]
+    own = _slots(intersect(needs.keys[rank], unite(share.own)), k.device)
+    rows = torch.cat([k, v], -1).movedim(2, 0)
+    arrived = _ToPeers.apply(
+        rows.index_select(0, torch.searchsorted(held, torch.cat(sent))),
+        share.group,
+        what,
+        list(map(len, sent)),
+        list(map(len, received)),
+    )
+    rows = torch.cat([rows.index_select(0, torch.searchsorted(held, own)), arrived])
+    return rows.index_select(0, torch.cat([own, *received]).argsort()).movedim(0, 2)
+
+
+def _slots(runs: Sequence[Interval], device: torch.device) -> Tensor:
+    """The slots of these runs, in order."""
+    none = torch.zeros(0, dtype=torch.long, device=device)
+    return torch.cat([none, *(torch.arange(start, stop, device=device) for start, stop in runs)])

@@ -1,0 +1,64 @@
+"""Which keys the queries of each process need, from the pattern's layout: every process knows it of all."""
+
+import dataclasses
+import itertools
+
+from polyformer.patterns.base import Pattern
+from polyformer.patterns.layout import Interval, count, intersect, unite
+from polyformer.sequence.context import Context
+from polyformer.sequence.shares import Run, Share
+
+FEW = 4
+"""Runs of keys that a run of queries meets in calls of their own; more are one run, with gaps of zeros."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A run of queries and the runs of keys that they may see, in slots of the whole sequence."""
+
+    queries: Run
+    keys: tuple[Interval, ...]
+
+    def spans(self) -> tuple[Interval, ...]:
+        """The runs of keys to compute with: `keys`, or what lies between the first and the last where they
+        are many."""
+        return self.keys if len(self.keys) <= FEW else ((self.keys[0][0], self.keys[-1][1]),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What the processes of a share need of one another for one call.
+
+    parts: of each process, its runs of queries. keys: of each process, all keys that its queries may see.
+    """
+
+    share: Share = dataclasses.field(repr=False)
+    parts: tuple[tuple[Part, ...], ...]
+    keys: tuple[tuple[Interval, ...], ...]
+
+    def sent(self, sender: int, receiver: int) -> tuple[Interval, ...]:
+        """The slots whose keys one process sends to another, in rising order."""
+        if sender == receiver:
+            return ()
+        return intersect(self.keys[receiver], unite(self.share.runs[sender]))
+
+    def received(self, rank: int) -> int:
+        """How many keys a process gets from all others."""
+        return sum(count(self.sent(sender, rank)) for sender in range(len(self.keys)))
+
+
+def find_needs(pattern: Pattern | None, whole: Context, share: Share, every: bool = False) -> Needs:
+    """The needs of a call of `pattern`, with all that the context forbids in it. every: all need all keys."""
+    everything = ((0, whole.kv_len),) if whole.kv_len else ()
+
+    def keys_of(start: int, stop: int) -> tuple[Interval, ...]:
+        if pattern is None or every:
+            return everything
+        edges = sorted({start, stop, *(edge for edge in pattern.cuts(whole) if start < edge < stop)})
+        return unite(run for a, b in itertools.pairwise(edges) for run in pattern.keys(whole, a, b).some)
+
+    parts = tuple(
+        tuple(Part((start, stop), keys_of(start, stop)) for start, stop in runs if start < stop)
+        for runs in share.runs
+    )
+    return Needs(share, parts, tuple(unite(run for part in of for run in part.keys) for of in parts))

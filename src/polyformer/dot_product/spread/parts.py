@@ -1,0 +1,84 @@
+"""A call on one process's queries as calls of its runs of queries, each over a run of the keys they need."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from polyformer.dot_product.request import Request
+from polyformer.dot_product.spread.needs import Part
+from polyformer.patterns.at_slots import at_slots
+from polyformer.patterns.base import ScoreMod
+from polyformer.patterns.layout import Interval, intersect
+from polyformer.patterns.mods import broadcasts
+from polyformer.sequence.spread import cut
+
+Compute = Callable[[Request], tuple[Tensor, Tensor]]
+"""Computes a part: output [B, H, T, Dv] and log-sum-exp [B, H, T]."""
+
+
+def part_request(request: Request, first: int, part: Part, span: Interval, k: Tensor, v: Tensor) -> Request:
+    """The call of a part's queries over the keys k, v of the slots `span`.
+
+    first: which of the process's queries the part's first one is.
+    """
+    whole, count, (key, _) = request.context.whole, part.queries[1] - part.queries[0], span
+    assert whole is not None
+    pattern, relative = request.pattern, request.relative
+    if relative is not None and relative.content is not None:
+        relative = dataclasses.replace(relative, content=relative.content[:, :, first : first + count])
+    return dataclasses.replace(
+        request,
+        q=request.q[:, :, first : first + count],
+        k=k,
+        v=v,
+        context=cut(whole, part.queries, span, k.device),
+        pattern=None if pattern is None else at_slots(pattern, whole, part.queries[0], key),
+        relative=relative,
+        score_mod=None if request.score_mod is None else _moved(request.score_mod, first, key),
+    )
+
+
+def _moved(score_mod: ScoreMod, query: int, key: int) -> ScoreMod:
+    """`score_mod` where query 0 is the process's query `query`, and key 0 the slot `key`."""
+
+    @broadcasts
+    def moved(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return score_mod(score, b, h, q_idx + query, kv_idx + key)
+
+    return moved
+
+
+def numbered(parts: Iterable[Part]) -> Iterable[tuple[int, Part]]:
+    """Each part of a process with the number of its first query among the process's own."""
+    first = 0
+    for part in parts:
+        yield first, part
+        first += part.queries[1] - part.queries[0]
+
+
+def keys_at(kv: Tensor, held: tuple[Interval, ...], span: Interval) -> Tensor:
+    """Of kv [B, Hkv, N, W], which has the slots `held`, those of `span`; zeros where it has none."""
+    starts, first = [], 0
+    for start, stop in held:
+        starts.append(first)
+        first += stop - start
+    pieces = [
+        (max(start, span[0]), min(stop, span[1]), at + max(start, span[0]) - start)
+        for (start, stop), at in zip(held, starts)
+        if intersect(((start, stop),), (span,))
+    ]
+    if [(start, stop) for start, stop, _ in pieces] == [span]:
+        return kv.narrow(2, pieces[0][2], span[1] - span[0])
+    there = torch.cat([torch.arange(a - span[0], b - span[0], device=kv.device) for a, b, _ in pieces])
+    rows = torch.cat([kv.narrow(2, at, stop - start) for start, stop, at in pieces], 2)
+    return rows.new_zeros(*kv.shape[:2], span[1] - span[0], kv.shape[3]).index_copy(2, there, rows)
+
+
+def nothing_seen(request: Request, count: int) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of queries that may see no key."""
+    q, v = request.q, request.v
+    lse = torch.promote_types(q.dtype, torch.float32)
+    out = q.new_zeros(*q.shape[:2], count, v.shape[3])
+    return out, torch.full(out.shape[:3], -torch.inf, dtype=lse, device=q.device)

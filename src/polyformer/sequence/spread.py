@@ -1,0 +1,55 @@
+"""Contexts of sequences that are spread over processes: one process's tokens; a run of queries and keys."""
+
+import dataclasses
+
+import torch
+
+from polyformer.core.errors import InputError
+from polyformer.sequence.context import Context
+from polyformer.sequence.shares import Share
+
+TABLES = "pos", "doc", "segment", "marked"
+"""What is said of queries (`q_pos`) and of keys (`kv_pos`) alike."""
+
+
+def spread(whole: Context, share: Share, device: torch.device) -> Context:
+    """`whole`, the context of a sequence and itself, as the process of `share` has it.
+
+    Its tables are those of the process's own tokens, its queries and new keys. Distances, positions of keys
+    and `relations` go on to be asked for by the slots of the whole sequence.
+    """
+    if whole.q_len != whole.kv_len or whole.offset:
+        raise InputError(
+            f"context: expected a sequence that attends to itself, got {whole.q_len} queries and "
+            f"{whole.kv_len} keys; a state or a source cannot be spread over processes"
+        )
+    changes = {}
+    for name in TABLES:
+        for side in ("q", "kv"):
+            table = getattr(whole, f"{side}_{name}")
+            changes[f"{side}_{name}"] = None if table is None else share.take(table)
+    slots = share.slots(device)
+    for side in ("q_pos", "kv_pos"):
+        changes[side] = slots if changes[side] is None else changes[side]
+    changes["kv_valid"] = None if whole.kv_valid is None else share.take(whole.kv_valid)
+    changes["relations"] = None if whole.relations is None else share.take(whole.relations, 1)
+    lengths = {"q_len": share.length, "kv_len": share.length, "q_start": None}
+    return dataclasses.replace(whole, **lengths, **changes, memo={}, share=share, whole=whole)
+
+
+def cut(whole: Context, queries: tuple[int, int], keys: tuple[int, int], device: torch.device) -> Context:
+    """The context of a run of queries and a run of keys of `whole`, whose slots count from the first key."""
+    changes = {}
+    for side, (start, stop) in (("q", queries), ("kv", keys)):
+        for name in TABLES:
+            table = getattr(whole, f"{side}_{name}")
+            changes[f"{side}_{name}"] = None if table is None else table[..., start:stop]
+        if changes[f"{side}_pos"] is None and keys[0]:
+            changes[f"{side}_pos"] = torch.arange(start, stop, device=device)
+    for name in ("kv_valid", "relations"):
+        table = getattr(whole, name)
+        changes[name] = None if table is None else table[..., keys[0] : keys[1]]
+    if changes["relations"] is not None:
+        changes["relations"] = changes["relations"][:, queries[0] : queries[1]]
+    lengths = {"q_len": queries[1] - queries[0], "kv_len": keys[1] - keys[0]}
+    return dataclasses.replace(whole, **lengths, **changes, q_start=queries[0] - keys[0], memo={})
