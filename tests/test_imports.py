@@ -21,7 +21,7 @@ ORDER = [
     *("feedforward", "block", "stack", "heads", "plugins", "architecture", "outputs", "generation", "model"),
     "parallel",
     *("hub", "presets", "checkpoints", "data", "objectives", "environments", "agents", "training", "tasks"),
-    *("trials", "recipes", "datastore", "calibration", "prompting"),
+    *("trials", "recipes", "datastore", "embedding", "calibration", "prompting"),
     *("visual", "bench", "documentation", "commands", "cli"),
     "__main__",
 ]

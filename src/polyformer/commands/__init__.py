@@ -19,6 +19,7 @@ COMMANDS = (
     "tag",
     "answer",
     "choose",
+    "embed",
     "prompt",
     "list",
     "convert",

@@ -85,7 +85,8 @@ def _add(parser: argparse.ArgumentParser, field: "dataclasses.Field[Any]", hint:
     if not field.metadata["positional"]:
         action = parser.add_argument(flag(field), **options)
     elif field.default is dataclasses.MISSING:
-        action = parser.add_argument(field.name, **options)
+        several = {"nargs": "+"} if typing.get_origin(hint) is tuple else {}
+        action = parser.add_argument(field.name, **several, **options)
     else:
         action = parser.add_argument(field.name, nargs="?", **options)
     _mark_paths(action)

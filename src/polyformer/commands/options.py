@@ -22,7 +22,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def argument(help: str, default: Any = dataclasses.MISSING, metavar: str | None = None) -> Any:
-    """A positional field; it is optional if it has a default."""
+    """A positional field; it is optional if it has a default, and takes several values if it is a tuple."""
     metadata = {"help": help, "positional": True, "metavar": metavar}
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
@@ -93,7 +93,8 @@ def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
     except argparse.ArgumentError as error:
         raise _readable(error, name, command.Options) from error
     values.pop("import")  # removed from argv before, and in the parser for its help
-    return command.Options(**{field_name(key): value for key, value in values.items()}, **collected)
+    values = {field_name(key): tuple(x) if isinstance(x, list) else x for key, x in values.items()}
+    return command.Options(**values, **collected)
 
 
 def split_imports(argv: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -210,6 +211,8 @@ def _add(parser: Any, field: "dataclasses.Field[Any]", hint: Any) -> None:
     if field.metadata["positional"]:
         if field.default is not dataclasses.MISSING:
             options |= {"nargs": "?", "default": field.default}
+        if typing.get_origin(hint) is tuple:
+            hint, options["nargs"] = typing.get_args(hint)[0], "+"
         parser.add_argument(field.name, type=hint, help=text, **options)
     elif hint is bool:
         parser.add_argument(flag(field), action="store_true", help=text)

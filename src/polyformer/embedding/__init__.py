@@ -1,0 +1,1 @@
+"""Vectors of many texts in a Parquet file: what `polyformer embed` does."""

@@ -1,0 +1,85 @@
+"""The texts of files one after another, each with what tells it from the others."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyformer.core.errors import InputError, quote
+from polyformer.data import DataConfig
+from polyformer.data.columns import roles
+from polyformer.data.fingerprint import fingerprint
+from polyformer.data.formats import Row
+from polyformer.data.origins import open_source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Rows of `files` (as `polyformer.data.origins` names sources), in order, never all in memory.
+
+    column: where the text stands; None: the one with a usual name, or the only one. id: the column that names
+    a row, texts or integers; None: rows are numbered from 0 through all files. format: of all files; None: by
+    their names, a .txt having a text in each line.
+    """
+
+    files: tuple[str, ...]
+    column: str | None = None
+    id: str | None = None
+    format: str | None = None
+
+    def rows(self) -> Iterator[tuple[int | str, str]]:
+        """The id and the text of every row; `InputError` names file and row where one lacks them."""
+        number, kind = 0, None
+        for file in self.files:
+            for row_number, row in enumerate(open_source(file, "train", self._format(file)), 1):
+                where = f"{file}, row {row_number}"
+                text = self._text(row, where)
+                name = number if self.id is None else _value(row, self.id, where, "--id")
+                if isinstance(name, bool) or not isinstance(name, int | str):
+                    raise InputError(
+                        f"{where}: --id {self.id}: expected a text or an integer, got {quote(name)}"
+                    )
+                kind = kind or type(name)
+                if type(name) is not kind:
+                    raise InputError(
+                        f"{where}: --id {self.id}: {quote(name)} is of another type than in the rows before"
+                    )
+                yield name, text
+                number += 1
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the rows are: plain data, equal for equal files read alike, wherever these lie."""
+        prints = [
+            {name: about[name] for name in ("bytes", "sha256")}
+            for file in self.files
+            for about in fingerprint(DataConfig(path=file, format=self._format(file)), ("text",))["path"]  # type: ignore[arg-type]
+        ]
+        return {"files": prints, "column": self.column, "id": self.id, "format": self.format}
+
+    def _format(self, file: str) -> str | None:
+        plain = Path(file.removesuffix(".gz")).suffix.lower() == ".txt"
+        return self.format or ("lines" if plain else None)
+
+    def _text(self, row: Row, where: str) -> str:
+        if self.column is not None:
+            text = _value(row, self.column, where, "--column")
+        else:
+            known = roles(list(row), "lm")
+            texts = [name for name, value in row.items() if isinstance(value, str) and name != self.id]
+            names = [known[1]["text"]] if known else texts
+            if len(names) != 1:
+                raise InputError(
+                    f"{where}: which of {', '.join(map(quote, row)) or 'no columns'} is the text? "
+                    "Say it by --column NAME"
+                )
+            text = row[names[0]]
+        if not isinstance(text, str):
+            raise InputError(f"{where}: expected a text, got {quote(text)}")
+        return text
+
+
+def _value(row: Row, column: str, where: str, flag: str) -> Any:
+    if column not in row:
+        names = ", ".join(map(quote, row)) or "none"
+        raise InputError(f"{where}: no column {quote(column)}, which {flag} names; it has {names}")
+    return row[column]

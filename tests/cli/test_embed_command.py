@@ -1,0 +1,257 @@
+"""`polyformer embed`: vectors of one text at a time, of several processes, after a kill; what it refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+
+import polyformer
+from checkpoints import bert_files, byte_files, piece_files, save
+from polyformer.checkpoints.sentence import write_modules
+from polyformer.cli import main
+from polyformer.core.errors import InputError
+from polyformer.data import Tokenizer, TokenizerConfig
+from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.embedding.embed import Form, embed
+from polyformer.embedding.encoder import Encoder
+from polyformer.embedding.parts import Parts
+from polyformer.embedding.texts import Texts
+from polyformer.heads import EmbedConfig
+from polyformer.ops.pooling import pool
+from polyformer.presets import create_model
+
+TEXTS = [f"Anna {'and Tom ' * (i % 7)}flew from Oslo {'twice' * (i % 3)}" for i in range(43)]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def sentence(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of sentence-transformers: a tiny BERT, its tokenizer and modules."""
+    folder = tmp_path_factory.mktemp("sentence")
+    save(
+        folder,
+        "bert-base",
+        bert_files(folder),
+        head=EmbedConfig(pooling="first", hidden=True, normalize=False),
+    )
+    write_modules(create_model("encoder-tiny", head=EmbedConfig(pooling="max")).config, folder)
+    return folder
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """TEXTS, one in each line."""
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(TEXTS) + "\n")
+    return file
+
+
+def vectors_of(file: Path) -> np.ndarray:
+    """The column of vectors, [rows, E]."""
+    return np.array(parquet.read_table(file)["vector"].to_pylist())
+
+
+def singly(model: polyformer.Transformer, folder: Path, read: Callable[..., torch.Tensor]) -> np.ndarray:
+    """The vector of each text, computed alone."""
+    tokenizer = load_tokenizer(folder)
+    rows = [torch.tensor([tokenizer.encode_for_model(text)[0]]) for text in TEXTS]
+    with torch.no_grad():
+        return torch.cat([read(model(row)) for row in rows]).numpy()
+
+
+def test_a_folder_of_sentence_transformers(sentence: Path, lines: Path, tmp_path: Path) -> None:
+    out = tmp_path / "vectors.parquet"
+    assert main(["embed", str(sentence), str(lines), "--out", str(out), "--rows", "10", "--with-text"]) == 0
+    table = parquet.read_table(out)
+    assert (table["id"].to_pylist(), table["text"].to_pylist()) == ([*range(43)], TEXTS)
+    assert parquet.ParquetFile(out).num_row_groups == 5
+    assert [path.name for path in tmp_path.glob("*vectors*")] == ["vectors.parquet"], "parts are cleared away"
+    expected = singly(polyformer.from_pretrained(sentence, "embed"), sentence, lambda output: output.logits)
+    assert np.abs(vectors_of(out) - expected).max() < 1e-5
+
+
+def test_a_model_of_ours_in_half_precision(lines: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tokenizer = Tokenizer.train(TokenizerConfig(algorithm="bytes"), TEXTS)
+    tokenizer.save(folder)
+    model = create_model(
+        "encoder-tiny", vocab_size=len(tokenizer), head="embed", max_position_embeddings=128
+    ).eval()
+    model.save_pretrained(folder)
+    embed(Encoder(folder, CPU), Texts(files=(str(lines),)), tmp_path / "parts", Form(dtype="float16"))
+    assert parquet.read_schema(tmp_path / "parts" / "part-000000.parquet").field("vector").type == pa.list_(
+        pa.float16(), model.config.hidden_size
+    )
+    ids = [[tokenizer.cls_id, *tokenizer.encode(text), tokenizer.sep_id] for text in TEXTS]
+    with torch.no_grad():
+        expected = torch.cat([model(torch.tensor([row])).logits for row in ids]).numpy()
+    assert np.abs(vectors_of(tmp_path / "parts") - expected).max() < 1e-3
+
+
+@pytest.mark.parametrize(("preset", "pooling"), [("roberta-base", "mean"), ("gpt2", "last")])
+def test_a_pooling_by_name(lines: Path, tmp_path: Path, preset: str, pooling: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save(folder, preset, byte_files(folder, preset.partition("-")[0]))
+    with pytest.raises(
+        InputError, match="nothing there says how a text becomes a vector; say it by --pooling"
+    ):
+        Encoder(folder, CPU)
+    out = tmp_path / "vectors.parquet"
+    encoder = Encoder(folder, CPU, pooling, normalize=False)
+    embed(encoder, Texts(files=(str(lines),)), out)
+    model = polyformer.from_pretrained(folder)
+    expected = singly(model, folder, lambda output: pool(output.last_hidden_state, None, pooling))
+    assert np.abs(vectors_of(out) - expected).max() < 1e-5
+
+
+def test_the_encoder_of_an_encoder_decoder(lines: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tokenizer = piece_files(folder)
+    save(folder, "t5-small", tokenizer)
+    embed(Encoder(folder, CPU, "mean"), Texts(files=(str(lines),)), tmp_path / "vectors.parquet")
+    model = polyformer.from_pretrained(folder)
+    with torch.no_grad():
+        hidden = model.encode(torch.tensor([tokenizer.encode_for_model(TEXTS[5])[0]])).source
+    assert hidden is not None
+    expected = torch.nn.functional.normalize(hidden.mean(1), dim=-1)[0].numpy()
+    assert np.abs(vectors_of(tmp_path / "vectors.parquet")[5] - expected).max() < 1e-5
+
+
+def test_columns_of_tables(sentence: Path, tmp_path: Path) -> None:
+    rows = [{"key": f"k{i}", "body": text, "note": "x"} for i, text in enumerate(TEXTS)]
+    parquet.write_table(pa.Table.from_pylist(rows[:20]), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[20:]))
+    files = (str(tmp_path / "a.parquet"), str(tmp_path / "b.jsonl"))
+    both = [*Texts(files=files, column="note", id="key").rows()]
+    assert both == [(f"k{i}", "x") for i in range(43)]
+    assert [text for _, text in Texts(files=files).rows()] == TEXTS, "`body` is a usual name"
+    for texts, message in (
+        (
+            Texts(files=files, column="txt"),
+            "no column 'txt', which --column names; it has 'key', 'body', 'note'",
+        ),
+        (Texts(files=files, id="txt"), "no column 'txt', which --id names"),
+    ):
+        with pytest.raises(InputError, match=message):
+            list(texts.rows())
+    (tmp_path / "c.jsonl").write_text('{"a": "x", "b": "y"}\n{"a": 1, "b": "z"}\n')
+    with pytest.raises(InputError, match=r"which of 'a', 'b' is the text[?] Say it by --column NAME"):
+        list(Texts(files=(str(tmp_path / "c.jsonl"),)).rows())
+    with pytest.raises(InputError, match=r"c.jsonl, row 2: --id a: 1 is of another type"):
+        list(Texts(files=(str(tmp_path / "c.jsonl"),), column="b", id="a").rows())
+
+
+def test_texts_that_are_too_long(sentence: Path, lines: Path, tmp_path: Path) -> None:
+    texts = Texts(files=(str(lines),))
+    encoder = Encoder(sentence, CPU, max_length=6)
+    assert embed(encoder, texts, tmp_path / "cut.parquet").cut == 40  # three have two words
+    begin = load_tokenizer(sentence).encode_for_model(TEXTS[3])[0]
+    model = polyformer.from_pretrained(sentence, "embed")
+    with torch.no_grad():
+        expected = model(torch.tensor([[*begin[:5], begin[-1]]])).logits[0].numpy()
+    assert np.abs(vectors_of(tmp_path / "cut.parquet")[3] - expected).max() < 1e-5
+    with pytest.raises(InputError, match="the text 1 has more tokens than the 6 that are read"):
+        embed(encoder, texts, tmp_path / "refused.parquet", Form(too_long="refuse"))
+    with pytest.raises(InputError, match=r"max_length: expected at most 512, which .* takes, got 513"):
+        Encoder(sentence, CPU, max_length=513)
+
+
+def test_other_vectors_are_not_mixed_in(sentence: Path, lines: Path, tmp_path: Path) -> None:
+    texts, out = Texts(files=(str(lines),)), tmp_path / "vectors"
+    embed(Encoder(sentence, CPU), texts, out, Form(rows=20), rank=0, world=2)
+    with pytest.raises(InputError, match="begun with another rows; choose another --out"):
+        embed(Encoder(sentence, CPU), texts, out, Form(rows=10))
+    with pytest.raises(InputError, match="begun with other model, head"):
+        embed(Encoder(sentence, CPU, "mean"), texts, out, Form(rows=20))
+    (tmp_path / "mine.parquet").write_text("mine")
+    with pytest.raises(InputError, match=r"mine.parquet: holds something else"):
+        embed(Encoder(sentence, CPU), texts, tmp_path / "mine.parquet")
+    with pytest.raises(InputError, match=f"{tmp_path}: holds something else"):
+        embed(Encoder(sentence, CPU), texts, tmp_path)
+    lines.write_text("")
+    with pytest.raises(InputError, match="empty"):
+        embed(Encoder(sentence, CPU), texts, tmp_path / "none.parquet")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("MODEL", "FILE is missing"),
+        ("MODEL a.txt", "--out is missing"),
+        ("nowhere a.txt --out v", "nowhere: no such directory"),
+        ("MODEL a.txt --out v --unnormalized", "--unnormalized: goes with --pooling"),
+        ("MODEL nowhere.txt --out v", "nowhere.txt: no such file"),
+        ("MODEL a.txt --out v --rows 0", "rows: expected 1 or more in a part, got 0"),
+    ],
+)
+def test_what_the_command_refuses(
+    sentence: Path, words: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    os.chdir(tmp_path)
+    assert main(["embed", *words.replace("MODEL", str(sentence)).split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_processes_that_never_meet_write_what_one_does(sentence: Path, lines: Path, tmp_path: Path) -> None:
+    encoder, texts, form = Encoder(sentence, CPU), Texts(files=(str(lines),)), Form(rows=5)
+    first, second = tmp_path / "one.parquet", tmp_path / "two.parquet"
+    embed(encoder, texts, first, form)
+    assert not embed(encoder, texts, second, form, rank=1, world=2).whole
+    assert not second.exists()
+    assert embed(encoder, texts, second, form, rank=0, world=2).whole
+    assert second.read_bytes() == first.read_bytes()
+    assert embed(encoder, texts, second, form).computed == 0
+
+
+def test_a_killed_process_is_gone_on_with(sentence: Path, lines: Path, tmp_path: Path) -> None:
+    """torchrun ends both when the second dies with half a part on the disk; one process does the rest."""
+    out, whole = tmp_path / "two.parquet", tmp_path / "one.parquet"
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["embed", str(sentence), str(lines), "--out", str(out), "--rows", "5"]
+    ended = subprocess.run(
+        [sys.executable, *torchrun, __file__, *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "(exitcode: -9) local_rank: 1" in ended.stderr, ended.stderr[-3000:]
+    assert not out.exists()
+    encoder, texts, form = Encoder(sentence, CPU), Texts(files=(str(lines),)), Form(rows=5)
+    assert 0 < embed(encoder, texts, out, form).computed < 43
+    embed(encoder, texts, whole, form)
+    assert out.read_bytes() == whole.read_bytes()
+    assert not (tmp_path / "two.parquet.parts").exists()
+
+
+def kill_the_second_process() -> None:
+    """The second process dies by SIGKILL with half of its second part on the disk."""
+    write, numbers = Parts.write, list[int]()
+
+    def dying(self: Parts, number: int, columns: dict[str, pa.Array]) -> None:
+        if numbers:
+            (self.folder / ".part-000003.parquet.ab.partial").write_bytes(b"PAR1")
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(self, number, columns)
+        numbers.append(number)
+
+    if os.environ["RANK"] == "1":
+        Parts.write = dying  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    kill_the_second_process()
+    sys.exit(main(sys.argv[1:]))
