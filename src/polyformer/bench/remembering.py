@@ -12,7 +12,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
 from polyformer.data import DataConfig, read
-from polyformer.data.gzipped import opened
+from polyformer.data.opening import opened
 from polyformer.recipes.fit import Fitted
 from polyformer.tasks import LanguageModelling
 from polyformer.training.config import at_least

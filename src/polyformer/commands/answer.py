@@ -29,7 +29,7 @@ class Options:
 def run(options: Options) -> None:
     """Print the answers."""
     from polyformer.commands.input_lines import input_lines
-    from polyformer.data.gzipped import opened
+    from polyformer.data.opening import opened
     from polyformer.ops.workers import suited
     from polyformer.recipes.run import reader
     from polyformer.tasks import Answering

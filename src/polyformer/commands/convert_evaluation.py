@@ -5,7 +5,7 @@ from pathlib import Path
 
 from polyformer.bench.before_after import compare, lost, reading, table
 from polyformer.core.errors import InputError, quote
-from polyformer.data.gzipped import opened
+from polyformer.data.opening import opened
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.model import Transformer
 

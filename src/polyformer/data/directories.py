@@ -17,6 +17,7 @@ from pathlib import Path
 from polyformer.core.errors import InputError
 from polyformer.data.folders import has_images, is_stray, label_folders
 from polyformer.data.formats import SUFFIXES
+from polyformer.data.opening import plain_name
 from polyformer.data.origins import SPLITS
 
 
@@ -64,21 +65,21 @@ def choose_files(folder: Path) -> Chosen:
 
 
 def suffix(path: Path | str) -> str:
-    """What tells a file's format: the last suffix of its name, `.gz` left aside, in small letters."""
-    return Path(Path(path).name.removesuffix(".gz")).suffix.lower()
+    """What tells the format: the last suffix of its name, `.gz` or `.zst` left aside, in small letters."""
+    return Path(plain_name(Path(path).name)).suffix.lower()
 
 
 def _kind(file: Path) -> str | None:
     """The format of a file by its name, labels of IDX being none; None if it is not known."""
-    name = file.name.removesuffix(".gz")
+    name = plain_name(file.name)
     if name.endswith("ubyte"):
         return None if "idx1" in name else "idx"
     return SUFFIXES.get(suffix(file))
 
 
 def _ending(file: Path) -> str:
-    packed = ".gz" if file.name.endswith(".gz") else ""
-    return Path(file.name.removesuffix(".gz")).suffix + packed
+    plain = plain_name(file.name)
+    return Path(plain).suffix + file.name.removeprefix(plain)
 
 
 def _folders(folder: Path, names: Sequence[str]) -> list[Path]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError
-from polyformer.data.gzipped import opened
+from polyformer.data.opening import opened
 from polyformer.data.pictures import SUFFIXES, read_image
 
 Row = dict[str, Any]

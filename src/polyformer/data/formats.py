@@ -1,7 +1,7 @@
 """Files to rows: one generator per format, each row a dict of plain values.
 
-Every reader takes UTF-8 text (that of images bytes), plain or gzipped, holds one row at a time, and names
-file and line in errors; `header` names the columns of a file that does not name them itself.
+Every reader takes UTF-8 text (that of images bytes), plain, gzipped or zstd-compressed, holds one row at a
+time, and names file and line in errors; `header` names the columns of a file that does not name them itself.
 """
 
 import itertools
@@ -11,11 +11,12 @@ from pathlib import Path
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.data.episodes import read_npz
-from polyformer.data.gzipped import lines_of, opened
 from polyformer.data.images import read_cifar10, read_cifar100, read_idx
+from polyformer.data.opening import lines_of, opened, plain_name
 from polyformer.data.pictures import SUFFIXES as PICTURES
 from polyformer.data.pictures import read_image
 from polyformer.data.qnli import read_qnli
+from polyformer.data.remote import Remote
 from polyformer.data.squad import read_squad
 from polyformer.data.summaries import summary_row
 from polyformer.data.tables import Header, Row, read_csv, read_jsonl, read_tsv
@@ -24,6 +25,10 @@ Reader = Callable[[Path, Header], Iterator[Row]]
 
 # Characters; a longer document is read in pieces, so that neither memory nor tokenizers choke on it.
 PIECE = 2**18
+
+ROWS = 1024
+"""Of a Parquet file, so many rows are held at a time."""
+
 _TITLE = re.compile(r"\s*= [^=\s].* =\s*")  # WikiText: " = Title = "; its sections have more signs
 
 
@@ -81,8 +86,8 @@ def read_parquet(path: Path, header: Header = None) -> Iterator[Row]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
+        with path.open("rb") as binary, parquet.ParquetFile(binary) as file:
+            for batch in file.iter_batches(batch_size=ROWS):
                 yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(
@@ -194,22 +199,24 @@ SUFFIXES = {
     **dict.fromkeys(PICTURES, "image"),
 }
 
+LOCAL = ("npz",)  # the formats whose readers open the file by its name
 TABLES = ("csv", "tsv", "conll")  # the formats whose files may not name their columns
 
 
-def format_of(path: Path, format: str | None) -> str:
-    """`format`, or the one that the file's name tells (`.gz` left aside); `InputError` for unknown ones."""
+def format_of(path: Path | Remote, format: str | None) -> str:
+    """`format`, or the one that the file's name tells (`.gz` and `.zst` left aside); `InputError` for unknown
+    ones."""
     if format is not None:
         if format not in READERS:
             raise unknown("format", format, READERS)
         return format
-    name = path.name.removesuffix(".gz")
+    name = plain_name(path.name)
     if name.endswith("ubyte"):  # what follows the last point, or hyphen, in the names of MNIST's files
         return "idx"
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(
-            f"{path}: its name does not tell its format (known: {', '.join(SUFFIXES)}, also with .gz); "
-            f"say format=, one of {', '.join(READERS)}"
+            f"{path}: its name does not tell its format (known: {', '.join(SUFFIXES)}, also with .gz or "
+            f".zst); say format=, one of {', '.join(READERS)}"
         )
     return SUFFIXES[suffix]

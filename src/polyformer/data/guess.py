@@ -13,8 +13,8 @@ from polyformer.core.errors import InputError, quote
 from polyformer.data.columns import KINDS, content_roles, is_heading, roles
 from polyformer.data.directories import choose_files, suffix
 from polyformer.data.formats import SUFFIXES
-from polyformer.data.gzipped import lines_of, opened
 from polyformer.data.minari_source import PREFIX, is_minari
+from polyformer.data.opening import lines_of, opened
 from polyformer.data.origins import SPLITS, has_validation, is_parallel, is_saved, open_source, source_files
 from polyformer.data.tables import first_records
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from polyformer.core.errors import InputError
-from polyformer.data.gzipped import opened_bytes
+from polyformer.data.opening import opened_bytes
 
 Row = dict[str, Any]
 

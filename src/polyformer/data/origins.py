@@ -7,6 +7,7 @@
     "saved/"                 a directory written by `save_to_disk` of `datasets`
     "pets/"                  a directory with a folder per label: texts or images (`polyformer.data.folders`)
     "minari:cart/mixed-v0"   recorded episodes that Minari keeps, or downloads; the folder of such a data set
+    "s3://bucket/a-*.csv"    such files elsewhere (`polyformer.data.remote`): s3://, hf://, http://, ...
     "hub:owner/name"         a data set of the Hugging Face hub; "hub:owner/name:part" where it has parts
 
 Saved data sets, those of the hub and folders may hold several splits, known by their usual names.
@@ -16,15 +17,16 @@ import glob
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
 from polyformer.data.default_text import default_documents
 from polyformer.data.folders import folder_rows, has_images, label_folders
-from polyformer.data.formats import READERS, TABLES, Header, Row, format_of, read_pairs
+from polyformer.data.formats import LOCAL, READERS, TABLES, Header, Row, format_of, read_pairs
 from polyformer.data.library_text import LIBRARY, library_documents, library_files
 from polyformer.data.minari_source import is_minari, minari_files, read_minari
+from polyformer.data.remote import Remote, is_remote, remote_files
 
 _HUB = "hub:"
 _PAIR = re.compile(r"(.*)\{([^{},]*),([^{},]*)\}(.*)")
@@ -49,7 +51,7 @@ def open_source(
         return read_minari(path)
     if Path(path).is_dir():
         return _directory_rows(Path(path), split)
-    if pair := _PAIR.fullmatch(path):
+    if not is_remote(path) and (pair := _PAIR.fullmatch(path)):
         head, first, second, tail = pair.groups()
         return read_pairs(_existing(head + first + tail), _existing(head + second + tail))
     return _file_rows(path, format, header)
@@ -67,7 +69,7 @@ def is_parallel(path: str) -> bool:
 
 def source_files(path: str) -> list[Path]:
     """The files that the source `path` names, in order; none where there are none, which its reader says."""
-    if path.startswith(_HUB):
+    if path.startswith(_HUB) or is_remote(path):
         return []
     if path == LIBRARY:
         return library_files()
@@ -102,13 +104,25 @@ def _existing(name: str) -> Path:
     return Path(name)
 
 
-def _file_rows(path: str, format: str | None, header: Header) -> Iterator[Row]:
+def matching(path: str) -> list[Path | Remote]:
+    """The files, here or elsewhere, that a name or a pattern names; `InputError` where there is none."""
+    if is_remote(path):
+        remote = remote_files(path)
+        if not remote:
+            raise InputError(f"{path}: no such file")
+        return [*remote]
     matches = [] if Path(path).exists() else sorted(glob.glob(path, recursive=True))
-    for file in [Path(match) for match in matches if Path(match).is_file()] or [_existing(path)]:
+    return [Path(match) for match in matches if Path(match).is_file()] or [_existing(path)]
+
+
+def _file_rows(path: str, format: str | None, header: Header) -> Iterator[Row]:
+    for file in matching(path):
         kind = format_of(file, format)
         if header is not None and kind not in TABLES:
             raise InputError(f"header: {file} is read as {kind}; only {', '.join(TABLES)} take a header")
-        yield from READERS[kind](file, header)
+        if isinstance(file, Remote) and kind in LOCAL:
+            raise InputError(f"{file}: {kind} is read from files of this machine only; fetch it")
+        yield from READERS[kind](cast(Path, file), header)
 
 
 def _chosen(splits: Iterable[str], wanted: str) -> str | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyformer.core.errors import InputError
-from polyformer.data.gzipped import opened_bytes
 from polyformer.data.images import IMAGE, MOST_PIXELS
+from polyformer.data.opening import opened_bytes
 
 Row = dict[str, Any]
 Mode = Literal["grey", "rgb"]

@@ -16,7 +16,7 @@ from typing import Any
 
 from polyformer.core.errors import InputError
 from polyformer.core.parsing import JSON_BYTES, parse_json
-from polyformer.data.gzipped import opened
+from polyformer.data.opening import opened
 
 Row = dict[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.parsing import JSON_BYTES, parse_json
-from polyformer.data.gzipped import lines_of, opened
+from polyformer.data.opening import lines_of, opened
 
 Row = dict[str, Any]
 Header = Sequence[str] | None

@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from polyformer.core.errors import InputError, quote
-from polyformer.data.gzipped import opened_bytes
+from polyformer.data.opening import opened_bytes
 from polyformer.data.tokenizer import Tokenizer
 from polyformer.data.words import word_starts
 

@@ -9,6 +9,8 @@ from polyformer.core.files import read_bounded
 from polyformer.core.parsing import YAML_BYTES, parse_yaml
 from polyformer.data.library_text import LIBRARY
 from polyformer.data.minari_source import PREFIX
+from polyformer.data.opening import plain_name
+from polyformer.data.remote import is_remote
 from polyformer.recipes.recipe import merged
 
 SUFFIXES = (".yaml", ".yml")
@@ -70,7 +72,8 @@ def with_data(data: dict[str, Any], path: str) -> dict[str, Any]:
 
 def absolute(data: dict[str, Any]) -> dict[str, Any]:
     """The same with every path made independent of the working directory."""
-    paths = {role: name for role, name in named_files(data).items() if not name.startswith(("hub:", PREFIX))}
+    elsewhere = lambda name: name.startswith(("hub:", PREFIX)) or is_remote(name)  # noqa: E731
+    paths = {role: name for role, name in named_files(data).items() if not elsewhere(name)}
     return {**data, **{role: str(Path(name).absolute()) for role, name in paths.items()}}
 
 
@@ -100,7 +103,7 @@ def _in_folder(folder: Path, name: str) -> str:
 
 
 def _suffix(path: str) -> str:
-    return Path(path.removesuffix(".gz")).suffix
+    return Path(plain_name(path)).suffix
 
 
 def _alternatives(name: str) -> list[str]:

@@ -28,7 +28,7 @@ from polyformer.checkpoints import convert, from_pretrained
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, read
-from polyformer.data.gzipped import opened
+from polyformer.data.opening import opened
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.heads import EmbedConfig
 from polyformer.model import Transformer
