@@ -13,7 +13,14 @@ from polyformer.block import ParallelConfig, PostNormConfig, PreNormConfig, Reve
 from polyformer.core.errors import InputError
 from polyformer.feedforward import DenseConfig
 from polyformer.ops.norms import LayerNormConfig
-from polyformer.position import LearnedConfig, LearnedPerLayerConfig, NoPositionConfig, Shape
+from polyformer.position import (
+    LearnedConfig,
+    LearnedPerLayerConfig,
+    NoPositionConfig,
+    Position,
+    PositionConfig,
+    Shape,
+)
 from polyformer.sequence.context import Context
 from polyformer.sequence.inputs import ModelInputs
 from polyformer.stack import AttentionConfig, Embedding, EmbeddingConfig, Stack, StackConfig
@@ -100,9 +107,12 @@ def test_what_is_wrong_is_named(options: dict[str, Any], message: str):
     assert str(caught.value) == message
 
 
-def embedding(**options: Any) -> Embedding:
+NOWHERE = NoPositionConfig().build(Shape(hidden_size=6))
+
+
+def embedding(position: Position = NOWHERE, **options: Any) -> Embedding:
     torch.manual_seed(0)
-    return Embedding(EmbeddingConfig(**options), 6, LayerNormConfig(), 0.5).double().eval()
+    return Embedding(EmbeddingConfig(**options), 6, LayerNormConfig(), 0.5, position).double().eval()
 
 
 def test_the_embedding_sum():
@@ -122,15 +132,31 @@ def test_the_embedding_sum():
         module(tokens, position, pos, ModelInputs()),
         module(tokens, position, pos, ModelInputs(token_type_ids=torch.zeros_like(types))),
     )
-    plain = embedding()
-    assert torch.equal(
-        plain(tokens, NoPositionConfig().build(Shape(hidden_size=6)), pos, ModelInputs()), tokens
-    )
+    assert torch.equal(embedding()(tokens, NOWHERE, pos, ModelInputs()), tokens)
+
+
+@pytest.mark.parametrize(
+    ("kind", "added"),
+    [("sinusoidal", True), ("step_sinusoid", True), ("learned", False), ("rope", False)],
+)
+def test_token_vectors_are_scaled_by_default_where_sinusoids_are_added(kind: str, added: bool):
+    """So that both are of one size: unscaled, vectors of length 1 stand beside sinusoids of sqrt(E / 2)."""
+    position = PositionConfig.from_dict(kind).build(Shape(hidden_size=6, head_size=2)).double()
+    tokens, types, pos = torch.randn(2, 3, 6).double(), torch.tensor([[0, 1, 1], [1, 0, 0]]), torch.arange(3)
+    beside = position.embed(torch.zeros_like(tokens), pos, 0)
+    for scaled, of_tokens, of_types in ((None, added, added), (True, True, False), (False, False, False)):
+        module = embedding(position, scaled=scaled, type_vocab_size=2)
+        assert module.types is not None
+        factors = [math.sqrt(6) if times else 1.0 for times in (of_tokens, of_types)]
+        total = factors[0] * tokens + factors[1] * module.types(types) + beside
+        torch.testing.assert_close(
+            module(tokens, position, pos, ModelInputs(token_type_ids=types)), total, rtol=1e-12, atol=1e-12
+        )
 
 
 def test_the_embedding_sum_is_dropped_from_in_training():
     module, x = embedding().train(), torch.ones(4, 50, 6).double()
-    dropped = module(x, NoPositionConfig().build(Shape(hidden_size=6)), torch.arange(50), ModelInputs())
+    dropped = module(x, NOWHERE, torch.arange(50), ModelInputs())
     assert set(dropped.unique().tolist()) == {0.0, 2.0}
 
 

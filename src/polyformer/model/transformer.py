@@ -53,7 +53,7 @@ class Transformer(PretrainedMixin):
             stack = embedding = None
             if part is not None:
                 stack = Stack(part, width, positions, both and name == "decoder", size)
-                embedding = Embedding(config.embedding, width, part.norm, part.dropout, stack.position.widens)
+                embedding = Embedding(config.embedding, width, part.norm, part.dropout, stack.position)
             self.add_module(name, stack)
             self.add_module(f"{name}_embedding", embedding)
         self.head = config.head.build(config.head_shape())

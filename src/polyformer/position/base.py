@@ -78,6 +78,9 @@ class Position(nn.Module):
     widens = False
     """Whether `embed` brings the embedding sum to the width of the stack."""
 
+    adds_sinusoids = False
+    """Whether `embed` adds sinusoids to the token vectors: vectors of length sqrt(E / 2), none learned."""
+
     farthest: int | None = None
     """The distance from which on `relative` says the same of all, on either side; None for no such."""
 

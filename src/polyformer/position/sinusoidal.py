@@ -4,6 +4,9 @@
 cosines ("halves": CTRL). In tensor2tensor, and so in fairseq and M2M-100, the last of the factors is `base`
 itself (`inclusive`): 10000^(i / (E/2 - 1)), and where E is odd the last channel is zero.
 No parameters, any length; PE(p + k) is a fixed linear map of PE(p). Vaswani et al. 2017, section 3.5.
+
+PE(p) has length sqrt(E / 2). Where it is added, token vectors, of length 1 at first, are therefore multiplied
+by sqrt(E) (section 3.4), unless `embedding.scaled` says otherwise.
 """
 
 import dataclasses
@@ -52,6 +55,8 @@ class SinusoidalConfig(PositionConfig):
 
 class Sinusoidal(Position):
     """Adds the sinusoids to the first layer's input."""
+
+    adds_sinusoids = True
 
     def __init__(self, hidden_size: int, config: SinusoidalConfig):
         super().__init__()

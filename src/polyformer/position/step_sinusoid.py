@@ -3,7 +3,8 @@
     PE(p, t) = PE(p) + PE(t)        p the token's position, t the step: the index of the layer
 
 with PE of `sinusoids` (the circled plus in some texts is this sum). No parameters, any length and number of
-steps. Positions and steps count from 0, in the paper from 1. Dehghani et al. 2019, section 2.1.
+steps. Positions and steps count from 0, in the paper from 1. Token vectors are multiplied by sqrt(E), as
+beside `sinusoidal`. Dehghani et al. 2019, section 2.1.
 """
 
 import dataclasses
@@ -36,6 +37,8 @@ class StepSinusoidConfig(PositionConfig):
 
 class StepSinusoid(Position):
     """Adds the sinusoids to every layer's input."""
+
+    adds_sinusoids = True
 
     def __init__(self, hidden_size: int, config: StepSinusoidConfig):
         super().__init__()

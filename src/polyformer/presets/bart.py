@@ -21,7 +21,7 @@ def bart(layers: int, width: int, heads: int) -> ModelConfig:
         vocab_size=50265,
         hidden_size=width,
         max_position_embeddings=1024,
-        embedding=EmbeddingConfig(normed=True),
+        embedding=EmbeddingConfig(scaled=False, normed=True),
         encoder=stack,
         decoder=stack,
         head=LanguageModelConfig(bias=True, frozen_bias=True),

@@ -22,7 +22,7 @@ def bigbird(pattern: Pattern, position: PositionConfig, positions: int) -> Model
         vocab_size=50358,
         hidden_size=768,
         max_position_embeddings=positions,
-        embedding=EmbeddingConfig(normed=True, type_vocab_size=2),
+        embedding=EmbeddingConfig(scaled=False, normed=True, type_vocab_size=2),
         encoder=StackConfig(
             num_hidden_layers=LAYERS,
             attention=AttentionConfig(num_attention_heads=12, mechanism=SoftmaxConfig(pattern=pattern)),

@@ -72,6 +72,7 @@ def longformer_decoder_small() -> ModelConfig:
     return ModelConfig(
         vocab_size=8000,
         hidden_size=256,
+        embedding=EmbeddingConfig(scaled=False),  # as runs of this preset began
         decoder=StackConfig(
             num_hidden_layers=4,
             attention=AttentionConfig(num_attention_heads=8, mechanism=SoftmaxConfig(pattern=pattern)),

@@ -5,7 +5,7 @@ from polyformer.attention import AlternateConfig, MemoryCompressedConfig, Softma
 from polyformer.feedforward import AlternateFeedForwardConfig, DenseConfig, ExpertsConfig
 from polyformer.patterns import BlockWindow
 from polyformer.presets.base import register
-from polyformer.stack import AttentionConfig, StackConfig
+from polyformer.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 
 def t_dmca(
@@ -20,6 +20,7 @@ def t_dmca(
     return ModelConfig(
         vocab_size=vocab,
         hidden_size=width,
+        embedding=EmbeddingConfig(scaled=False),  # as runs of this preset began
         decoder=StackConfig(
             num_hidden_layers=layers,
             attention=AttentionConfig(

@@ -24,7 +24,9 @@ from polyformer.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbeddin
 class EmbeddingConfig(Config):
     """What is added up below the first layer."""
 
-    scaled: bool = False  # token vectors times sqrt(hidden_size), Vaswani et al. 2017, section 3.4
+    # Token vectors times sqrt(size), Vaswani et al. 2017, section 3.4. By default those of tokens, types and
+    # languages are where the positions add sinusoids, whose length sqrt(size / 2) would drown them.
+    scaled: bool | None = None
     normed: bool = False  # a norm after the sum, as in BERT
     type_vocab_size: int = 0  # token types (BERT's segments); 0 for none
     shared: bool = True  # one token table for encoder and decoder
@@ -63,7 +65,7 @@ class EmbeddingConfig(Config):
 class Embedding(nn.Module):
     """Token vectors [B, T, size] to the input of the first layer [B, T, E].
 
-    widened: whether the positions bring the sum to E themselves (`Position.widens`).
+    position: the stack's, which may bring the sum to E itself (`widens`), or ask for scaled token vectors.
     """
 
     def __init__(
@@ -72,16 +74,18 @@ class Embedding(nn.Module):
         hidden_size: int,
         norm: NormConfig,
         dropout: float,
-        widened: bool = False,
+        position: Position,
     ):
         super().__init__()
         width = config.width(hidden_size)
         self.factor = math.sqrt(width) if config.scaled else 1.0
+        beside_sinusoids = config.scaled is None and position.adds_sinusoids
+        self.sum_factor = math.sqrt(width) if beside_sinusoids else 1.0
         self.types = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.languages = nn.Embedding(config.num_languages, width) if config.num_languages else None
-        self.norm = norm.build(hidden_size if widened else width) if config.normed else nn.Identity()
+        self.norm = norm.build(hidden_size if position.widens else width) if config.normed else nn.Identity()
         self.dropout = Dropout(dropout if config.embedding_dropout is None else config.embedding_dropout)
-        as_wide = widened or config.size is None
+        as_wide = position.widens or config.size is None
         self.widen = nn.Identity() if as_wide else Linear(width, hidden_size)
 
     def forward(self, tokens: Tensor, position: Position, pos: Tensor, inputs: ModelInputs) -> Tensor:
@@ -90,6 +94,7 @@ class Embedding(nn.Module):
         x = _added(x, self.types, pos, inputs.token_type_ids, "token_type_ids", "embedding.type_vocab_size")
         languages = None if inputs.langs is None else self.languages
         x = _added(x, languages, pos, inputs.langs, "langs", "embedding.num_languages")
+        x = x * self.sum_factor if self.sum_factor != 1.0 else x
         mask = inputs.attention_mask  # with a state it may cover the past too
         real = None if mask is None else mask[:, -x.shape[1] :].bool()
         return self.widen(self.dropout(normalize(self.norm, position.embed(x, pos, 0), real)))
