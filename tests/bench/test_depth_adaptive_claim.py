@@ -18,6 +18,7 @@ from polyformer.bench.reproduce.depth_adaptive import (
     verdict,
 )
 from polyformer.core.errors import InputError
+from polyformer.data import DataConfig, load
 
 
 def test_the_claim_runs_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -68,8 +69,21 @@ def test_other_pairs_than_multi30k_are_named_by_their_files(tmp_path: Path):
     files = {"train": "a.{src.en,ref.vi}", "validation": "tst.{en,vi}", "test": "tst.{en,vi}"}
     config = DepthAdaptiveClaim(data=str(tmp_path), **files)
     assert recipe(config)["data"]["path"] == str(tmp_path / "a.{src.en,ref.vi}")
-    assert pairs(config, "train") == (["a.src.en"], ["a.ref.vi"])
-    assert pairs(config, "test") == (["tst.en"], ["tst.vi"])
+    assert pairs(config, "train", 5) == (["a.src.en"], ["a.ref.vi"])
+    assert pairs(config, "test", 5) == (["tst.en"], ["tst.vi"])
+
+
+def test_no_more_pairs_are_read_than_asked_for(tmp_path: Path):
+    for language in ("en", "de"):
+        for name in ("train", "val", "test"):
+            (tmp_path / f"{name}.{language}").write_text("".join(f"{language} {i}\n" for i in range(9)))
+    files = {"train": "train.{en,de}", "validation": "val.{en,de}", "test": "test.{en,de}"}
+    config = DepthAdaptiveClaim(data=str(tmp_path), rows=4, out=str(tmp_path / "out"), **files)
+    splits = load(DataConfig.from_dict(recipe(config)["data"]), ("source", "target"))
+    for rows in splits:
+        assert [dict(row) for row in rows or ()] == [
+            {"source": f"en {i}", "target": f"de {i}"} for i in range(4)
+        ]
 
 
 def test_the_verdict_needs_quality_and_few_layers():

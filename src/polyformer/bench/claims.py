@@ -38,6 +38,40 @@ class Sizes(Protocol):
         ...
 
 
+class SmallRun(Sizes, Protocol):
+    """What claims say of a small language model and its training."""
+
+    @property
+    def data(self) -> str | None:
+        """A directory with WikiText-2's {train,valid}.txt[.gz]; the default text without one."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row."""
+        ...
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of a step."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """How many."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens of the BPE."""
+        ...
+
+    @property
+    def lr(self) -> float:
+        """The highest learning rate."""
+        ...
+
+
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
     """Write rows below a head, whole or not at all."""
     text = io.StringIO()
@@ -71,6 +105,24 @@ def sized(preset: str, sizes: Sizes, **options: Any) -> dict[str, Any]:
         "num_attention_heads": sizes.heads,
         "intermediate_size": 4 * sizes.width,
         **options,
+    }
+
+
+def small_recipe(sizes: SmallRun, seed: int, **options: Any) -> dict[str, Any]:
+    """A small language model of WikiText-2, or of the default text, whose decoder has `options`."""
+    return {
+        "task": {"kind": "lm", "row_length": sizes.length, "batch_tokens": sizes.batch_tokens},
+        "model": decoder_options(sizes, dropout=0.0, **options),
+        "data": wikitext(sizes.data),
+        "tokenizer": {"algorithm": "bpe", "vocab_size": sizes.vocabulary},
+        "optimizer": {"kind": "adamw", "lr": sizes.lr},
+        "schedule": {"kind": "cosine", "warmup": min(100, sizes.steps)},
+        "training": {
+            "steps": sizes.steps,
+            "reporting": {"log_every": min(20, sizes.steps), "evaluate_every": sizes.steps},
+            "saving": {"checkpoint_every": max(1, sizes.steps // 3)},
+        },
+        "seed": seed,
     }
 
 

@@ -18,9 +18,8 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from polyformer.bench.claims import TINY, decoder_options, fields_of, taken_up, wikitext, write_csv
+from polyformer.bench.claims import TINY, fields_of, small_recipe, taken_up, write_csv
 from polyformer.bench.experiment import Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
@@ -102,7 +101,9 @@ def run(config: BatchNormClaim) -> Results:
     for seed in config.seeds:
         for norm in NORMS:
             out = folder / f"{norm}-{seed}"
-            fitted = taken_up(Recipe.from_dict(recipe(config, norm, seed)), out)
+            fitted = taken_up(
+                Recipe.from_dict(small_recipe(config, seed, block=config.block, norm=norm)), out
+            )
             curve = list(zip(*series(read_metrics(out), "loss")))
             curves[f"{norm}, seed {seed}"] = curve
             training = statistics.mean(loss for _, loss in curve[-5:])
@@ -114,24 +115,6 @@ def run(config: BatchNormClaim) -> Results:
     print(f"curves: {folder / 'batch_norm.png'}")
     conclude(EXPERIMENT, config, [verdict(results)])
     return results
-
-
-def recipe(config: BatchNormClaim, norm: str, seed: int) -> dict[str, Any]:
-    """One of the runs."""
-    return {
-        "task": {"kind": "lm", "row_length": config.length, "batch_tokens": config.batch_tokens},
-        "model": decoder_options(config, block=config.block, norm=norm, dropout=0.0),
-        "data": wikitext(config.data),
-        "tokenizer": {"algorithm": "bpe", "vocab_size": config.vocabulary},
-        "optimizer": {"kind": "adamw", "lr": config.lr},
-        "schedule": {"kind": "cosine", "warmup": min(100, config.steps)},
-        "training": {
-            "steps": config.steps,
-            "reporting": {"log_every": 20, "evaluate_every": config.steps},
-            "saving": {"checkpoint_every": max(1, config.steps // 3)},
-        },
-        "seed": seed,
-    }
 
 
 def verdict(results: Results) -> Verdict:

@@ -17,6 +17,7 @@ search.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from polyformer.bench.plot import line_plot
 from polyformer.calibration.texts import translating, written
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.files import atomic_write
 from polyformer.data import DataConfig, read
 from polyformer.generation import BeamConfig
 from polyformer.model import Transformer
@@ -37,6 +39,8 @@ from polyformer.training.config import at_least
 
 SHARE = 0.75
 """Of the decoder's layers, at most."""
+
+SIDES = "source", "target"
 
 
 EXPERIMENT = Experiment(
@@ -51,6 +55,7 @@ EXPERIMENT = Experiment(
         "thresholds": (0.5,),
         "sweeps": 0,
         "sentences": 4,
+        "rows": 64,
     },
     claims=(
         Claim(
@@ -77,6 +82,7 @@ class DepthAdaptiveClaim(Config):
     train: str = "train.{en,de}.gz"
     validation: str = "val.{en,de}.gz"
     test: str = "test_2016_flickr.{en,de}.gz"
+    rows: int | None = None  # pairs read of each split, by default all
     layers: int = 6  # of the decoder; the encoder has half as many
     width: int = 128
     heads: int = 4
@@ -124,7 +130,7 @@ def run(config: DepthAdaptiveClaim) -> Results:
     fitted = taken_up(Recipe.from_dict(recipe(config)), folder / "run")
     task, model = fitted.task, fitted.model
     assert isinstance(task, Translation)
-    validation, test = (pairs(config, split) for split in ("validation", "test"))
+    validation, test = (pairs(config, split, config.sentences) for split in ("validation", "test"))
 
     def tried(threshold: Threshold) -> Measured:
         value = measured(task, model, validation, threshold)
@@ -173,7 +179,7 @@ def recipe(config: DepthAdaptiveClaim) -> dict[str, Any]:
             "decoder.depth": f"exits(rule={config.rule})",
             **sizes,
         },
-        "data": absolute(with_data(files(config), folder_of(config))),
+        "data": files(config),
         "tokenizer": {"algorithm": "bpe", "vocab_size": config.vocabulary},
         "optimizer": {"kind": "adam", "lr": config.lr},
         "schedule": {"kind": "cosine", "warmup": min(200, config.steps // 4 + 1), "floor": 0.02},
@@ -187,16 +193,24 @@ def recipe(config: DepthAdaptiveClaim) -> dict[str, Any]:
 
 
 def files(config: DepthAdaptiveClaim) -> dict[str, str]:
-    """Those of the data, by their role in a recipe."""
-    return {"path": config.train, "validation": config.validation, "test": config.test}
+    """Those of the data by their role in a recipe; with `rows`, their first pairs, written into OUT."""
+    names = {"path": config.train, "validation": config.validation, "test": config.test}
+    if config.rows is None:
+        return absolute(with_data(names, folder_of(config)))
+    split, folder = {"path": "train", "validation": "validation", "test": "test"}, Path(config.out) / "pairs"
+    for role in names:
+        for side, texts in zip(SIDES, pairs(config, split[role], config.rows)):
+            atomic_write(folder / f"{role}.{side}", "".join(f"{text}\n" for text in texts).encode())
+    return {role: str(folder.absolute() / f"{role}.{{{','.join(SIDES)}}}") for role in names}
 
 
-def pairs(config: DepthAdaptiveClaim, split: str) -> tuple[list[str], list[str]]:
-    """Sources and references of a split."""
+def pairs(config: DepthAdaptiveClaim, split: str, count: int) -> tuple[list[str], list[str]]:
+    """Sources and references of a split, the first `count` of them."""
     named = {"path": getattr(config, split)}
     data = DataConfig.from_dict(absolute(with_data(named, folder_of(config))))
-    rows = [dict(row) for row in read(data, ("source", "target"), data.path)][: config.sentences]
-    return [str(row["source"]) for row in rows], [str(row["target"]) for row in rows]
+    rows = [dict(row) for row in itertools.islice(read(data, SIDES, data.path), count)]
+    sources, references = ([str(row[side]) for row in rows] for side in SIDES)
+    return sources, references
 
 
 def folder_of(config: DepthAdaptiveClaim) -> str:

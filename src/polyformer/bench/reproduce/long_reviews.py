@@ -39,7 +39,7 @@ EXPERIMENT = Experiment(
         "shortest": 600,
         "short": 16,
         "long": 64,
-        "texts": 4,
+        "texts": 16,
         "tests": 4,
         "epochs": 1,
         "batch": 2,

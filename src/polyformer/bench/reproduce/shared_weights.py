@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyformer.bench.claims import decoder_options, taken_up, wikitext, write_csv
+from polyformer.bench.claims import small_recipe, taken_up, write_csv
 from polyformer.bench.experiment import Claim, Experiment, Verdict, conclude, verdict_of
 from polyformer.bench.plot import line_plot
 from polyformer.core.config import Config
@@ -114,7 +114,7 @@ def run(config: SharedWeightsClaim) -> dict[tuple[str, int], Ended]:
     for seed in config.seeds:
         for number, name in enumerate(VARIANTS):
             place = folder / f"{number}-{seed}"
-            fitted = taken_up(Recipe.from_dict(recipe(config, name, seed)), place)
+            fitted = taken_up(Recipe.from_dict(small_recipe(config, seed, **VARIANTS[name])), place)
             sizes = {key: x.numel() for key, x in fitted.model.named_parameters()}
             layers = sum(size for key, size in sizes.items() if "layers" in key)
             results[name, seed] = ended = Ended(
@@ -128,24 +128,6 @@ def run(config: SharedWeightsClaim) -> dict[tuple[str, int], Ended]:
     line_plot(folder / "shared-weights.png", curves, "step", "training loss, nats a token")
     conclude(EXPERIMENT, config, [tying(results), sharing(results)])
     return results
-
-
-def recipe(config: SharedWeightsClaim, name: str, seed: int) -> dict[str, Any]:
-    """One of the runs."""
-    return {
-        "task": {"kind": "lm", "row_length": config.length, "batch_tokens": config.batch_tokens},
-        "model": decoder_options(config, dropout=0.0, **VARIANTS[name]),
-        "data": wikitext(config.data),
-        "tokenizer": {"algorithm": "bpe", "vocab_size": config.vocabulary},
-        "optimizer": {"kind": "adamw", "lr": config.lr},
-        "schedule": {"kind": "cosine", "warmup": min(100, config.steps)},
-        "training": {
-            "steps": config.steps,
-            "reporting": {"log_every": min(20, config.steps), "evaluate_every": config.steps},
-            "saving": {"checkpoint_every": max(1, config.steps // 3)},
-        },
-        "seed": seed,
-    }
 
 
 def behind(results: Results, name: str, other: str) -> list[float]:
