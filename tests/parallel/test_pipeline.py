@@ -42,6 +42,18 @@ def packed(rows: int, length: int, seed: int) -> Batch:
     return {"input_ids": ids, "labels": ids.clone(), "document_ids": documents.contiguous()}
 
 
+def translator(**changes: Any) -> Any:
+    sizes = {**SMALL, "vocab_size": 23, "encoder.num_hidden_layers": 3, "decoder.num_hidden_layers": 2}
+    return polyformer.create_model("transformer-base", **{**sizes, **changes}).double()
+
+
+def pairs(rows: int, length: int, seed: int) -> Batch:
+    """A source, and a target that is two tokens longer, some of it padding."""
+    target = masked(rows, length + 2, seed + 9)
+    labels = target["input_ids"].masked_fill(target["attention_mask"] == 0, -100)
+    return {**masked(rows, length, seed), "labels": labels}
+
+
 def masked(rows: int, length: int, seed: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, 23, (rows, length), generator=generator)
@@ -55,6 +67,7 @@ def cases() -> dict[str, tuple[Any, list[Batch], Schedule, int]]:
     """Models, batches (rows and lengths differ), schedule and stages a process."""
     rows = [packed(2, 9, 0), packed(3, 7, 1), packed(3, 9, 2), packed(1, 5, 3)]
     texts = [masked(2, 9, 0), masked(3, 7, 1), masked(3, 9, 2), masked(1, 5, 3)]
+    sources = [pairs(2, 9, 0), pairs(3, 7, 1), pairs(3, 9, 2), pairs(1, 5, 3)]
     window = {"attention": "Window(3)", "position": "rope"}
     return {
         "decoder": (decoder(), rows, "1f1b", 1),
@@ -64,6 +77,8 @@ def cases() -> dict[str, tuple[Any, list[Batch], Schedule, int]]:
         "untied": (decoder(tied=False), rows, "gpipe", 1),
         "encoder, odd layers": (encoder(), texts, "1f1b", 1),
         "experts with a loss of their own": (decoder(feedforward="experts"), rows, "1f1b", 1),
+        "encoder-decoder": (translator(), sources, "1f1b", 1),
+        "encoder-decoder, interleaved": (translator(), sources, "interleaved", 2),
         "all layers the same weights": (encoder(num_hidden_groups=1), texts, "gpipe", 1),
     }
 

@@ -21,10 +21,18 @@ from torch.distributed.pipelining import (
 )
 
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
 from polyformer.outputs import ModelOutput
 from polyformer.parallel.microbatches import same_shape
-from polyformer.parallel.stages import Stage, drop_others, only_stack, parameters_of, spans
+from polyformer.parallel.stages import (
+    Stage,
+    check,
+    drop_others,
+    num_layers,
+    parameters_of,
+    parts,
+    spans,
+    stacks,
+)
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Batch = dict[str, Tensor]
@@ -46,30 +54,27 @@ class Pipeline:
         per_process: int = 1,
         precision: Callable[[], AbstractContextManager[object]] = nullcontext,
     ):
-        layers, self.rank, self.size = (
-            len(only_stack(model).groups),
-            dist.get_rank(group),
-            dist.get_world_size(group),
-        )
-        assert isinstance(model, Transformer)
+        self.model, layers = check(model), num_layers(check(model))
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         if (schedule == "interleaved") != (per_process > 1):
             raise InputError(
                 f"pipeline: {per_process} stages a process with the schedule '{schedule}'; 'interleaved' has "
                 "2 or more, the others 1"
             )
-        self.model, self.group, self.schedule = model, group, schedule
-        self.device = next(model.parameters()).device
-        parts = spans(layers, self.size * per_process)
-        self.own = range(self.rank, len(parts), self.size)
-        self.shared = self._shared(parts)
-        drop_others(model, [parts[stage] for stage in self.own])
-        self.stages = {stage: Stage(model, parts[stage], precision) for stage in self.own}
-        self.last = len(parts) - 1
+        self.group, self.schedule = group, schedule
+        parameter = next(model.parameters())
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self.spans = spans(layers, self.size * per_process)
+        self.last = len(self.spans) - 1
+        self.own = range(self.rank, len(self.spans), self.size)
+        self.shared = self._shared()
+        drop_others(self.model, [self.spans[stage] for stage in self.own])
+        self.stages = {stage: Stage(self.model, self.spans[stage], precision) for stage in self.own}
         self.runs: dict[Any, tuple[Any, list[Tensor]]] = {}
 
-    def _shared(self, parts: list[range]) -> dict[nn.Parameter, tuple[bool, dist.ProcessGroup]]:
+    def _shared(self) -> dict[nn.Parameter, tuple[bool, dist.ProcessGroup]]:
         """This process's parameters that others have too: whether it is their first, and their group."""
-        holders = [parameters_of(self.model, parts[rank :: self.size]) for rank in range(self.size)]
+        holders = [parameters_of(self.model, self.spans[rank :: self.size]) for rank in range(self.size)]
         members = dist.get_process_group_ranks(self.group)
         groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         shared = {}
@@ -90,7 +95,7 @@ class Pipeline:
         """
         self._check(len(batches))
         batch = same_shape(batches, shares)
-        schedule, losses = self._run(batch["input_ids"].shape, len(batches))
+        schedule, losses = self._run(_lengths(batch), len(batch["input_ids"]), len(batches))
         ids = batch.pop("input_ids")
         losses.clear()
         first = (ids,) if 0 in self.own else ()
@@ -114,9 +119,9 @@ class Pipeline:
                 f"rounds, got {microbatches}; use a multiple of {self.size}"
             )
 
-    def _run(self, shape: torch.Size, microbatches: int) -> tuple[Any, list[Tensor]]:
-        """The schedule for microbatches of this shape, and where the last stage leaves their losses."""
-        key = shape, microbatches
+    def _run(self, lengths: tuple[int, int], rows: int, microbatches: int) -> tuple[Any, list[Tensor]]:
+        """The schedule for microbatches of these sizes, and where the last stage leaves their losses."""
+        key = lengths, rows, microbatches
         if key not in self.runs:
             losses: list[Tensor] = []
 
@@ -124,31 +129,46 @@ class Pipeline:
                 losses.append(output.detach().double())
                 return output * share.to(output.dtype).squeeze()
 
-            stages = [self._stage(stage, shape, shape[0] // microbatches) for stage in self.own]
-            common = {"n_microbatches": microbatches, "loss_fn": loss, "scale_grads": False}
+            stages = [self._stage(stage, rows // microbatches, lengths) for stage in self.own]
+            common: dict[str, Any] = {"n_microbatches": microbatches, "loss_fn": loss, "scale_grads": False}
             if self.schedule == "interleaved":
-                self.runs[key] = ScheduleInterleaved1F1B(stages, **common), losses  # type: ignore[arg-type]
+                self.runs[key] = ScheduleInterleaved1F1B(list(stages), **common), losses
             else:
                 kind = ScheduleGPipe if self.schedule == "gpipe" else Schedule1F1B
-                self.runs[key] = kind(stages[0], **common), losses  # type: ignore[arg-type]
+                self.runs[key] = kind(stages[0], **common), losses
         return self.runs[key]
 
-    def _stage(self, number: int, shape: torch.Size, rows: int) -> PipelineStage:
-        """Stage `number` for microbatches [rows, T], whose shapes are known without a trial run."""
-        parameter = next(self.model.parameters())
-        ids = torch.empty(rows, shape[1], dtype=torch.long, device="meta")
-        width = self.model.config.hidden_size
-        hidden = torch.empty(rows, shape[1], width, dtype=parameter.dtype, device="meta").requires_grad_()
-        loss = torch.empty((), dtype=parameter.dtype, device="meta").requires_grad_()
+    def _stage(self, number: int, rows: int, lengths: tuple[int, int]) -> PipelineStage:
+        """Stage `number` for microbatches of these sizes, whose shapes are known without a trial run."""
+        loss = torch.empty((), dtype=self.dtype, device="meta").requires_grad_()
         return PipelineStage(
             self.stages[number],
             number,
             self.last + 1,
             self.device,
-            input_args=ids if number == 0 else hidden,
-            output_args=loss if number == self.last else hidden,
+            input_args=self._read(number, rows, lengths, "meta"),
+            output_args=loss if number == self.last else self._read(number + 1, rows, lengths, "meta"),
             group=self.group,
         )
+
+    def _read(
+        self, number: int, rows: int, lengths: tuple[int, int], device: torch.device | str
+    ) -> tuple[Tensor, ...]:
+        """Room for what stage `number` reads: ids, or hidden states of the text or source; of the target too
+        where its first layers are behind."""
+        if number == 0:
+            return (torch.empty(rows, lengths[0], dtype=torch.long, device=device),)
+        target = len(stacks(self.model)) == 2 and "encoder" not in parts(self.model, self._before(number))
+        sizes = lengths if target else lengths[:1]
+        width = self.model.config.hidden_size
+        return tuple(
+            torch.empty(rows, size, width, dtype=self.dtype, device=device).requires_grad_() for size in sizes
+        )
+
+    def _before(self, number: int) -> range:
+        """The last layer before stage `number`, as a range."""
+        start = self.spans[number].start
+        return range(start - 1, start)
 
     def _sum_gradients(self) -> None:
         """Parameters in several stages get the sum of their gradients, so that they stay one."""
@@ -165,27 +185,26 @@ class Pipeline:
     def evaluate(self, batch: Batch) -> ModelOutput:
         """What the whole model returns for `batch`, in every process; predictions travel when they are read,
         which all processes must do alike."""
-        x, output = batch["input_ids"], None
-        rest = {name: value for name, value in batch.items() if name != "input_ids"}
-        hidden = torch.empty(
-            *x.shape, self.model.config.hidden_size, dtype=next(self.model.parameters()).dtype
-        )
-        hidden = hidden.to(self.device)
+        rest, output = dict(batch), None
+        values: tuple[Tensor, ...] = (rest.pop("input_ids"),)
         for number, stage in self.stages.items():
             if number and self.size > 1:
-                dist.recv(hidden, group=self.group, group_src=(number - 1) % self.size)
-            x = hidden if number else x
+                values = self._read(number, len(values[0]), _lengths(batch), self.device)
+                for value in values:
+                    dist.recv(value, group=self.group, group_src=(number - 1) % self.size)
             with stage.precision():
                 if stage.last:
-                    output = stage.output(x, **rest)
-                    hidden = output.last_hidden_state.to(hidden.dtype)
+                    output = stage.output(*values, **rest)[0]
                     continue
-                hidden = stage.hidden(x, **rest)[0].to(hidden.dtype)
+                values = tuple(
+                    value.to(self.dtype).contiguous() for value in stage.hidden(*values, **rest)[0]
+                )
             if self.size > 1:
-                dist.send(hidden.contiguous(), group=self.group, group_dst=(number + 1) % self.size)
-        return self._everywhere(output, hidden)
+                for value in values:
+                    dist.send(value, group=self.group, group_dst=(number + 1) % self.size)
+        return self._everywhere(output)
 
-    def _everywhere(self, output: ModelOutput | None, hidden: Tensor) -> ModelOutput:
+    def _everywhere(self, output: ModelOutput | None) -> ModelOutput:
         """The last stage's output in all processes."""
         source = self.last % self.size
 
@@ -207,6 +226,12 @@ class Pipeline:
             return from_last(value)
 
         loss = from_last(None if output is None else output.loss)
-        everywhere = from_last(None if output is None else hidden)
-        assert everywhere is not None
-        return ModelOutput(loss, everywhere, predictions)
+        hidden = from_last(None if output is None else output.last_hidden_state)
+        assert hidden is not None
+        return ModelOutput(loss, hidden, predictions)
+
+
+def _lengths(batch: Batch) -> tuple[int, int]:
+    """The tokens of a row: of the text or source, and of the target where there is one."""
+    target = batch.get("decoder_input_ids", batch.get("labels", batch["input_ids"]))
+    return batch["input_ids"].shape[1], target.shape[-1]

@@ -1,28 +1,34 @@
 """The stages of a pipeline: runs of a model's layers, each with the modules and the parameters that it needs.
 
-Huang et al. 2019 (GPipe), section 2.
+Layers are counted over the encoder and then the decoder. Huang et al. 2019 (GPipe), section 2.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.auxiliary_losses import sum_auxiliary_losses
+from polyformer.core.auxiliary_losses import AuxiliaryLosses, sum_auxiliary_losses
 from polyformer.core.errors import InputError, quote
 from polyformer.core.evaluation_mode import training_pass
 from polyformer.model import Transformer
-from polyformer.model.arguments import NOTHING_MORE
-from polyformer.outputs import ModelOutput
+from polyformer.model.arguments import NOTHING_MORE, DecoderInputs
+from polyformer.outputs import ModelOutput, ModelState
 from polyformer.sequence.inputs import ModelInputs
+from polyformer.sequence.tokens import NO_TOKENS
 from polyformer.stack import Stack
 
+SIDES = "encoder", "decoder"
+
 READ = {field.name for field in dataclasses.fields(ModelInputs)} - {"input_ids", "inputs_embeds"}
-"""What every stage reads beside the ids or hidden states, of a batch's entries."""
+"""What the stages of the text or source read beside its ids or hidden states, of a batch's entries."""
+
+TARGET = {field.name for field in dataclasses.fields(DecoderInputs)}
+"""What those of an encoder-decoder's target read."""
 
 SHARE = "share"
 """The entry of a microbatch that says by how much its loss counts in that of the step: one number, [1]."""
@@ -36,39 +42,65 @@ def spans(layers: int, stages: int) -> list[range]:
     return [range(start, stop) for start, stop in itertools.pairwise(edges)]
 
 
-def only_stack(model: nn.Module) -> Stack:
-    """The stack of a model that a pipeline can run; `InputError` names what keeps it from doing so."""
+def stacks(model: Transformer) -> dict[str, Stack]:
+    """The encoder and the decoder, as far as the model has them."""
+    return {name: stack for name in SIDES if (stack := getattr(model, name)) is not None}
+
+
+def num_layers(model: Transformer) -> int:
+    """How many layers the encoder and the decoder have together."""
+    return sum(len(stack.groups) for stack in stacks(model).values())
+
+
+def parts(model: Transformer, span: range) -> dict[str, range]:
+    """The layers of each stack that the layers `span` of the model are."""
+    own, before = {}, 0
+    for name, stack in stacks(model).items():
+        layers = len(stack.groups)
+        start, stop = max(span.start - before, 0), min(span.stop - before, layers)
+        if start < stop:
+            own[name] = range(start, stop)
+        before += layers
+    return own
+
+
+def check(model: nn.Module) -> Transformer:
+    """`model`, if a pipeline can run it; `InputError` names what keeps it from doing so."""
     if not isinstance(model, Transformer):
         raise InputError(f"pipeline: it runs models of tokens, got {type(model).__name__}; set it to 1")
-    if model.encoder is not None and model.decoder is not None:
-        raise InputError("pipeline: an encoder-decoder has two stacks, of which it runs one; set it to 1")
-    config = model.config.decoder or model.config.encoder
-    stack = model.decoder or model.encoder
-    assert config is not None
-    assert stack is not None
-    reasons = {
-        f"block {quote(config.block.kind)}": stack.reversible,
-        f"memory {quote(config.memory.kind)}": stack.memory is not None,
-        f"depth {quote(config.depth.kind)}": stack.depth is not None,
-        f"head {quote(model.config.head.kind)}": model.config.head.again,
-    }
-    for part, refused in reasons.items():
-        if refused:
-            raise InputError(f"pipeline: the {part} needs all layers in one process; set it to 1")
-    return stack
+    for name, stack in stacks(model).items():
+        config = getattr(model.config, name)
+        reasons = {
+            f"block {quote(config.block.kind)}": stack.reversible,
+            f"memory {quote(config.memory.kind)}": stack.memory is not None,
+            f"depth {quote(config.depth.kind)}": stack.depth is not None,
+            f"head {quote(model.config.head.kind)}": model.config.head.again,
+        }
+        for part, refused in reasons.items():
+            if refused:
+                raise InputError(f"pipeline: the {part} needs all layers in one process; set it to 1")
+    if len(stacks(model)) == 2 and not model.head.predicts_next:
+        raise InputError(
+            f"pipeline: the head {quote(model.config.head.kind)} reads the source in an encoder-decoder's "
+            "decoder too, which has passed by; set it to 1"
+        )
+    return model
 
 
 def needed(model: Transformer, own: list[range]) -> list[nn.Module]:
     """The modules of which the stages with these layers have parameters."""
-    stack = only_stack(model)
-    embedding = model.decoder_embedding or model.encoder_embedding
-    assert embedding is not None
-    modules = [stack.position, *(stack.layers[stack.groups[layer]] for span in own for layer in span)]
-    if any(span.start == 0 for span in own):
-        modules += [model.tokens, embedding, *filter(None, [stack.convolution])]
-    if any(span.stop == len(stack.groups) for span in own):
-        modules += [stack.final_norm, model.head]
-        modules += [model.tokens] if model.config.embedding.tied or model.config.embedding.adaptive else []
+    modules: list[nn.Module] = []
+    for name, span in (part for layers in own for part in parts(model, layers).items()):
+        stack, table = stacks(model)[name], model._side(name).tokens
+        modules += [stack.position, *(stack.layers[stack.groups[layer]] for layer in span)]
+        if span.start == 0:
+            modules += [table, getattr(model, f"{name}_embedding"), *filter(None, [stack.convolution])]
+        if span.stop == len(stack.groups):
+            modules.append(stack.final_norm)
+    if any(span.stop == num_layers(model) for span in own):
+        embedding = model.config.embedding
+        reads = embedding.tied or embedding.adaptive is not None
+        modules += [model.head, *([model._output_table()] if reads else [])]
     return modules
 
 
@@ -79,19 +111,21 @@ def parameters_of(model: Transformer, own: list[range]) -> set[nn.Parameter]:
 
 def drop_others(model: Transformer, own: list[range]) -> None:
     """Takes what the stages with these layers do not need out of `model`; what stays keeps its name."""
-    stack, kept = only_stack(model), {id(module) for module in needed(model, own)}
-    name = "decoder" if model.decoder is not None else "encoder"
-    places: list[tuple[nn.Module, str]] = [(stack.layers, str(group)) for group in range(len(stack.layers))]
-    places += [(stack, "final_norm"), (stack, "convolution")]
-    places += [(model, "tokens"), (model, "head"), (model, f"{name}_embedding")]
+    kept = {id(module) for module in needed(model, own)}
+    places: list[tuple[nn.Module, str]] = [(model, name) for name in ("tokens", "decoder_tokens", "head")]
+    for name, stack in stacks(model).items():
+        places += [(stack.layers, str(group)) for group in range(len(stack.layers))]
+        places += [(stack, child) for child in ("final_norm", "convolution", "position")]
+        places.append((model, f"{name}_embedding"))
     for parent, child in places:
         if id(getattr(parent, child)) not in kept and getattr(parent, child) is not None:
             setattr(parent, child, nn.Identity())
 
 
 class Stage(nn.Module):
-    """The layers `span` of a model: from ids [B, T] in the first stage, from hidden states [B, T, E] in later
-    ones, to hidden states, and in the last one to the loss.
+    """The layers `span` of a model: from ids [B, T] in the first stage, from what the stage before returns in
+    later ones. It returns hidden states [B, T, E], in the decoder of an encoder-decoder behind those of the
+    source [B, S, E]; the last one returns the loss.
 
     precision: makes the context in which it computes. What its layers add to the loss enters the gradients
     where it arises, so it need not travel.
@@ -101,41 +135,95 @@ class Stage(nn.Module):
         self, model: Transformer, span: range, precision: Callable[[], AbstractContextManager[object]]
     ):
         super().__init__()
-        self.model, self.span, self.precision = model, span, precision
-        self.last = span.stop == len(only_stack(model).groups)
+        self.model, self.precision = model, precision
+        self.parts = parts(model, span)
+        self.reads_source = len(stacks(model)) == 2
+        self.last = span.stop == num_layers(model)
 
-    def forward(self, x: Tensor, **batch: Tensor) -> Tensor:
-        """Hidden states [B, T, E] in the type of the parameters; the last stage's loss, a scalar."""
-        share = batch.pop(SHARE)
+    def forward(self, *values: Tensor, **batch: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """See the class; floating-point values are in the type of the parameters."""
+        share = float(batch.pop(SHARE))
         with self.precision():
             if self.last:
-                loss = self.output(x, **batch).loss
-                assert loss is not None
-                return loss
-            hidden, added = self.hidden(x, **batch)
-        hidden = hidden.to(next(self.model.parameters()).dtype)
-        return hidden if added is None else _WithLoss.apply(hidden, added, float(share))
+                output, added = self.output(*values, **batch)
+                assert output.loss is not None
+                return output.loss + sum(added.values())
+            hidden, added = self.hidden(*values, **batch)
+        dtype = next(self.model.parameters()).dtype
+        x = hidden[-1].to(dtype)
+        x = x if not added else _WithLoss.apply(x, sum(added.values()), share)
+        return x if len(hidden) == 1 else (hidden[0].to(dtype).clone(), x)
 
-    def hidden(self, x: Tensor, **batch: Any) -> tuple[Tensor, Tensor | None]:
-        """The hidden states after these layers, and what the layers add to the training loss."""
-        only_stack(self.model).span = self.span
-        inputs = ModelInputs(**_first(x), **{name: batch[name] for name in READ & batch.keys()})
+    def hidden(self, *values: Tensor, **batch: Tensor) -> tuple[list[Tensor], AuxiliaryLosses]:
+        """What the next stage reads, and what the layers add to the training loss."""
+        self._begin()
         with training_pass(self.model):
-            side = self.model._side("decoder" if self.model.decoder is not None else "encoder")
-            ran = side.run(inputs.with_placeholder_ids(), NOTHING_MORE, unpads=self.model.unpads)
-        terms = sum_auxiliary_losses(ran.auxiliary_losses) if self.training else {}
-        return ran.hidden, sum(terms.values()) if terms else None  # type: ignore[return-value]
+            read, losses = self._read_source(values, batch)
+            if "decoder" in self.parts:
+                state = _state(read[0], batch) if self.reads_source else None
+                side = self.model._side("decoder")
+                unpads = self.model.unpads and state is None
+                ran = side.run(self._target(read, batch), NOTHING_MORE, state, cached=False, unpads=unpads)
+                losses = sum_auxiliary_losses(losses, ran.auxiliary_losses)
+                read = [read[0], ran.hidden] if self.reads_source else [ran.hidden]
+        return list(read), losses if self.training else {}
 
-    def output(self, x: Tensor, **batch: Any) -> ModelOutput:
-        """What the model returns, by the last stage."""
-        only_stack(self.model).span = self.span
-        return self.model(
-            **_first(x), **{name: value for name, value in batch.items() if name != "input_ids"}
-        )
+    def output(self, *values: Tensor, **batch: Tensor) -> tuple[ModelOutput, AuxiliaryLosses]:
+        """What the model returns, by the last stage, and what layers add to the loss of it."""
+        self._begin()
+        if not self.reads_source:
+            return self.model(**_first(values[0]), **_without(batch, {"input_ids"})), {}
+        read, losses = self._read_source(values, batch)
+        more = {"decoder_inputs_embeds": read[1]} if len(read) > 1 else {}
+        target = _without(batch, READ | {"input_ids"})
+        return self.model(**target, **more, state=_state(read[0], batch)), losses if self.training else {}
+
+    def _begin(self) -> None:
+        for name, span in self.parts.items():
+            stacks(self.model)[name].span = span
+
+    def _read_source(
+        self, values: Sequence[Tensor], batch: dict[str, Tensor]
+    ) -> tuple[Sequence[Tensor], AuxiliaryLosses]:
+        """The hidden states of the encoder's layers of this stage in the place of `values`, if it has any."""
+        if "encoder" not in self.parts:
+            return values, {}
+        inputs = _inputs(values[0], batch)
+        ran = self.model._side("encoder").run(inputs, NOTHING_MORE, unpads=self.model.unpads)
+        return [ran.hidden], ran.auxiliary_losses
+
+    def _target(self, values: Sequence[Tensor], batch: dict[str, Tensor]) -> ModelInputs:
+        """What the decoder's layers of this stage read."""
+        if not self.reads_source:
+            return _inputs(values[0], batch)
+        own = {name: value for name, value in batch.items() if name in TARGET}
+        if len(values) > 1:
+            own = {**_without(own, {"decoder_input_ids"}), "decoder_inputs_embeds": values[1]}
+        target = DecoderInputs(**own).as_inputs()
+        if target.input_ids is not None:
+            return target
+        shifted = self.model.shifted_right(batch.get("labels"), None)
+        return dataclasses.replace(target, input_ids=shifted)
 
 
 def _first(x: Tensor) -> dict[str, Tensor]:
     return {"inputs_embeds" if x.is_floating_point() else "input_ids": x}
+
+
+def _inputs(x: Tensor, batch: dict[str, Tensor]) -> ModelInputs:
+    return ModelInputs(
+        **_first(x), **{name: batch[name] for name in READ & batch.keys()}
+    ).with_placeholder_ids()
+
+
+def _without(batch: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
+    return {name: value for name, value in batch.items() if name not in names}
+
+
+def _state(source: Tensor, batch: dict[str, Tensor]) -> ModelState:
+    """The state of a decoder that has read the source [B, S, E] and no token of the target."""
+    tokens = NO_TOKENS.extended(_inputs(source, batch))
+    return ModelState(NO_TOKENS, (), source, tokens.valid, tokens.length)
 
 
 class _WithLoss(torch.autograd.Function):
