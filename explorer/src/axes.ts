@@ -13,6 +13,7 @@ export function step(least: number): number {
 export function figure(value: number, digits = 3): string {
   if (value === 0) return "0";
   const size = Math.abs(value);
+  if (size === Infinity) return value < 0 ? "−∞" : "∞";
   if (size < 1e-4 || size >= 1e6) return value.toExponential(1).replace("-", "−").replace("e+", "e");
   return value.toFixed(Math.max(0, digits - Math.max(0, Math.floor(Math.log10(size))))).replace("-", "−");
 }

@@ -65,10 +65,10 @@ export class Site {
     this.thumbnails = buffers.read(header.thumbnails);
     this.distance = buffers.maybe(header.distance);
     const detail = header.detail;
-    if (detail === null) this.weights = null;
-    else this.weights = detail.kind === "pairs" ? new PairWeights(header, detail, buffers) : new StoredWeights(detail, buffers);
-    this.keyCount = this.weights?.keys ?? this.keys.length + header.memory;
+    this.keyCount = keysOf(header, this.keys.length);
     this.allowed = allowedOf(header, this.keyCount, buffers);
+    if (detail === null) this.weights = null;
+    else this.weights = detail.kind === "pairs" ? new PairWeights(header, detail, this.allowed, buffers) : new StoredWeights(detail, buffers);
     this.signed = detail?.kind === "weights" && detail.values.dtype !== "uint8" && this.negative();
     this.before = run.before;
     this.marks = header.marks.map((mark) => new Mark(mark, buffers));
@@ -158,6 +158,12 @@ export class Site {
 
 /** What the last colour of a picture may stand for. */
 export const SCALES = [0.003, 0.01, 0.03, 0.1, 0.3, 1];
+
+/** How many keys a call has: those of its detail, and else the tokens and the memory. */
+function keysOf({ detail, memory }: SiteHeader, tokens: number): number {
+  if (detail === null) return tokens + memory;
+  return (detail.kind === "pairs" ? detail.k.shape[1] : detail.values.shape[2])!;
+}
 
 export interface Run {
   header: RunHeader;

@@ -30,6 +30,14 @@ export interface PairsHeader {
   projected: Reference | null;
   projected_k?: Reference;
   projected_k_scales?: Reference | null;
+  changes: ChangeHeader[];
+}
+
+/** What a function of scores adds to those of the queries `rows` (null: all): of allowed pairs, head by head, in order. */
+export interface ChangeHeader {
+  name: string;
+  rows: Reference | null;
+  values: Reference;
 }
 
 /** The matrix that takes values to outputs, of a mechanism that is no softmax of pairs. */

@@ -1,6 +1,8 @@
 /** The weight of any pair of a query and a key, computed when it is looked at. */
 
+import type { Allowed } from "./allowed";
 import type { Buffers, Tensor } from "./buffers";
+import { PairChange } from "./changes";
 import type { PairsHeader, Reference, SiteHeader, WeightsHeader } from "./types";
 
 export interface Weights {
@@ -17,7 +19,7 @@ export interface Terms {
   products: Float32Array;
   dot: number;
   scale: number;
-  /** What positions add to the score, by what it is. */
+  /** What positions, and then functions of the score, add to it, by what it is. */
   positions: [string, number][];
   score: number;
   lse: number;
@@ -40,9 +42,10 @@ export class PairWeights implements Weights {
   private readonly projectedK: Vectors | null;
   private readonly group: number;
   private readonly offset: number;
-  private readonly distance: DistanceTerm[];
+  private readonly distance: ScoreTerm[];
+  private readonly changes: PairChange[];
 
-  constructor(site: SiteHeader, private readonly pairs: PairsHeader, buffers: Buffers) {
+  constructor(site: SiteHeader, private readonly pairs: PairsHeader, allowed: Allowed, buffers: Buffers) {
     const vectors = (values: Reference | undefined, scales: Reference | null | undefined) =>
       values === undefined ? null : new Vectors(buffers.read(values), buffers.maybe(scales ?? null));
     this.q = vectors(pairs.q, pairs.q_scales)!;
@@ -60,6 +63,7 @@ export class PairWeights implements Weights {
     this.group = site.heads / pairs.k.shape[0]!;
     this.offset = site.kind === "self" ? this.keys - this.queries : 0;
     this.distance = this.distanceTerms();
+    this.changes = pairs.changes.map((change) => new PairChange(change, allowed, site.heads, this.queries, buffers));
   }
 
   fill(head: number, query: number, from: number, to: number, out: Float32Array): void {
@@ -67,9 +71,10 @@ export class PairWeights implements Weights {
     const keyHead = Math.floor(head / this.group);
     const lse = this.lse.of(head * this.queries + query);
     const k = this.keysOf(query);
+    const terms = this.termsOf(query);
     for (let key = from; key < to; key++) {
       let score = k.dot(keyHead, key, q) * this.pairs.scale;
-      for (const term of this.distance) score += term.of(head, query, key);
+      for (const term of terms) score += term.of(head, query, key);
       out[key - from] = Math.exp(score - lse);
     }
   }
@@ -79,10 +84,16 @@ export class PairWeights implements Weights {
     const k = this.keysOf(query).row(Math.floor(head / this.group), key).slice();
     const products = q.map((value, d) => value * k[d]!);
     const dot = products.reduce((sum, value) => sum + value, 0);
-    const positions = this.distance.map(({ name, of }): [string, number] => [name, of(head, query, key)]);
+    const positions = this.termsOf(query).map((term): [string, number] => [term.name, term.of(head, query, key)]);
     const score = positions.reduce((sum, [, value]) => sum + value, dot * this.pairs.scale);
     const lse = this.lse.of(head * this.queries + query);
     return { q, k, products, dot, scale: this.pairs.scale, positions, score, lse, weight: Math.exp(score - lse) };
+  }
+
+  /** What is added to the scores of a query; keys of projections of their own stand in no table of distances. */
+  private termsOf(query: number): ScoreTerm[] {
+    const changes = this.changes.filter((change) => change.has(query));
+    return this.projected.has(query) ? changes : [...this.distance, ...changes];
   }
 
   /** The keys that a query reads. */
@@ -91,10 +102,10 @@ export class PairWeights implements Weights {
   }
 
   /** What tables of distances add to the score. */
-  private distanceTerms(): DistanceTerm[] {
+  private distanceTerms(): ScoreTerm[] {
     const { positionKeys, positionQueries, bias, content } = this;
     const entry = (query: number, key: number, size: number) => Math.min(Math.max(query + this.offset - key - this.pairs.first, 0), size - 1);
-    const terms: DistanceTerm[] = [];
+    const terms: ScoreTerm[] = [];
     if (positionKeys !== null) {
       terms.push({
         name: content === this.q ? "query · vector of the distance" : "query with its bias · vector of the distance",
@@ -115,8 +126,8 @@ export class PairWeights implements Weights {
   }
 }
 
-/** A term of the score that depends on how far the key lies before the query. */
-interface DistanceTerm {
+/** A term of the score. */
+interface ScoreTerm {
   name: string;
   of(head: number, query: number, key: number): number;
 }

@@ -103,6 +103,7 @@ class Attention:
         detail = {
             **{"kind": "pairs", **vectors, "q_scales": None, "k_scales": None, "scale": self.scale},
             **{"lse": buffers.add(lse.astype(np.float32)), **tables, "first": self.first},
+            "changes": [],
         }
         allowed = intervals(starts, buffers)
         return site(layer, weights, buffers, detail=detail, **allowed, **more)
@@ -156,7 +157,7 @@ def long_site(layer: int, length: int, window: int, buffers: Buffers) -> dict[st
             "lse": buffers.add(np.full((4, length), np.log(window), np.float32)),
         },
         **{name: buffers.add(array) for name, array in names.items()},
-        **{"bias": None, "first": 0, "projected": None},
+        **{"bias": None, "first": 0, "projected": None, "changes": []},
     }
     starts = np.maximum(np.arange(length) - window + 1, 0)
     edges = distance_edges(length)

@@ -28,6 +28,7 @@ from polyformer.dot_product.attend import attend
 from polyformer.dot_product.isolation import guarded
 from polyformer.patterns.base import Pattern, ScoreMod
 from polyformer.patterns.mods import broadcasts
+from polyformer.patterns.score_steps import in_turn, step
 from polyformer.patterns.spans import GRAIN, Spans, fading
 from polyformer.sequence.context import Context
 
@@ -110,7 +111,7 @@ class DynamicSpan(Mechanism):
             k,
             v,
             pattern=None if self.config.backend == "definition" else self._pattern(spans),
-            score_mod=self._add_log_mask(spans, context, other),
+            score_mod=in_turn([other, self._log_mask(spans, context)]),
             relative=None if position is None else position.relative(q, k, context),
             context=context,
             dropout=self.config.dropout if self.training else 0.0,
@@ -118,14 +119,13 @@ class DynamicSpan(Mechanism):
         )
         return y, state
 
-    def _add_log_mask(self, spans: Tensor, context: Context, other: ScoreMod | None) -> ScoreMod:
-        """A score function that adds log m(d), after `other` if there is one."""
+    def _log_mask(self, spans: Tensor, context: Context) -> ScoreMod:
+        """A score function that adds log m(d)."""
         ramp, most = self.config.ramp, self.config.max_span
 
+        @step("span: log m(distance)")
         @broadcasts
         def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            if other is not None:
-                score = other(score, b, h, q_idx, kv_idx)
             distance = context.distance(q_idx, kv_idx).abs()
             seen = fading(spans[b, h, q_idx], distance, ramp)
             return score + torch.where(distance <= most, seen, -torch.inf)

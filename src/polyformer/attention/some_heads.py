@@ -9,6 +9,7 @@ from polyformer.attention.base import ScoreTerms
 from polyformer.dot_product.relative import Relative
 from polyformer.patterns.base import ScoreMod
 from polyformer.patterns.mods import broadcasts
+from polyformer.patterns.score_steps import in_turn, step, steps_of
 from polyformer.sequence.context import Context
 
 
@@ -37,11 +38,10 @@ class SomeHeads:
         if mod is None:
             return None
 
-        @broadcasts
-        def of_head(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            return mod(score, b, h + first, q_idx, kv_idx)
+        def of_heads(part: ScoreMod) -> ScoreMod:
+            return broadcasts(lambda score, b, h, q_idx, kv_idx: part(score, b, h + first, q_idx, kv_idx))
 
-        return of_head
+        return in_turn(step(name)(of_heads(part)) for name, part in steps_of(mod))
 
     def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
         """The scheme's, of these heads alone."""

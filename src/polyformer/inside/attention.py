@@ -9,12 +9,13 @@ from transformers.utils import output_capturing
 
 from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend
-from polyformer.inside.dense import Table, added, as_entries, in_turn, soft_capped
+from polyformer.inside.dense import Table, added, as_entries, soft_capped
 from polyformer.inside.layer import Attached, attached
 from polyformer.inside.mask import Mask
 from polyformer.inside.mask_functions import both
 from polyformer.ops.softmax import recorded
 from polyformer.patterns.base import Pattern
+from polyformer.patterns.score_steps import in_turn
 from polyformer.sequence.context import Context
 
 REFUSED = {

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from polyformer.patterns.base import Pattern, ScoreMod
 from polyformer.patterns.mods import broadcasts
+from polyformer.patterns.score_steps import step
 from polyformer.sequence.context import Context
 
 
@@ -30,6 +31,7 @@ def look_up(table: Tensor, *places: Tensor) -> Tensor:
 def added(bias: Tensor) -> ScoreMod:
     """score + bias[b, h, i, j], of a tensor [B or 1, H or 1, Tq or 1, Tk]."""
 
+    @step("bias of the pair")
     @broadcasts
     def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return score + look_up(bias, b, h, q_idx, kv_idx)
@@ -40,25 +42,12 @@ def added(bias: Tensor) -> ScoreMod:
 def soft_capped(cap: float) -> ScoreMod:
     """cap * tanh(score / cap): no score is farther from 0 than `cap` (Gemma 2)."""
 
+    @step(f"soft cap: c tanh(score / c), c = {cap:g}")
     @broadcasts
     def limit(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return cap * torch.tanh(score / cap)
 
     return limit
-
-
-def in_turn(mods: list[ScoreMod]) -> ScoreMod | None:
-    """Functions of scores, all for indices that broadcast, one after the other."""
-    if len(mods) < 2:
-        return mods[0] if mods else None
-
-    @broadcasts
-    def apply(score: Tensor, *places: Tensor) -> Tensor:
-        for mod in mods:
-            score = mod(score, *places)
-        return score
-
-    return apply
 
 
 def as_entries(mask: Tensor, kv_length: int) -> tuple[Tensor | None, Tensor | None]:

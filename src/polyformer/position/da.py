@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from polyformer.patterns.base import ScoreMod
 from polyformer.patterns.mods import broadcasts
+from polyformer.patterns.score_steps import InTurn, step
 from polyformer.position.base import Position, PositionConfig, Shape, Site
 from polyformer.sequence.context import Context
 
@@ -45,12 +46,18 @@ class DistanceAware(Position):
         dtype = torch.promote_types(self.w.dtype, torch.float32)  # scores are never in half precision
         w, b = (table[site.layer].to(dtype) for table in (self.w, self.b))
 
+        @step("clipped at zero: ReLU")
+        @broadcasts
+        def clip(score: Tensor, row: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            return score.relu()
+
+        @step("rescaled by distance: times f(w |i - j|)")
         @broadcasts
         def rescale(score: Tensor, row: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             distance = context.distance(q_idx, kv_idx).abs()
-            return score.relu() * rescaling(w[h] * distance, b[h])
+            return score * rescaling(w[h] * distance, b[h])
 
-        return rescale
+        return InTurn((clip, rescale))
 
 
 def rescaling(distance: Tensor, b: Tensor) -> Tensor:

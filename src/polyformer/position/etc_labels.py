@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError
 from polyformer.patterns.base import ScoreMod
 from polyformer.patterns.mods import broadcasts
+from polyformer.patterns.score_steps import step
 from polyformer.position.base import Position, PositionConfig, Shape, Site
 from polyformer.sequence.context import Context
 
@@ -70,6 +71,7 @@ class EtcLabels(Position):
         vectors = table.unflatten(1, (self.heads, -1)).permute(1, 2, 0)
         terms = (q * q.shape[-1] ** -0.5) @ vectors
 
+        @step("query · vector of the label")
         @broadcasts
         def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             return score + terms[b, h, q_idx, self.label(context, b, q_idx, kv_idx)]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError
 from polyformer.patterns.base import ScoreMod
 from polyformer.patterns.mods import broadcasts
+from polyformer.patterns.score_steps import step
 from polyformer.position.base import Position, PositionConfig, Shape, Site
 from polyformer.sequence.context import Context
 
@@ -56,6 +57,8 @@ class RelationBiasConfig(RelationLabelsConfig):
 class RelationLabels(Position):
     """A table [labels, width] for each layer, of vectors of one head."""
 
+    term = "query · vector of the relation"
+
     def __init__(self, num_labels: int, num_layers: int, width: int):
         super().__init__()
         self.num_relations = num_labels
@@ -68,6 +71,7 @@ class RelationLabels(Position):
         terms = self.terms(q, self.get_submodule(f"tables.{site.layer}").get_parameter("weight"))
         terms, labels, none = F.pad(terms, (0, 1)), context.relations, terms.shape[-1]
 
+        @step(self.term)
         @broadcasts
         def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             label = labels[b, q_idx, kv_idx]
@@ -82,6 +86,8 @@ class RelationLabels(Position):
 
 class RelationBias(RelationLabels):
     """A table [labels, H] for each layer."""
+
+    term = "bias of the relation"
 
     def terms(self, q: Tensor, table: Tensor) -> Tensor:
         """table[l, h], the same for every query."""

@@ -30,6 +30,7 @@ from polyformer.patterns.base import MaskMod, Pattern, ScoreMod
 from polyformer.patterns.global_base import GlobalPattern, SeenByAll
 from polyformer.patterns.layout import unite
 from polyformer.patterns.mods import broadcasts
+from polyformer.patterns.score_steps import step
 from polyformer.position import Position, Site
 from polyformer.sequence.context import Context
 
@@ -221,7 +222,8 @@ class GlobalAttention(nn.Module):
         assert relative.bias is not None
         table, places = relative.bias.expand(q.shape[1], -1), chosen.slots + context.offset
         entry = lambda b, q_idx, kv_idx: relative.entry(places[b, q_idx] - kv_idx)  # noqa: E731
-        return broadcasts(lambda score, b, h, q_idx, kv_idx: score + table[h, entry(b, q_idx, kv_idx)])
+        add = broadcasts(lambda score, b, h, q_idx, kv_idx: score + table[h, entry(b, q_idx, kv_idx)])
+        return step("bias of the distance")(add)
 
     def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
         return projection(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)

@@ -20,6 +20,10 @@ class AllowedKeys:
         """allowed: [H or 1, T, K] bool over the key slots `columns` [K]."""
         self.tiles.append((columns.cpu(), allowed.cpu()))
 
+    def pairs(self, heads: int) -> int:
+        """How many a page's heads have together."""
+        return sum(int(mask.sum()) * heads // len(mask) for _, mask in self.tiles)
+
     def written(self, buffers: Buffers, heads: int) -> dict[str, Any]:
         """`allowed` and `allowed_of_head`; heads of equal masks share a list. None where all is allowed."""
         if all(len(columns) == self.keys and bool(mask.all()) for columns, mask in self.tiles):

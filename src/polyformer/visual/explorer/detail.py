@@ -9,24 +9,19 @@ from torch import Tensor
 from polyformer.dot_product.request import Request
 from polyformer.visual.explorer.buffers import Buffers
 from polyformer.visual.explorer.calls import Measured
+from polyformer.visual.explorer.score_changes import changes, numbers
 
 PRECISIONS = {"float32": 4, "float16": 2, "int8": 1}
 """Bytes of a number of q and k; int8 has a scale for each vector."""
 
 
-def by_pairs(site: Measured) -> bool:
-    """Whether the page can compute the weights from q and k: terms by distance are all that is added."""
-    requests = _requests(site)
-    return bool(requests) and all(request.score_mod is None for request in requests)
-
-
 def size(site: Measured, precision: str) -> int:
     """Bytes of a site's detail."""
     heads, queries, keys = site.shape
-    if not by_pairs(site):
+    if site.call.request is None:
         return 2 * heads * queries * keys
     bytes_each = PRECISIONS[precision]
-    total = 4 * heads * queries
+    total = 4 * heads * queries + max(2, bytes_each) * numbers(site)
     for _, vectors in _vectors(site):
         *count, width = vectors.shape
         total += int(np.prod(count)) * (width * bytes_each + 4 * (precision == "int8"))
@@ -48,12 +43,12 @@ def planned(sites: Sequence[Measured], room: int) -> tuple[str, list[int]]:
 
 def written(site: Measured, precision: str, buffers: Buffers) -> dict[str, Any]:
     """The site's detail, its arrays in `buffers`."""
-    if not by_pairs(site):
+    if site.call.request is None:
         return {"kind": "weights", "values": buffers.add(site.weights().half().numpy())}
     request, *_ = _requests(site)
     assert site.lse is not None
     lse = np.where(np.isneginf(site.lse), np.float32(-1e30), site.lse).astype(np.float32)
-    relative, detail = request.relative, dict[str, Any]()
+    relative, detail, bytes_each = request.relative, dict[str, Any](), PRECISIONS[precision]
     for name, vectors in _vectors(site):
         values, scales = rounded(vectors, precision)
         detail[name] = buffers.add(values)
@@ -68,6 +63,14 @@ def written(site: Measured, precision: str, buffers: Buffers) -> dict[str, Any]:
         "bias": None if bias is None else buffers.add(bias.detach().float().cpu().numpy()),
         "first": 0 if relative is None else relative.first,
         "projected": None if rows is None else buffers.add(rows.int().cpu().numpy()),
+        "changes": [
+            {
+                "name": change.name,
+                "rows": None if change.rows is None else buffers.add(change.rows.int().numpy()),
+                "values": buffers.add(change.values.astype("float32" if bytes_each == 4 else "float16")),
+            }
+            for change in changes(site)
+        ],
     }
 
 

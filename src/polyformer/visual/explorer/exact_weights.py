@@ -10,6 +10,7 @@ from polyformer.dot_product.request import Request
 from polyformer.ops.softmax import softmax
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.layout import unite
+from polyformer.patterns.score_steps import steps_of
 
 TILE = 128
 """Queries computed at once."""
@@ -20,7 +21,8 @@ class Tile:
     """The queries start <= i < stop of the first batch row, and all keys that any of them sees.
 
     columns: [K] key slots; weights: [H, stop - start, K], float32; allowed: [H or 1, stop - start, K] bool;
-    lse: [H, stop - start], the log-sum-exp of the scores.
+    lse: [H, stop - start], the log-sum-exp of the scores. changes: [H, stop - start, K] for each step of the
+    request's `score_mod`, what it adds to the scores that it gets.
     """
 
     start: int
@@ -29,6 +31,7 @@ class Tile:
     weights: Tensor
     allowed: Tensor
     lse: Tensor
+    changes: tuple[Tensor, ...] = ()
 
 
 @torch.no_grad()
@@ -38,8 +41,8 @@ def tiles(request: Request) -> Iterator[Tile]:
     weights = softmax(score_mod(q k^T scale + relative terms)) over the keys that the pattern allows.
     """
     q, k = request.q[:1].float(), request.k[:1].repeat_interleave(request.groups, 1).float()
-    context, mod = request.context, request.whole_score_mod(request.context)
-    heads = q.shape[1]
+    context, heads = request.context, q.shape[1]
+    relative = request.relative and request.relative.score_mod(q, k, request.scale, context)
     b = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=q.device)
     h = torch.arange(heads, device=q.device).view(1, -1, 1, 1)
     for start in range(0, context.q_len, TILE):
@@ -47,11 +50,15 @@ def tiles(request: Request) -> Iterator[Tile]:
         columns = _columns(request, start, stop, heads).to(q.device)
         q_idx = torch.arange(start, stop, device=q.device).view(-1, 1)
         scores = (q[:, :, start:stop] @ k[:, :, columns].mT) * request.scale
-        if mod is not None:
-            scores = mod(scores, b, h, q_idx, columns)
+        if relative is not None:
+            scores = relative(scores, b, h, q_idx, columns)
+        changes = []
+        for _, mod in steps_of(request.score_mod):
+            before, scores = scores, mod(scores, b, h, q_idx, columns).expand_as(scores)
+            changes.append((scores - before).masked_fill(before.isneginf(), 0.0)[0])
         allowed = _allowed(request, heads, b, q_idx, columns)
         weights, lse = softmax(scores[0], allowed)
-        yield Tile(start, stop, columns, weights, allowed, lse)
+        yield Tile(start, stop, columns, weights, allowed, lse, tuple(changes))
 
 
 def with_rows(ordinary: Iterator[Tile], rows: Tensor, others: Iterator[Tile]) -> Iterator[Tile]:
