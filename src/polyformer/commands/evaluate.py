@@ -6,6 +6,7 @@ With --datastore the perplexity of a language model alone and mixed with its nea
 p_kNN + (1 - lambda) p_LM, p_kNN from exp(-squared distance / temperature); both are read as the store's text
 was. --tune chooses lambda and temperature on another text, and the store remembers them.
 A Decision Transformer is also tried in its environment: returns achieved for those asked, and returns.png.
+Several processes (torchrun --nproc-per-node N -m polyformer evaluate ...) share the data: the same numbers.
 """
 
 from collections.abc import Iterator
@@ -14,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from polyformer.commands.evaluate_processes import refuse_several, workers
 from polyformer.commands.options import Device, argument, device, option
 from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
     from polyformer.recipes.run import Run
-    from polyformer.tasks.base import Task
+    from polyformer.tasks.base import Task, Workers
 
 EXAMPLES = """examples:
   polyformer evaluate runs/demo-1
@@ -101,6 +103,8 @@ def run(options: Options) -> None:
     """Print a table of metrics."""
     if options.frozen is not None and (options.datastore is None or options.data is None):
         raise InputError("--frozen: goes with --datastore and --data")
+    if options.datastore is not None:
+        refuse_several("--datastore")
     if options.datastore is not None and options.frozen is None:
         for name in ("memory_length", "store_size", "length"):
             if getattr(options, name) is not None:
@@ -113,8 +117,13 @@ def run(options: Options) -> None:
         if getattr(options, name) is not None and not searches:
             without = ", and without --frozen" if options.frozen is not None else ""
             raise InputError(f"--{name.rstrip('_')}: goes with --datastore{without}")
-    if measure_checkpoint(options):
-        return
+    with workers(options.device) as shared:
+        if not measure_checkpoint(options, shared):
+            measure_run(options, shared)
+
+
+def measure_run(options: Options, shared: "Workers") -> None:
+    """Print the metrics of a run, whose held-out data the processes share."""
     from polyformer.data import DataConfig, load, read
     from polyformer.memory.base import set_length
     from polyformer.memory.memorizing import set_store
@@ -128,6 +137,7 @@ def run(options: Options) -> None:
     if options.episode is not None:
         from polyformer.commands.evaluate_episode import draw
 
+        refuse_several("--episode")
         return draw(options.episode, run, run.measured(options.device))
     model, recipe = run.measured(options.device), run.recipe
     needs = recipe.task.needs
@@ -149,9 +159,11 @@ def run(options: Options) -> None:
     if options.store_size is not None:
         set_store(model, options.store_size)
     with suited(model), searched(options, run, files, parts) as task:
-        scores = [(name, task.score(model, rows)) for name, rows in parts.items() if rows is not None]
+        scores = [(name, task.score(model, rows, shared)) for name, rows in parts.items() if rows is not None]
     if not scores:
         raise InputError(f"{options.run}: its recipe names no validation or test data; name some with --data")
+    if shared.rank:
+        return
     print(table(scores))
     if acts:
         from polyformer.commands.evaluate_acting import try_out
@@ -159,7 +171,7 @@ def run(options: Options) -> None:
         try_out(run, model, options.returns, options.episodes, options.environment, options.max_steps)
 
 
-def measure_checkpoint(options: Options) -> bool:
+def measure_checkpoint(options: Options, shared: "Workers") -> bool:
     """Whether it is of a checkpoint, which is then measured; `InputError` for options of other models."""
     from polyformer.model.saving import CONFIG
     from polyformer.recipes.run import is_checkpoint
@@ -175,7 +187,7 @@ def measure_checkpoint(options: Options) -> bool:
             raise InputError(f"--{name.rstrip('_').replace('_', '-')}: not for a checkpoint; leave it out")
     from polyformer.commands.evaluate_checkpoint import measure
 
-    measure(options)
+    measure(options, shared)
     return True
 
 

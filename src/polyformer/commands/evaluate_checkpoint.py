@@ -4,13 +4,19 @@ Each window of --length tokens is read by itself and predicts the token after ea
 token of the text but the first is predicted once. `options` are those of `polyformer.commands.evaluate`.
 """
 
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from polyformer.core.errors import InputError
 
+if TYPE_CHECKING:
+    from polyformer.tasks.base import Workers
 
-def measure(options: Any) -> None:
-    """Print loss and perplexity a token."""
+
+def measure(options: Any, shared: "Workers") -> None:
+    """Print loss and perplexity a token, of batches of which each process reads its share."""
+    import torch
+
     from polyformer.commands.evaluate_datastore import check, texts_of
     from polyformer.datastore.readers import open_reader
     from polyformer.datastore.scoring import batched, contexts
@@ -25,11 +31,15 @@ def measure(options: Any) -> None:
     reader = open_reader(options.run, options.device)
     reading = reader.reading(options.length, 0)
     every = windows(reader.documents(texts_of(options.data, options.format)), reading)
-    nats = count = 0
+    own = islice(batched(every, reading.length, options.tokens), shared.rank, None, shared.world)
+    device = next(reader.model.parameters()).device
+    total = torch.zeros(2, dtype=torch.float64, device=device)
     with suited(reader.model):
-        for batch in batched(every, reading.length, options.tokens):
+        for batch in own:
             _, _, log_p = contexts(reader, batch)
-            nats, count = nats - float(log_p.double().sum()), count + len(log_p)
+            total += torch.tensor([-float(log_p.double().sum()), len(log_p)], dtype=torch.float64).to(device)
+    nats, count = shared.add(total).tolist()
     if not count:
         raise InputError(f"{options.data}: no token with another behind it; name a longer text")
-    print(table([(options.data, {**perplexity_metrics(nats, count), "tokens": count})]))
+    if not shared.rank:
+        print(table([(options.data, {**perplexity_metrics(nats, count), "tokens": int(count)})]))

@@ -7,7 +7,7 @@ sums over the batches of held-out data (`totals`) and which metrics follow from 
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -77,19 +77,33 @@ class TaskConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """The processes that share an evaluation, and the sum of a tensor over them; one process by default."""
+    """The processes that share an evaluation, one by default: `add` sums a tensor over them, `gather` puts
+    their lists one after another, and in every process."""
 
     rank: int = 0
     world: int = 1
     add: Callable[[Tensor], Tensor] = lambda total: total
+    gather: Callable[[list[Any]], list[Any]] = lambda values: values
 
     @classmethod
     def of(cls, accelerator: "Accelerator") -> "Workers":
         """The processes of `accelerator`."""
         if accelerator.num_processes == 1:
             return cls()
+        from accelerate.utils import gather_object
+
         add = partial(accelerator.reduce, reduction="sum")
-        return cls(accelerator.process_index, accelerator.num_processes, add)  # type: ignore[arg-type]
+        return cls(accelerator.process_index, accelerator.num_processes, add, gather_object)  # type: ignore[arg-type]
+
+    def each(self, function: Callable[[list[Any]], Sequence[Any]], items: Sequence[Any]) -> list[Any]:
+        """`function(items)`, a result for each item in order; every process does a share and gets all."""
+        own = range(self.rank, len(items), self.world)
+        results = function([items[number] for number in own]) if own else []
+        return [result for _, result in sorted(self.gather([*zip(own, results)]), key=lambda pair: pair[0])]
+
+
+ALONE = Workers()
+"""One process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +179,7 @@ class Task(abc.ABC):
         return {}
 
     @torch.no_grad()
-    def measure(self, model: nn.Module, held: HeldOut, workers: Workers = Workers()) -> dict[str, float]:
+    def measure(self, model: nn.Module, held: HeldOut, workers: Workers = ALONE) -> dict[str, float]:
         """Metrics of `model` (in evaluation mode) on held-out data, the same in every process."""
         device = next(model.parameters()).device
         total = torch.zeros(self.sums, dtype=torch.float64, device=device)
@@ -173,10 +187,11 @@ class Task(abc.ABC):
             total += self.totals(model, {name: tensor.to(device) for name, tensor in batch.items()})
         return self.metrics(workers.add(total).tolist(), held.counts)
 
-    def finish(self, model: nn.Module, rows: Rows) -> dict[str, float]:
+    def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
         """Metrics that are too slow to compute during training; none for most tasks."""
         return {}
 
-    def score(self, model: nn.Module, rows: Rows) -> dict[str, float]:
-        """All metrics of a finished model on `rows`."""
-        return {**self.measure(model, self.held_out(rows)), **self.finish(model, rows)}
+    def score(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+        """All metrics of a finished model on `rows`, the same in every process."""
+        measured = self.measure(model, self.held_out(rows), workers)
+        return {**measured, **self.finish(model, rows, workers)}

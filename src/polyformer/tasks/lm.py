@@ -28,14 +28,11 @@ from polyformer.generation import Draft, Generated, GenerationConfig, Mixture, R
 from polyformer.heads import HeadConfig, LanguageModelConfig, SemiparametricConfig
 from polyformer.memory import NoMemoryConfig
 from polyformer.model import Transformer
-from polyformer.tasks.base import HeldOut, Rows, Workers
+from polyformer.tasks.base import ALONE, HeldOut, Rows, Workers
 from polyformer.tasks.metrics import exp, loss_total, perplexity_metrics
 from polyformer.tasks.text import STREAMED_ROWS, TextTask, TextTaskConfig, required
 from polyformer.training import share_rows
 from polyformer.training.config import at_least
-
-ALONE = Workers()
-"""One process."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -194,16 +191,16 @@ class LanguageModelling(TextTask):
             total, state = total + loss_total(output.loss, self.weight(batch)), output.state
         return self.metrics(workers.add(total).tolist(), held.counts)
 
-    def score(self, model: nn.Module, rows: Rows) -> dict[str, float]:
+    def score(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
         """In order, the text is read as one row; also how many tokens were predicted, and with how large a
         memory."""
         if not self.continues:
-            return super().score(model, rows)
+            return super().score(model, rows, workers)
         held = self.held_out(rows, side_by_side=1)
         tokens = sum(self.weight(batch) for _, batch in held.batches.epoch(0))
         memory = getattr(getattr(model, "decoder", None), "memory", None)
         sizes = {"memory_length": 0} if memory is None else memory.sizes
-        return {**self.measure(model, held), "tokens": tokens, **sizes}
+        return {**self.measure(model, held, workers), "tokens": tokens, **sizes}
 
     def count(self, rows: Sequence[Row]) -> dict[str, float]:
         """Words and bytes of the text; nothing where the tokenizer loses part of it."""

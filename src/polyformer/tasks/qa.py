@@ -29,7 +29,7 @@ from polyformer.data.answers import (
 from polyformer.data.batching import Batch, Row
 from polyformer.data.squad import exact_match, f1
 from polyformer.heads import HeadConfig, SpanConfig
-from polyformer.tasks.base import Rows
+from polyformer.tasks.base import ALONE, Rows, Workers
 from polyformer.tasks.metrics import stacked
 from polyformer.tasks.text import EncoderTask, TextTaskConfig, with_tables
 from polyformer.training.config import at_least
@@ -142,10 +142,15 @@ class Answering(EncoderTask):
         nats, ends, correct, count = totals
         return {"loss": nats / max(ends, 1), "accuracy": correct / max(count, 1)}
 
-    def finish(self, model: nn.Module, rows: Rows) -> dict[str, float]:
+    def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
         """exact_match and f1, means over the questions."""
         questions = list(rows)
-        pairs = [*zip(self.answer(model, questions), (row["answers"]["text"] for row in questions))]
+        pairs = [
+            *zip(
+                workers.each(partial(self.answer, model), questions),
+                (row["answers"]["text"] for row in questions),
+            )
+        ]
         scores = {"exact_match": exact_match, "f1": f1}
         return {
             name: 100 * float(np.mean([score(answer, truths) for answer, truths in pairs]))

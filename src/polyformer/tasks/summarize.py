@@ -17,7 +17,7 @@ from polyformer.data.batching import Row
 from polyformer.data.rouge import rouge, scorer
 from polyformer.data.summaries import lead
 from polyformer.model import Transformer
-from polyformer.tasks.base import Rows
+from polyformer.tasks.base import ALONE, Rows, Workers
 from polyformer.tasks.writing import Writing, WritingConfig
 from polyformer.training.config import at_least
 
@@ -82,11 +82,11 @@ class Summarization(Writing):
                 self.notes.append(f"{cut} of {len(rows)} {name} are cut to {limit} tokens")
         return prepared
 
-    def finish(self, model: nn.Module, rows: Rows) -> dict[str, float]:
+    def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
         """ROUGE of the summaries of `rows`, and of the first three sentences of each source."""
         assert isinstance(model, Transformer)
         pairs = list(rows)
         targets = [pair["target"] for pair in pairs]
-        scores = rouge(self.translate(model, [pair["source"] for pair in pairs]), targets)
+        scores = rouge(self.translated(model, [pair["source"] for pair in pairs], workers), targets)
         first = rouge([lead(pair["source"]) for pair in pairs], targets)
         return {**scores, **{f"lead3_{name}": value for name, value in first.items()}}

@@ -31,7 +31,7 @@ from polyformer.data.spans import corrupt_spans, corrupted_lengths, span_counts,
 from polyformer.generation import BeamConfig
 from polyformer.heads import HeadConfig, LanguageModelConfig
 from polyformer.model import Transformer
-from polyformer.tasks.base import HeldOut, Rows
+from polyformer.tasks.base import ALONE, HeldOut, Rows, Workers
 from polyformer.tasks.metrics import exp, loss_total
 from polyformer.tasks.writing import Writing, WritingConfig
 from polyformer.training.config import at_least
@@ -269,14 +269,14 @@ class TextToText(Writing):
         each = {f"{name}_loss": part / count for name, part, count in zip(self.names, nats, labels) if count}
         return {"loss": loss, "perplexity": exp(loss), **each}
 
-    def finish(self, model: nn.Module, rows: Rows) -> dict[str, float]:
+    def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
         """What is written for the sources of each part, measured as its form says."""
         assert isinstance(model, Transformer)
         scores: dict[str, float] = {}
         for name, part in self.grouped(rows).items():
             form = self.config.parts[name].form
             if part and form != "spans":
-                texts = self.translate(model, [row["source"] for row in part])
+                texts = self.translated(model, [row["source"] for row in part], workers)
                 values = measured(form, texts, [row["target"] for row in part])
                 scores |= {f"{name}_{metric}": value for metric, value in values.items()}
         return scores

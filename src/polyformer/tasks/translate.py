@@ -14,7 +14,7 @@ from polyformer.core.errors import quote
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Row
 from polyformer.model import Transformer
-from polyformer.tasks.base import Rows
+from polyformer.tasks.base import ALONE, Rows, Workers
 from polyformer.tasks.text import too_long
 from polyformer.tasks.writing import Writing, WritingConfig
 
@@ -62,11 +62,11 @@ class Translation(Writing):
             raise too_long(name, lengths[longest], limit, "drop")
         return [row for row, length in zip(prepared, lengths) if length <= limit]
 
-    def finish(self, model: nn.Module, rows: Rows) -> dict[str, float]:
+    def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
         """bleu of the translations of `rows`."""
         import sacrebleu
 
         assert isinstance(model, Transformer)
         pairs = list(rows)
-        translations = self.translate(model, [pair["source"] for pair in pairs])
+        translations = self.translated(model, [pair["source"] for pair in pairs], workers)
         return {"bleu": sacrebleu.corpus_bleu(translations, [[pair["target"] for pair in pairs]]).score}

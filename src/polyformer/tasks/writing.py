@@ -7,6 +7,7 @@ tokenizer has none (T5). Batches hold pairs of similar length, by token count.
 import abc
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from polyformer.architecture import ModelConfig
@@ -15,6 +16,7 @@ from polyformer.data.batching import Row
 from polyformer.generation import BeamConfig, GenerationConfig
 from polyformer.heads import HeadConfig, LanguageModelConfig
 from polyformer.model import Transformer
+from polyformer.tasks.base import Workers
 from polyformer.tasks.text import TextTask, TextTaskConfig, required, starting_from_pad
 
 
@@ -62,6 +64,10 @@ class Writing(TextTask):
         sources = self.encode_sources([row["source"] for row in rows])
         targets = self.encode_targets([row["target"] for row in rows])
         return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets)]
+
+    def translated(self, model: Transformer, texts: Sequence[str], workers: Workers) -> list[str]:
+        """`translate` of all texts, each process a share of them."""
+        return workers.each(partial(self.translate, model), texts)
 
     def translate(
         self, model: Transformer, texts: Sequence[str], beam: BeamConfig | None = None

@@ -1,0 +1,70 @@
+"""`polyformer evaluate` under torchrun: the same numbers as of one process, said once."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkpoints import byte_files, save
+from polyformer.cli import main
+from polyformer.commands.evaluate import Options, measure_checkpoint, measure_run
+from polyformer.commands.evaluate_processes import workers
+
+WORDS = "".join(f"{i} small words and {i % 7} more of them stand here\n" for i in range(40))
+PAIRS = "source\ttarget\n" + "".join(f"word {i}\tWort {i}\n" for i in range(7))
+
+
+def measure(run: str, data: str) -> Options:
+    """What is asked of each: several batches, of unequal sizes."""
+    return Options(run=run, data=data, device="cpu", **({"length": 16} if run.endswith("gpt2") else {}))
+
+
+def test_the_same_numbers_said_once(
+    train_tiny: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gpt2").mkdir()
+    save(tmp_path / "gpt2", "gpt2", byte_files(tmp_path / "gpt2", "gpt2"))
+    (tmp_path / "words.txt").write_text(WORDS * 30)
+    (tmp_path / "pairs.tsv").write_text(PAIRS)
+    (tmp_path / "films.csv").write_text("text,label\n" + "good film,pos\na bad film,pos\nbad,neg\n" * 5)
+    lm, films, pairs = train_tiny("lm"), train_tiny("classify"), train_tiny("translate")
+    cases = [
+        *(tmp_path / "gpt2", tmp_path / "words.txt", lm, tmp_path / "words.txt"),
+        *(films, tmp_path / "films.csv", pairs, tmp_path / "pairs.tsv"),
+    ]
+    capsys.readouterr()
+    for run, data in zip(cases[::2], cases[1::2]):
+        length = ["--length", "16"] if run.name == "gpt2" else []
+        assert main(["evaluate", str(run), "--data", str(data), "--device", "cpu", *length]) == 0
+    expected = capsys.readouterr().out
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = subprocess.run(
+        [sys.executable, *torchrun, __file__, *map(str, cases)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout == expected
+    assert expected.count("bleu") == expected.count("accuracy") == 1
+
+
+def test_a_datastore_is_searched_by_one_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["evaluate", "run", "--datastore", "store", "--data", "text.txt"]) == 2
+    assert "--datastore: measured by one process; run it without torchrun" in capsys.readouterr().err
+
+
+if __name__ == "__main__":
+    with workers("cpu") as shared:
+        assert shared.world == 2
+        for name, path in zip(sys.argv[1::2], sys.argv[2::2]):
+            options = measure(name, path)
+            if not measure_checkpoint(options, shared):
+                measure_run(options, shared)
