@@ -247,3 +247,17 @@ def test_what_has_no_soft_labels_is_refused(teachers: dict[str, Path]):
     with pytest.raises(InputError, match="with the head 'embed' is not learnt from a teacher"):
         Distilling(fitting.task, _none(), 0, Transformer(embed), fitting.teacher, fitting.config)
     assert Fitting is Distilling.__bases__[0]
+
+
+def test_a_fresh_student_has_weights_of_its_own_and_any_size(teachers: dict[str, Path], tmp_path: Path):
+    options = {"preset": "encoder-tiny", "hidden_size": 12, "num_hidden_layers": 1, "dropout": 0.0}
+    lesson = {"teacher": str(teachers["classify"]), "fresh": True, "cosine": 0.0}
+    data = recipe(tmp_path, "classify").to_dict() | {"model": options, "distillation": lesson}
+    data["optimizer"] = {"kind": "adamw", "lr": 1e-12}
+    student = fit(Recipe.from_dict(data), tmp_path / "taught").model
+    alone = fit(Recipe.from_dict(data | {"distillation": None}), tmp_path / "alone").model
+    for name, tensor in alone.state_dict().items():
+        torch.testing.assert_close(student.state_dict()[name], tensor, rtol=0, atol=1e-9)
+    data["distillation"] = lesson | {"cosine": 1.0}
+    with pytest.raises(InputError, match="hidden states"):
+        fit(Recipe.from_dict(data), tmp_path / "wide")

@@ -34,6 +34,7 @@ EXAMPLES = """examples:
   polyformer reproduce linformer-quality --data DIR   # perplexity against k, sharing and n
   polyformer reproduce downstream --sst2 DIR --imdb DIR   # SST-2 and IMDB with each kind of attention
   polyformer reproduce electra --data DIR --sst2 DIR  # beside masked language modelling at equal compute
+  polyformer reproduce distillation --sst2 DIR        # a teacher's soft targets in place of most data
   polyformer reproduce knn-lm --model DIR --data DIR      # neighbours lower the perplexity of a model
   polyformer reproduce calm --model DIR --data DIR        # exits by confidence beside a fixed smaller depth
   polyformer reproduce depth-adaptive --data DIR      # BLEU with a fraction of the decoder's layers

@@ -7,7 +7,8 @@ their last hidden states at the same real tokens, each term a mean over its item
 square keeps the first term's gradient as large as it is at T = 1 (Hinton et al. 2015, section 2). Nothing
 flows into the teacher. Sanh et al. 2019, section 3, whose released training has the default weights.
 
-The student has the teacher's widths and fewer layers, and begins with the weights of some of the teacher's.
+The student has the teacher's widths and fewer layers, and begins with the weights of some of the teacher's;
+or it has weights of its own (`fresh`), as in Hinton et al. 2015.
 """
 
 import dataclasses
@@ -28,6 +29,8 @@ class DistillationConfig(Config):
     soft: float = 5.0  # weight of the teacher's predictions
     hard: float = 2.0  # of the labels
     cosine: float = 1.0  # of the angle between the last hidden states
+    # Weights of its own in place of some of the teacher's; where `cosine` is 0 the student may have any size.
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

@@ -203,12 +203,13 @@ def _first_weights(
 
 
 def _fitting(recipe: Recipe, task: Task, splits: Splits, model: Transformer) -> Fitting:
-    """The task and its data; under a teacher, whose layers `model` then takes."""
+    """The task and its data; under a teacher, whose layers `model` takes unless it is to have its own."""
     lesson = recipe.distillation
     if lesson is None:
         return Fitting(task, splits, recipe.seed)
     teacher = Run.open(lesson.teacher).result("cpu")
-    take_layers(model, teacher)
+    if not lesson.fresh:
+        take_layers(model, teacher)
     return Distilling(task, splits, recipe.seed, model, teacher, lesson)
 
 
