@@ -8,6 +8,7 @@ calibrate),
 """
 
 COMMANDS = (
+    "data",
     "record",
     "train",
     "distill",

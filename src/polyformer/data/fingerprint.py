@@ -28,7 +28,7 @@ def fingerprint(config: DataConfig, needs: Sequence[str]) -> Fingerprint:
     """
     sources = {"path": config.path, "validation": config.validation, "test": config.test}
     files_of = {role: source_files(source) for role, source in sources.items() if source is not None}
-    prints = {role: [_of_file(file) for file in files] for role, files in files_of.items()}
+    prints = {role: [of_file(file) for file in files] for role, files in files_of.items()}
     return {"path": [_of_default()], **prints} if config.path is None and IMAGE not in needs else prints
 
 
@@ -47,7 +47,8 @@ def data_changes(before: Fingerprint, now: Fingerprint) -> list[str]:
     return changes
 
 
-def _of_file(path: Path) -> dict[str, Any]:
+def of_file(path: Path) -> dict[str, Any]:
+    """The name, size and digest of a file: see the module."""
     digest, size = hashlib.sha256(), path.stat().st_size
     with path.open("rb") as file:
         if size <= WHOLE:

@@ -1,6 +1,7 @@
 """Which rows are held out: evenly spread, which needs neither chance nor memory, or whole groups of them."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Row = dict[str, Any]
@@ -24,14 +25,26 @@ def parted(
 
 def part(rows: Iterable[Row], fraction: float, held: bool) -> Iterator[Row]:
     """The rows held out, or the others: `fraction` of the rows, of plain texts of their characters."""
-    due = 0.0
+    due = Due(fraction)
     for row in rows:
         size = len(row["text"]) if row.keys() == {"text"} else 1
-        due += fraction * size
-        chosen = due >= size / 2
-        due -= size * chosen
-        if chosen == held:
+        if due.holds(size) == held:
             yield row
+
+
+@dataclass
+class Due:
+    """Which of a sequence of things are held out: evenly spread, `fraction` of their sizes together."""
+
+    fraction: float
+    due: float = 0.0  # how much should be held out beyond what is
+
+    def holds(self, size: float) -> bool:
+        """Whether the next one, of that size, is held out."""
+        self.due += self.fraction * size
+        chosen = self.due >= size / 2
+        self.due -= size * chosen
+        return chosen
 
 
 def _parted_groups(rows: list[Row], fraction: float, column: str) -> tuple[list[Row], list[Row]]:

@@ -28,7 +28,7 @@ from polyformer.data.library_text import LIBRARY, library_documents, library_fil
 from polyformer.data.minari_source import is_minari, minari_files, read_minari
 from polyformer.data.remote import Remote, is_remote, remote_files
 
-_HUB = "hub:"
+HUB = "hub:"
 _PAIR = re.compile(r"(.*)\{([^{},]*),([^{},]*)\}(.*)")
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
@@ -45,7 +45,7 @@ def open_source(
         return ({"text": text} for text in default_documents())
     if path == LIBRARY:
         return ({"text": text} for text in library_documents())
-    if path.startswith(_HUB):
+    if path.startswith(HUB):
         return _hub_rows(path, split)
     if is_minari(path):
         return read_minari(path)
@@ -69,7 +69,7 @@ def is_parallel(path: str) -> bool:
 
 def source_files(path: str) -> list[Path]:
     """The files that the source `path` names, in order; none where there are none, which its reader says."""
-    if path.startswith(_HUB) or is_remote(path):
+    if path.startswith(HUB) or is_remote(path):
         return []
     if path == LIBRARY:
         return library_files()
@@ -86,7 +86,7 @@ def source_files(path: str) -> list[Path]:
 
 def has_validation(path: str | None) -> bool:
     """Whether the source is a data set with a validation split of its own."""
-    if path is not None and path.startswith(_HUB):
+    if path is not None and path.startswith(HUB):
         return bool(_chosen(_hub_splits(path), "validation"))
     if path is not None and Path(path).is_dir() and not is_minari(path):
         return bool(_chosen(_directory_splits(Path(path)), "validation"))
@@ -96,7 +96,7 @@ def has_validation(path: str | None) -> bool:
 def _existing(name: str) -> Path:
     if not Path(name).is_file():
         hint = (
-            f"; a data set of the hub is written {_HUB}{name}"
+            f"; a data set of the hub is written {HUB}{name}"
             if re.fullmatch(r"[\w.-]+/[\w.-]+", name)
             else ""
         )
@@ -183,7 +183,7 @@ def _saved_rows(folder: Path) -> Iterator[Row]:
 def _hub_splits(path: str) -> list[str]:
     import datasets
 
-    name, _, part = path.removeprefix(_HUB).partition(":")
+    name, _, part = path.removeprefix(HUB).partition(":")
     try:
         return list(datasets.get_dataset_split_names(name, part or None))
     except Exception as error:
@@ -193,7 +193,7 @@ def _hub_splits(path: str) -> list[str]:
 def _hub_rows(path: str, split: str) -> Iterator[Row]:
     import datasets
 
-    name, _, part = path.removeprefix(_HUB).partition(":")
+    name, _, part = path.removeprefix(HUB).partition(":")
     chosen = _split(path, _hub_splits(path), split)
     try:
         rows = datasets.load_dataset(name, part or None, split=chosen, streaming=True)

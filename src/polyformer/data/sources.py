@@ -235,8 +235,17 @@ def _stream(
 
 
 def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:
-    """The rows of a source, each checked and cut down to what is needed."""
-    number = 0
+    """The rows of a source, of which there must be some."""
+    rows = checked_rows(config, needs, path, split)
+    first = next(rows, None)
+    if first is None:
+        raise InputError(f"{source_name(path)}: empty: there is nothing to read in it")
+    yield first
+    yield from rows
+
+
+def checked_rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:
+    """The rows of a source, maybe none, each checked and cut down to what is needed."""
     for number, row in enumerate(_source(config, needs, path, split), 1):
         chosen = {}
         for role in needs:
@@ -249,8 +258,6 @@ def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str
                 where = f"{source_name(path)}, row {number}: column {quote(column)}"
                 raise InputError(f"{where} holds {quote(value)}, expected {expected}")
         yield chosen
-    if not number:
-        raise InputError(f"{source_name(path)}: empty: there is nothing to read in it")
 
 
 def _source(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:

@@ -1,0 +1,248 @@
+"""Documents to shards of token ids, by several threads; stopped at any moment, it goes on after a shard.
+
+`tokenizers` encodes outside of Python's lock, so that threads are as fast as processes (two threads twice as
+fast as one), share all memory, and end with the process, however that ends. Each has a tokenizer of its own:
+those of one would wait for each other's cache of words.
+"""
+
+import dataclasses
+import os
+import threading
+import time
+import unicodedata
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from polyformer.core.errors import InputError, quote
+from polyformer.core.files import remove_partials
+from polyformer.data.prepared.manifest import (
+    SPLITS,
+    TOKENIZER,
+    Manifest,
+    Place,
+    Settings,
+    Source,
+    is_prepared,
+)
+from polyformer.data.prepared.reading import Block, blocks, sources_of
+from polyformer.data.prepared.shards import ENDS, TOKENS, ShardWriter, check_sizes
+from polyformer.data.tokenizer import Tokenizer
+from polyformer.data.tokenizer_loading import load_tokenizer
+
+BLOCK = 2**19
+"""Characters that a thread encodes at a time, if a shard has no fewer tokens."""
+
+SECONDS = 5.0
+"""Between two reports."""
+
+
+class Progress(NamedTuple):
+    """How far it is: tokens and documents in the folder, tokens of this run and its seconds, the sources that
+    are read of how many."""
+
+    tokens: int
+    documents: int
+    new: int
+    seconds: float
+    source: int
+    sources: int
+
+
+class Encoded(NamedTuple):
+    """Documents of one split: ids end to end, the length of each, what is counted of their text."""
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    bytes: int
+    words: int
+    lossless: bool
+
+
+def prepare(
+    names: Sequence[str],
+    settings: Settings,
+    folder: Path,
+    workers: int,
+    report: Callable[[Progress], None],
+) -> Manifest:
+    """Prepare the text of the sources `names` in `folder`, where the tokenizer lies already; or what is left
+    to do of it. The folder is the same for any number of `workers`.
+
+    Raises `InputError` where the folder holds other text, and where the sources hold none.
+    """
+    if workers < 1:
+        raise InputError(f"workers: expected 1 or more, got {workers}")
+    tokenizer = load_tokenizer(folder / TOKENIZER)
+    sources = sources_of(names)
+    manifest = _begun(folder, tokenizer, settings, tuple(source for _, source in sources))
+    if manifest.place is None:
+        return manifest
+    _remove_unknown(folder, manifest)
+    return _Preparing(folder, manifest, report).run([name for name, _ in sources], workers)
+
+
+def _begun(folder: Path, tokenizer: Tokenizer, settings: Settings, sources: tuple[Source, ...]) -> Manifest:
+    """The manifest of the folder, with the sources that are to be read; a new one where there is none."""
+    size = 1 + max(tokenizer.backend.get_vocab(with_added_tokens=True).values())
+    if not is_prepared(folder):
+        manifest = Manifest(settings=settings, vocab_size=size, sources=sources)
+        manifest.write(folder)
+        return manifest
+    manifest = Manifest.read(folder)
+    way = "repeat the command that began it, or name another folder"
+    for name, before in manifest.settings.to_dict().items():
+        now = getattr(settings, name)
+        if before != now:
+            raise InputError(f"{folder}: {name} is {quote(before)} there, got {quote(now)}; {way}")
+    place = manifest.place or Place(source=max(len(sources), len(manifest.sources)))
+    done = place.source + (place.row > 0)
+    for before, now in zip(manifest.sources[:done], sources):
+        if (before.bytes, before.sha256) != (now.bytes, now.sha256):
+            raise InputError(f"{folder}: holds text of {before.name}, which is no longer what it was; {way}")
+    if len(sources) < min(done, len(manifest.sources)) or (
+        manifest.place is None and len(sources) > len(manifest.sources)
+    ):
+        raise InputError(f"{folder}: made of {len(manifest.sources)} sources, got {len(sources)}; {way}")
+    check_sizes(folder, manifest)
+    return dataclasses.replace(manifest, sources=sources)
+
+
+def _remove_unknown(folder: Path, manifest: Manifest) -> None:
+    """Remove what a process left that was killed: files half written, shards not in the manifest."""
+    remove_partials(folder)
+    known = {f"{shard.name}.{suffix}" for shard in manifest.shards for suffix in (TOKENS, ENDS)}
+    for split in SPLITS:
+        for file in folder.glob(f"{split}-*.*"):
+            if file.name not in known:
+                file.unlink()
+
+
+class _Preparing:
+    """What is written while it goes on."""
+
+    def __init__(self, folder: Path, manifest: Manifest, report: Callable[[Progress], None]):
+        self.folder, self.manifest, self.report = folder, manifest, report
+        self.tokens = sum(shard.tokens for shard in manifest.shards)
+        self.began = self.said = time.monotonic()
+        self.new = 0
+        self.writers: dict[str, ShardWriter] = {}
+
+    def run(self, sources: Sequence[str], workers: int) -> Manifest:
+        """All that is left."""
+        settings, dtype = self.manifest.settings, self.manifest.dtype
+        assert self.manifest.place is not None
+        place, own = self.manifest.place, threading.local()
+
+        def encode(block: Block) -> tuple[Block, dict[str, Encoded]]:
+            if not hasattr(own, "tokenizer"):
+                own.tokenizer = load_tokenizer(self.folder / TOKENIZER)
+            return block, encoded(own.tokenizer, block, dtype)
+
+        self._open()
+        try:
+            with ThreadPoolExecutor(workers) as pool, _one_thread_each():
+                waiting: deque[Future[tuple[Block, dict[str, Encoded]]]] = deque()
+                for block in blocks(sources, settings, place, min(BLOCK, settings.shard_tokens)):
+                    waiting.append(pool.submit(encode, block))
+                    if len(waiting) > workers + 1:
+                        place = self._take(waiting.popleft(), len(sources))
+                while waiting:
+                    place = self._take(waiting.popleft(), len(sources))
+            if not place.documents:
+                raise InputError(
+                    f"{sources[0] if len(sources) == 1 else f'all {len(sources)} sources'}: empty"
+                )
+            self._commit(None)
+        finally:
+            for writer in self.writers.values():
+                writer.abandon()
+        return self.manifest
+
+    def _open(self) -> None:
+        number = 1 + max((shard.number for shard in self.manifest.shards), default=-1)
+        self.writers = {
+            split: ShardWriter(self.folder, split, number, self.manifest.dtype) for split in SPLITS
+        }
+
+    def _take(self, encoding: "Future[tuple[Block, dict[str, Encoded]]]", sources: int) -> Place:
+        """Write what was encoded; the place behind it."""
+        block, parts = encoding.result()
+        for split, part in parts.items():
+            writer = self.writers[split]
+            writer.add(part.ids, part.lengths)
+            writer.bytes += part.bytes
+            writer.words += part.words
+            writer.lossless &= part.lossless
+            self.new += len(part.ids)
+        if self.writers["train"].tokens >= self.manifest.settings.shard_tokens:
+            self._commit(block.after)
+            self._open()
+        if time.monotonic() > self.said + SECONDS:
+            self.said = time.monotonic()
+            where = min(block.after.source + 1, sources), sources
+            self.report(
+                Progress(
+                    self.tokens + self.new, block.after.documents, self.new, self.said - self.began, *where
+                )
+            )
+        return block.after
+
+    def _commit(self, place: Place | None) -> None:
+        """Finish the shards, and say in the manifest that they are there."""
+        shards = []
+        for writer in self.writers.values():
+            if writer.documents:
+                shards.append(writer.close())
+            else:
+                writer.abandon()
+        self.writers = {}
+        self.manifest = dataclasses.replace(
+            self.manifest, shards=(*self.manifest.shards, *shards), place=place
+        )
+        self.manifest.write(self.folder)
+
+
+def encoded(tokenizer: Tokenizer, block: Block, dtype: np.dtype) -> dict[str, Encoded]:
+    """The token ids of a block, by split."""
+    parts = {}
+    for split in SPLITS:
+        texts = [text for text, held in zip(block.texts, block.held) if held == (split == "validation")]
+        if texts:
+            ids = tokenizer.encode_batch(texts)
+            lengths = np.array([len(document) for document in ids], np.int64)
+            joined = np.concatenate([np.array(document, dtype) for document in ids])
+            counts = _counted(tokenizer, texts, ids) if split == "validation" else (_bytes(texts), 0, True)
+            parts[split] = Encoded(joined, lengths, *counts)
+    return parts
+
+
+def _counted(tokenizer: Tokenizer, texts: list[str], ids: list[list[int]]) -> tuple[int, int, bool]:
+    """Bytes, words and whether nothing is lost, as the language model task counts them."""
+    composed = [unicodedata.normalize("NFC", text) for text in texts]
+    decoded = (unicodedata.normalize("NFC", tokenizer.decode(document)) for document in ids)
+    words = sum(len(text.split()) + text.count("\n") for text in composed)
+    return _bytes(composed), words, all(text == other for text, other in zip(composed, decoded))
+
+
+def _bytes(texts: list[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """`tokenizers` would spread each batch over threads of its own."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before

@@ -1,0 +1,113 @@
+"""What is read to be prepared: documents of many sources, which of them are held out, and blocks of them.
+
+Where a block ends is decided by the texts alone, and a block can be read again from the place where the one
+before it ended. So what is prepared depends neither on the number of workers nor on where one was stopped.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyformer.data.fingerprint import of_file
+from polyformer.data.formats import PIECE
+from polyformer.data.held_out import Due
+from polyformer.data.library_text import LIBRARY
+from polyformer.data.origins import HUB, matching, source_files
+from polyformer.data.prepared.manifest import Place, Settings, Source
+from polyformer.data.remote import Remote
+from polyformer.data.sources import DataConfig, checked_rows
+
+
+@dataclass(frozen=True)
+class Block:
+    """Documents that are encoded together, which of them are held out, and the place behind them."""
+
+    texts: list[str]
+    held: list[bool]
+    after: Place
+
+
+def sources_of(names: Sequence[str]) -> list[tuple[str, Source]]:
+    """Every file that the names and patterns name, in their order, to be read by its name; a directory or a
+    data set of the hub is a source itself. `InputError` where there is none."""
+    sources = []
+    for name in names:
+        if name.startswith(HUB):
+            sources.append((name, Source(name=name)))
+        elif name == LIBRARY or Path(name).is_dir():
+            sources.append((name, _directory(name)))
+        else:
+            sources += [(str(file), _file(file)) for file in matching(name)]
+    return sources
+
+
+def _file(file: Path | Remote) -> Source:
+    if isinstance(file, Remote):
+        return Source(
+            name=str(file), bytes=file.bytes, sha256=hashlib.sha256(file.version.encode()).hexdigest()
+        )
+    known = of_file(file)
+    return Source(name=str(file), bytes=known["bytes"], sha256=known["sha256"])
+
+
+def _directory(name: str) -> Source:
+    files = [_file(file) for file in source_files(name)]
+    digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
+    return Source(name=name, bytes=sum(file.bytes for file in files), sha256=digest)
+
+
+def blocks(sources: Sequence[str], settings: Settings, start: Place, size: int) -> Iterator[Block]:
+    """Blocks of about `size` characters from `start` to the end."""
+    share = settings.validation if settings.validation < 1 else 0.0
+    first = int(settings.validation) if settings.validation >= 1 else 0
+    due, documents = Due(share, start.due), start.documents
+    texts: list[str] = []
+    held: list[bool] = []
+    characters = 0
+    for number in range(start.source, len(sources)):
+        begin = start.row if number == start.source else 0
+        for row, text in enumerate(
+            itertools.islice(texts_of(sources[number], settings), begin, None), begin + 1
+        ):
+            for piece in pieces(text):
+                texts.append(piece)
+                held.append(documents < first or due.holds(len(piece)))
+                documents += 1
+                characters += len(piece)
+            if characters >= size:
+                yield Block(texts, held, Place(source=number, row=row, due=due.due, documents=documents))
+                texts, held, characters = [], [], 0
+    yield Block(texts, held, Place(source=len(sources), due=due.due, documents=documents))
+
+
+def texts_of(source: str, settings: Settings) -> Iterator[str]:
+    """The texts of a source, maybe none."""
+    columns = {} if settings.column == "text" else {"text": settings.column}
+    config = DataConfig(path=source, format=settings.format, columns=columns, streaming=True)  # type: ignore[arg-type]
+    return (row["text"] for row in checked_rows(config, ("text",), source, "train"))
+
+
+def pieces(text: str) -> Iterator[str]:
+    """`text`, or where it is longer than `PIECE` characters parts of it, cut behind a line, else a word: to
+    encode a text takes some hundred times its size of memory."""
+    start = 0
+    while len(text) - start > PIECE:
+        limit = start + PIECE
+        cut = text.rfind("\n", start, limit) + 1 or text.rfind(" ", start, limit) + 1 or limit
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+def sample(names: Sequence[str], settings: Settings, characters: int) -> Iterator[str]:
+    """Texts to train a tokenizer on: the beginning of each source, about `characters` together."""
+    sources = [name for name, _ in sources_of(names)]
+    for source in sources:
+        room = characters // len(sources)
+        for piece in (piece for text in texts_of(source, settings) for piece in pieces(text)):
+            yield piece
+            room -= len(piece)
+            if room <= 0:
+                break
