@@ -39,6 +39,11 @@ class Mesh:
         return self.rank("data") * self.size("shard") + self.rank("shard")
 
     @property
+    def readers(self) -> list[int]:
+        """The ranks of those that read batches, one of each group, by their `data_rank`."""
+        return self.device_mesh.mesh[0, :, :, 0, 0].flatten().tolist()
+
+    @property
     def sharding(self) -> "DeviceMesh":
         """What weights are divided over, [shard], with whole copies along its first dimension where there
         are several: [data, shard]."""

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,7 @@ from polyformer.data.windows import Windows
 from polyformer.model import Transformer
 from polyformer.training import share
 from polyformer.training.config import at_least
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+from polyformer.training.task import Evaluators
 
 Rows = Iterable[Any]
 """Rows of data: dicts of the columns in `needs`, as `polyformer.data.load` gives them."""
@@ -86,7 +84,7 @@ class Workers:
     gather: Callable[[list[Any]], list[Any]] = lambda values: values
 
     @classmethod
-    def of(cls, accelerator: "Accelerator") -> "Workers":
+    def of(cls, accelerator: Evaluators) -> "Workers":
         """The processes of `accelerator`."""
         if accelerator.num_processes == 1:
             return cls()

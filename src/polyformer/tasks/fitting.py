@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -12,9 +12,7 @@ from polyformer.data import Splits, Stream
 from polyformer.data.batching import Batch
 from polyformer.tasks.base import Task, Workers
 from polyformer.training import share, share_rows
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+from polyformer.training.task import Evaluators
 
 
 class Fitting:
@@ -66,7 +64,7 @@ class Fitting:
         """The training loss after the state of the batch before, and the next state."""
         return self.task.loss_after(model, batch, state)
 
-    def evaluate(self, model: nn.Module, accelerator: "Accelerator") -> dict[str, float]:
+    def evaluate(self, model: nn.Module, accelerator: Evaluators) -> dict[str, float]:
         """The metrics of validation data; none without them."""
         if self.valid is None:
             return {}

@@ -22,7 +22,9 @@ class Carrying:
         self.task: ContinuedTask | None = task if goes_on else None  # type: ignore[assignment]
         self.engine = engine
         if getattr(task, "continues", False):
-            next(task.batches(0, 0, engine.rank, engine.world), None)  # refuses rows that cannot be shared
+            next(
+                task.batches(0, 0, engine.data_rank, engine.data_world), None
+            )  # refuses rows that cannot be shared
         state: State | None = (saved or {}).get("carried")
         self.state = None if state is None else state.map(self._own)
 
@@ -38,4 +40,4 @@ class Carrying:
         return None if self.state is None else self.state.map(self.engine.gather)
 
     def _own(self, rows: Tensor) -> Tensor:
-        return share_rows(rows, self.engine.rank, self.engine.world).to(self.engine.device)
+        return share_rows(rows, self.engine.data_rank, self.engine.data_world).to(self.engine.device)

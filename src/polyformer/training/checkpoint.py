@@ -7,8 +7,9 @@ OUT/checkpoints/step-00000100/model.safetensors       weights and buffers, under
                                                         the choices of tuning it computed with
 """
 
+import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from polyformer.core.files import (
     remove_partials,
     save_tensors,
     tied_names,
+    writing,
 )
 from polyformer.core.state import State
 from polyformer.core.state_files import state_of, state_tensors
 from polyformer.ops.tuning import recorded
+from polyformer.training.averaging import average_weights
 from polyformer.training.environment import versions
 from polyformer.training.optimizer_state import optimizer_state, set_optimizer_state
 from polyformer.training.state import (
@@ -37,12 +40,29 @@ from polyformer.training.state import (
     FormatError,
     Progress,
     file_digest,
+    has_parts,
     read_state,
     step_of,
     write_state,
 )
 
 CHECKPOINTS = "checkpoints"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensors:
+    """What a checkpoint holds of model and optimizer."""
+
+    weights: dict[str, torch.Tensor]  # and buffers, by their names in the model; tied ones are one object
+    optimizer: dict[str, torch.Tensor]  # by NAME/KEY
+    kind: dict[str, Any]  # the optimizer's class, and its state that is no tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer) -> "Tensors":
+        """Those of a model and its optimizer, as they lie in memory."""
+        memory, scalars = optimizer_state(model, optimizer)
+        kind = {"kind": type(optimizer).__name__, "scalars": scalars}
+        return cls(model.state_dict(keep_vars=True), memory, kind)
 
 
 class Checkpoints:
@@ -89,16 +109,53 @@ class Checkpoints:
         machine: dict[str, Any],
         carried: State | None = None,
     ) -> None:
-        """Write the checkpoint of `progress.step`, then remove those that are not to be kept."""
-        tensors, scalars = optimizer_state(model, optimizer)
-        kind = {"kind": type(optimizer).__name__, "scalars": scalars}
+        """Write the checkpoint of `progress.step`, then remove those that are not to be kept.
+
+        Of a divided model every process calls it and writes its parts. The first makes the folder and, when
+        all have written, the state, and gives it its name: whole or absent as ever.
+        """
+        tensors = Tensors.of(model, optimizer)
+        if _is_divided(model):
+            from polyformer.parallel.checkpoint import raise_together
+
+            complaint = None
+            try:
+                self._write_parts(progress, tensors, machine, carried)
+            except InputError as error:
+                complaint = str(error)
+            raise_together(complaint)
+            return
         with atomic_directory(self.path(progress.step)) as folder:
-            save_tensors(folder / MODEL, model.state_dict())
-            save_tensors(folder / OPTIMIZER, tensors)
+            save_tensors(folder / MODEL, tensors.weights)
+            save_tensors(folder / OPTIMIZER, tensors.optimizer)
             if carried is not None:
                 save_tensors(folder / MEMORY, state_tensors(carried))
-            write_state(folder, progress, kind, versions(), machine, recorded())
+            write_state(folder, progress, tensors.kind, versions(), machine, recorded())
         self.prune(progress.best_step)
+
+    def _write_parts(
+        self, progress: Progress, tensors: Tensors, machine: dict[str, Any], carried: State | None
+    ) -> None:
+        from polyformer.parallel.checkpoint import raise_together, shown_to_all
+        from polyformer.training.divided_files import write_divided
+
+        first, path, complaint = torch.distributed.get_rank() == 0, self.path(progress.step), None
+        with ExitStack() as opened:
+            folder = None
+            try:
+                folder = opened.enter_context(atomic_directory(path)) if first else None
+            except InputError as error:
+                complaint = str(error)
+            raise_together(complaint)
+            folder = shown_to_all(folder)
+            with writing(path):
+                digests = write_divided(folder, tensors.weights, tensors.optimizer)
+            if first:
+                if carried is not None:
+                    save_tensors(folder / MEMORY, state_tensors(carried))
+                write_state(folder, progress, tensors.kind, versions(), machine, recorded(), digests)
+        if first:
+            self.prune(progress.best_step)
 
     def prune(self, best_step: int | None) -> None:
         """Remove all but the regular ones to keep and the best, and what killed writers left."""
@@ -123,16 +180,53 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     """
     state = checked_state(path)
     load_model(path, model)
-    tensors = _read_tensors(path, OPTIMIZER)
-    set_optimizer_state(path / OPTIMIZER, model, optimizer, tensors, state["optimizer"])
+    if by_parts(path, model):
+        from polyformer.training.divided_files import read_optimizer
+
+        with _damage(path):
+            read_optimizer(path, state, model, optimizer)
+    else:
+        tensors = _read_tensors(path, OPTIMIZER)
+        set_optimizer_state(path / OPTIMIZER, model, optimizer, tensors, state["optimizer"])
     if MEMORY in state["sha256"]:
         state["carried"] = state_of(_read_tensors(path, MEMORY), path / MEMORY)
     return state
 
 
 def load_model(path: Path, model: nn.Module) -> None:
-    """Put the weights of checkpoint `path` into `model`."""
+    """Put the weights of checkpoint `path` into `model`; where that is divided, every process calls it."""
+    if by_parts(path, model):
+        from polyformer.training.divided_files import read_model
+
+        digests = checked_state(path)["sha256"]
+        with _damage(path):
+            read_model(path, digests, model)
+        return
     put_weights(model, _read_tensors(path, MODEL), path / MODEL)
+
+
+def load_average(paths: list[Path], model: nn.Module) -> None:
+    """Put the mean of the weights of several checkpoints into `model`."""
+    if any(by_parts(path, model) for path in paths):
+        from polyformer.training.divided_files import read_average
+
+        read_average(paths, model)
+        return
+    files = [path / MODEL for path in paths]
+    put_weights(model, average_weights(files), files[-1])
+
+
+def by_parts(path: Path, model: nn.Module) -> bool:
+    """Whether the checkpoint or the model is of several processes, of which each has a part."""
+    return has_parts(path) or _is_divided(model)
+
+
+def _is_divided(model: nn.Module) -> bool:
+    if not torch.distributed.is_initialized():
+        return False
+    from polyformer.parallel.checkpoint import is_divided  # torch's parts for it take a second to load
+
+    return is_divided(model)
 
 
 def put_weights(model: nn.Module, tensors: dict[str, torch.Tensor], source: Path) -> None:

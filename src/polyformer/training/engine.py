@@ -11,13 +11,17 @@ from torch import nn
 from polyformer.core.errors import InputError
 from polyformer.ops.tuning import store
 from polyformer.ops.workers import usual_threads
+from polyformer.parallel.mesh import Mesh, open_mesh
 from polyformer.training.config import EngineConfig
 from polyformer.training.environment import PROCESSOR, THREADS, differences, machine, versions
+from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.signals import Asked
-from polyformer.training.task import Batch
+from polyformer.training.task import Batch, Evaluators
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+    from polyformer.parallel.whole import Form
 
 HALVES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -45,19 +49,90 @@ class Engine:
         config.parallel.sizes(
             int(os.environ.get("WORLD_SIZE", "1"))
         )  # before the processes wait for each other
-        if not config.parallel.whole:
-            raise InputError("parallel: shard and tensor: not yet; leave them at 1")
+        if config.precision == "fp16" and not config.parallel.whole:
+            raise InputError("precision: 'fp16' scales its loss, which needs whole gradients; use 'bf16'")
         self.accelerator = _accelerator("cuda" if use_cuda else "cpu")
         self.device = self.accelerator.device
         if config.precision == "fp16" and self.device.type != "cuda":
             raise InputError("precision: 'fp16' needs a CUDA device; on the CPU use 'bf16' or 'no'")
         self.rank = self.accelerator.process_index
         self.world = self.accelerator.num_processes
+        self.mesh: Mesh | None = None  # where processes do more than read batches of their own
+        if not config.parallel.whole:
+            self.mesh = open_mesh(config.parallel, self.device.type)
+        self.form: Form | None = None  # of the model before it was divided
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.wrapped: nn.Module = nn.Identity()
 
+    @property
+    def data_world(self) -> int:
+        """How many processes, or groups that share batches, read batches of their own."""
+        return self.world if self.mesh is None else self.mesh.data_world
+
+    @property
+    def data_rank(self) -> int:
+        """Which of them this process belongs to."""
+        return self.rank if self.mesh is None else self.mesh.data_rank
+
+    @property
+    def evaluators(self) -> Evaluators:
+        """The processes that share an evaluation, as tasks ask for them. Those that hold one copy of the
+        model together evaluate the same batches: each needs the others' weights for every one."""
+        return self.accelerator if self.mesh is None else Copies(self.mesh)  # type: ignore[return-value]
+
+    def place_model(self, model: nn.Module) -> list[str]:
+        """Bring the weights to the device: all of them, or those that are this process's part, which changes
+        `model` until `restore`. Returns notes for the user."""
+        if self.mesh is None:
+            model.to(self.device)
+            return []
+        from polyformer.parallel.shard import compile_layers, shard
+        from polyformer.parallel.whole import Form
+
+        self.form = Form(model)
+        if self.config.compile:
+            compile_layers(model)
+        return shard(model, self.mesh.sharding)
+
+    def build(self, config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of `model`, which is in its place."""
+        if self.mesh is not None and config.kind == "adafactor":
+            raise InputError(
+                "optimizer: 'adafactor' keeps rows and columns of whole matrices, which torch does not "
+                "divide over processes; use 'adamw' or 'muon', or leave shard and tensor at 1"
+            )
+        optimizer = config.build(model)
+        if self.mesh is not None:
+            from polyformer.parallel.shard import split_by_mesh
+
+            split_by_mesh(optimizer)
+        return optimizer
+
+    @contextmanager
+    def readable(self, model: nn.Module) -> Iterator[None]:
+        """While it lasts, what is no layer of a stack can be read outside `model.forward`, and all processes
+        have the first one's buffers."""
+        if self.mesh is None:
+            yield
+            return
+        from polyformer.parallel.shard import unsharded
+
+        for buffer in model.buffers():
+            torch.distributed.broadcast(buffer, 0)
+        with unsharded(model):
+            yield
+
+    def restore(self) -> None:
+        """Make a divided model plain again: whole in the first process, without numbers in the others."""
+        if self.form is not None:
+            self.form.restore()
+            self.form = None
+
     def wrap(self, model: nn.Module) -> None:
         """Take `model` (on `device`) as the one that runs; its own names and attributes stay as they are."""
+        if self.mesh is not None:
+            self.wrapped = model
+            return
         wrapped = self.accelerator.prepare_model(model) if self.world > 1 else model
         self.wrapped = torch.compile(wrapped) if self.config.compile else wrapped  # type: ignore[assignment]
 
@@ -69,6 +144,11 @@ class Engine:
 
     def unsynced(self, skip: bool) -> AbstractContextManager[object]:
         """With `skip`, gradients of this pass stay in the process: only the last of a step is exchanged."""
+        if self.mesh is not None:
+            from polyformer.parallel.shard import set_last_pass
+
+            set_last_pass(self.wrapped, last=not skip)
+            return nullcontext()
         # A compiled module forwards attributes: `no_sync` is that of the data-parallel module either way.
         return self.accelerator.no_sync(self.wrapped) if skip and self.world > 1 else nullcontext()
 
@@ -83,16 +163,29 @@ class Engine:
     def sum(self, values: list[float]) -> torch.Tensor:
         """The sums over processes of a few numbers, float64 on the device."""
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
+        if self.mesh is not None:  # those that share batches have the same
+            return mine.new_tensor(self.rows(mine)).sum(0)
         return self.accelerator.reduce(mine, "sum") if self.world > 1 else mine  # type: ignore[return-value]
 
+    def most(self, passes: int) -> int:
+        """How many passes every process must make in a step of which this one has `passes` batches. Whole
+        copies of the model exchange something in the last alone; parts of one in every pass."""
+        if self.mesh is None:
+            return passes
+        return int(max(row[0] for row in self.rows(torch.tensor([passes], device=self.device))))
+
     def rows(self, values: torch.Tensor) -> list[list[float]]:
-        """`values` [n] of every process, one row each. Waits for the device."""
-        gathered = self.accelerator.gather(values[None]) if self.world > 1 else values[None]
-        return gathered.tolist()  # type: ignore[union-attr]
+        """`values` [n], one row of each process that reads its own batches. Waits for the device."""
+        return self.gather(values[None]).tolist()
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The rows [B, ...] of all processes, as many of each, one process after another."""
-        return self.accelerator.gather(tensor) if self.world > 1 else tensor  # type: ignore[return-value]
+        """The rows [B, ...] of all batches, as many of each process that reads its own, one after another."""
+        if self.world == 1:
+            return tensor
+        every: torch.Tensor = self.accelerator.gather(tensor)  # type: ignore[assignment]
+        if self.mesh is None:
+            return every
+        return every.unflatten(0, (self.world, -1))[self.mesh.readers].flatten(0, 1)
 
     def agree(self, value: Any) -> Any:
         """What the first process has for `value`."""
@@ -107,7 +200,7 @@ class Engine:
         if self.world == 1:
             return asked
         mine = torch.tensor([asked.stop, asked.save], dtype=torch.float64, device=self.device)
-        stops, saves = zip(*self.rows(mine))
+        stops, saves = zip(*self.accelerator.gather(mine[None]).tolist())  # type: ignore[union-attr]
         return Asked(int(max(stops)), bool(max(saves)))
 
     def machine(self) -> dict[str, Any]:
@@ -149,6 +242,8 @@ class Engine:
     def update(self, optimizer: torch.optim.Optimizer, clip: float | None) -> torch.Tensor:
         """Clip the gradients, update the weights, forget the gradients; returns the norm before clipping."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if self.mesh is not None:
+            return self._update_parts(optimizer, parameters, clip)
         self.scaler.unscale_(optimizer)
         norm = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
         if clip is not None:
@@ -157,6 +252,34 @@ class Engine:
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
         return norm
+
+    @staticmethod
+    def _update_parts(
+        optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], clip: float | None
+    ) -> torch.Tensor:
+        """`update` where each process holds a part of the gradient; the norm is that of all."""
+        from polyformer.parallel.shard import clip_gradients, gradient_norm
+
+        norm = gradient_norm(parameters)
+        if clip is not None:
+            clip_gradients(parameters, clip, norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return norm
+
+
+class Copies:
+    """The whole copies of a divided model, as far as tasks ask an `Accelerator` about processes."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.process_index, self.num_processes = mesh.rank("data"), mesh.size("data")
+
+    def reduce(self, tensor: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+        """The sum over the copies."""
+        total = tensor.clone()
+        torch.distributed.all_reduce(total, group=self.mesh.group("data"))
+        return total
 
 
 def _accelerator(device: str) -> "Accelerator":

@@ -37,7 +37,7 @@ class Feed:
         self._stream = self._open()
 
     def _open(self) -> Iterator[Batch]:
-        return self.task.batches(self.epoch, self.used, self.engine.rank, self.engine.world)
+        return self.task.batches(self.epoch, self.used, self.engine.data_rank, self.engine.data_world)
 
     def next(self) -> Group:
         """The batches of the next step; begins the next epoch where this one is used up."""
@@ -48,7 +48,7 @@ class Feed:
             group = self._take()
         if group is None:
             raise InputError(f"data: there is no training batch in epoch {self.epoch}; the data set is empty")
-        self.used += self.accumulate * (1 if self.continues else self.engine.world)
+        self.used += self.accumulate * (1 if self.continues else self.engine.data_world)
         return group
 
     def _take(self) -> Group | None:
@@ -62,8 +62,9 @@ class Feed:
         # A mean over no labels is no number, so a batch without any is left out, not multiplied by zero;
         # but not where the next one goes on with it.
         useful = [(batch, weight) for batch, weight in zip(batches, weights) if weight or self.continues]
-        if not useful:
-            useful = [(self._filler(), 0)]
+        missing = self.engine.most(len(useful)) - len(useful)
+        if missing or not useful:
+            useful += [(self._filler(), 0)] * max(missing, 1)
         return Group([batch for batch, _ in useful], [weight for _, weight in useful], total, tokens)
 
     def _total(self, weight: int, mine: bool) -> tuple[float | torch.Tensor, bool]:
@@ -74,7 +75,7 @@ class Feed:
         return total.clamp(min=1.0), mine or bool(counted)
 
     def _filler(self) -> Batch:
-        """A batch to pass with weight 0: every process must take part in the exchange of gradients."""
+        """A batch to pass with weight 0: every process must take part in what they exchange."""
         for batch in self.task.batches(self.epoch, 0, 0, 1):
             if self.task.weight(batch):
                 return batch

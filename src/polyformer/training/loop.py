@@ -13,13 +13,12 @@ from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import remove_partials
 from polyformer.ops.tuning import adopted
 from polyformer.ops.workers import threads
-from polyformer.training.averaging import average_weights
 from polyformer.training.carrying import Carrying
 from polyformer.training.checkpoint import (
     Checkpoints,
+    load_average,
     load_checkpoint,
     load_model,
-    put_weights,
 )
 from polyformer.training.config import TrainingConfig
 from polyformer.training.curves import plot_curves
@@ -32,7 +31,7 @@ from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.schedules import ScheduleConfig
 from polyformer.training.seeding import seed_step
 from polyformer.training.signals import Asked, Interrupted, Signals
-from polyformer.training.state import MODEL, Progress, check_progress
+from polyformer.training.state import Progress, check_progress
 from polyformer.training.task import Task
 
 
@@ -101,8 +100,9 @@ class Training:
     ) -> None:
         self.task, self.config, self.schedule, self.out = task, config, schedule, out
         self.engine = Engine(config.engine)
-        self.model = model.to(self.engine.device)
-        self.optimizer = optimizer.build(self.model)
+        self.notes = self.engine.place_model(model)  # to show when the run begins
+        self.model = model
+        self.optimizer = self.engine.build(optimizer, model)
         self.rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
         self.display: Display = Silent()
         self.main = self.engine.rank == 0
@@ -111,7 +111,6 @@ class Training:
         self.loss = self._number(0.0)  # loss times labelled tokens, likewise
         self.norm = self._number(0.0)  # of the last gradient
         self.bad = self._number(float("inf"))  # first step whose loss or gradient is not finite
-        self.notes: list[str] = []  # to show when the run begins
         self._take_up(seed, resume, from_step)
 
     def _number(self, value: float) -> torch.Tensor:
@@ -192,7 +191,7 @@ class Training:
         """One update of the weights."""
         progress, engine = self.progress, self.engine
         progress.step, progress.epoch, progress.used = progress.step + 1, self.feed.epoch, self.feed.used
-        seed_step(progress.seed, progress.step, engine.rank, engine.device)
+        seed_step(progress.seed, progress.step, engine.data_rank, engine.device)
         factor = self.schedule.factor(progress.step, self.config.steps)
         for settings, rate in zip(self.optimizer.param_groups, self.rates):
             settings["lr"] = rate * factor
@@ -200,8 +199,8 @@ class Training:
             with engine.unsynced(skip=i + 1 < len(group.batches)):
                 with engine.autocast():
                     loss = self.carrying.loss(engine.wrapped, engine.place(batch))
-                # Data parallelism takes the mean over processes; `world` makes it the sum of the shares.
-                engine.scaler.scale(loss * (weight * engine.world / group.total)).backward()
+                # Gradients are averaged over the batches of a time; their number makes it a sum of shares.
+                engine.scaler.scale(loss * (weight * engine.data_world / group.total)).backward()
             self.loss += loss.detach().double() * weight
         self.weight += sum(group.weights)
         self.tokens += group.tokens
@@ -291,8 +290,8 @@ class Training:
     def measure(self) -> dict[str, float]:
         """The task's metrics of the weights as they are."""
         self.model.eval()
-        with torch.no_grad(), self.engine.autocast():
-            metrics = self.task.evaluate(self.model, self.engine.accelerator)
+        with torch.no_grad(), self.engine.autocast(), self.engine.readable(self.model):
+            metrics = self.task.evaluate(self.model, self.engine.evaluators)
         self.model.train()
         # All processes must agree on what is best, to the last bit, or they would part ways.
         return self.engine.agree({name: float(value) for name, value in metrics.items()})
@@ -328,22 +327,24 @@ class Training:
         tokens = self.collect()  # by all processes
         self.tokens = int(tokens) if self.main else 0
         carried = self.carrying.gathered()
-        if self.log is None:
-            return
         self.progress.scaler = self.engine.scaler.state_dict()
-        self.log.sync()
-        self.checkpoints.save(self.progress, self.model, self.optimizer, self.engine.machine(), carried)
+        if self.log is not None:
+            self.log.sync()
+        if self.main or self.engine.mesh is not None:
+            machine = self.engine.machine()
+            self.checkpoints.save(self.progress, self.model, self.optimizer, machine, carried)
 
     def finish(self) -> None:
         """Put the final weights into the model."""
         self.engine.accelerator.wait_for_everyone()
         final = self.config.saving.final
         if final == "average":
-            files = [path / MODEL for path in self.checkpoints.regular()[-self.config.saving.average :]]
-            put_weights(self.model, average_weights(files), files[-1])
-            self.display.note(f"averaged the weights of {len(files)} checkpoints")
+            paths = self.checkpoints.regular()[-self.config.saving.average :]
+            load_average(paths, self.model)
+            self.display.note(f"averaged the weights of {len(paths)} checkpoints")
         elif final == "best" and self.progress.best_step is not None:
             load_model(self.checkpoints.path(self.progress.best_step), self.model)
         if final != "last":
             self.progress.metrics = self.measure()
+        self.engine.restore()
         self.model.eval()

@@ -93,9 +93,19 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(matrix: Tensor) -> Tensor:
     """The nearest matrix with orthonormal rows or columns, up to 30 % in each singular value.
 
+    A matrix that is divided over processes is gathered, alone, and each computes all of it for its own part.
+
     A Newton-Schulz iteration: s -> p(s) for every singular value s, by products alone,
     X <- A X + (B X X^T + C (X X^T)^2) X, begun at matrix / ||matrix||.
     """
+    if torch.distributed.is_initialized():
+        from polyformer.parallel.whole import of_whole
+
+        return of_whole(_orthogonal, matrix)
+    return _orthogonal(matrix)
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
     wide = matrix.shape[0] <= matrix.shape[1]
     x = matrix if wide else matrix.T
     x = x / x.norm().clamp_min(1e-7)

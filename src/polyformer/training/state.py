@@ -15,11 +15,12 @@ from polyformer.core.parsing import JSON_BYTES, parse_json
 FORMAT = 2
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 MEMORY = "memory.safetensors"  # only of a model that remembers
+MODEL_PARTS, OPTIMIZER_PARTS = "model", "optimizer"  # folders in place of the files, of a divided model
 CHECKSUM = "checksum"
 PREFIX = "step-"
 
 PARTS = {
-    "sha256": {MODEL, OPTIMIZER},
+    "sha256": set(),
     "optimizer": {"kind", "scalars"},
     "versions": set(),
     "machine": set(),
@@ -57,16 +58,20 @@ def write_state(
     versions: dict[str, str],
     machine: dict[str, Any],
     tuning: dict[str, Any],
+    digests: dict[str, str] | None = None,
 ) -> None:
-    """Write state.json beside the files of tensors in `folder`."""
+    """Write state.json beside the files of tensors in `folder`; digests: of its files that are known."""
     state = {
         "format": FORMAT,
         "progress": dataclasses.asdict(progress),
         "optimizer": optimizer,
         "sha256": {
-            name: file_digest(folder / name)
-            for name in (MODEL, OPTIMIZER, MEMORY)
-            if (folder / name).exists()
+            **(digests or {}),
+            **{
+                name: file_digest(folder / name)
+                for name in (MODEL, OPTIMIZER, MEMORY)
+                if (folder / name).exists()
+            },
         },
         "versions": versions,
         "machine": machine,
@@ -95,6 +100,9 @@ def read_state(path: Path) -> dict[str, Any]:
         isinstance(state.get(name), dict) and keys <= set(state[name]) for name, keys in PARTS.items()
     ):
         raise InputError(f"{file} is not the state of a training run")
+    whole = {MODEL, OPTIMIZER} <= set(state["sha256"])
+    if not whole and not any(name.startswith(f"{MODEL_PARTS}/") for name in state["sha256"]):
+        raise InputError(f"{file} is not the state of a training run")
     if state.pop(CHECKSUM, None) != checksum(state):
         raise InputError(f"{file} is damaged or was edited: its content does not match its checksum")
     return {**state, "progress": _progress(file, state.get("progress"))}
@@ -119,6 +127,11 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def has_parts(path: Path) -> bool:
+    """Whether the checkpoint `path` is of a divided model: a file of each process, not of each kind."""
+    return (path / MODEL_PARTS).is_dir()
 
 
 def step_of(path: Path) -> int:

@@ -2,18 +2,33 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
 
 from polyformer.core.state import State
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
 Batch = dict[str, torch.Tensor]
 Item = TypeVar("Item")
+
+
+class Evaluators(Protocol):
+    """The processes that share an evaluation: an `accelerate.Accelerator`, as far as tasks need one."""
+
+    @property
+    def process_index(self) -> int:
+        """Which of them this one is."""
+        ...
+
+    @property
+    def num_processes(self) -> int:
+        """How many there are."""
+        ...
+
+    def reduce(self, tensor: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+        """The sum ("sum") of the tensors of all, of one shape."""
+        ...
 
 
 @runtime_checkable
@@ -52,7 +67,7 @@ class Task(Protocol):
         """
         ...
 
-    def evaluate(self, model: nn.Module, accelerator: "Accelerator") -> dict[str, float]:
+    def evaluate(self, model: nn.Module, accelerator: Evaluators) -> dict[str, float]:
         """Metrics on held-out data, the same on every process; called on all of them, without gradients.
 
         `model` is the plain module in evaluation mode. Share the work by `accelerator.process_index` and

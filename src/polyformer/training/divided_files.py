@@ -1,0 +1,101 @@
+"""The parts of a checkpoint of a divided model, and a checkpoint of either kind read by a model of either.
+
+CHECKPOINT/model/shard-00001-....safetensors        what the first process held of weights, and of buffers
+           optimizer/shard-00001-....safetensors    likewise of the optimizer's tensors, by NAME/KEY
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from polyformer.core.errors import InputError
+from polyformer.parallel.checkpoint import (
+    is_divided,
+    once,
+    parts_written,
+    raise_together,
+    read_parts,
+    stored,
+    write_parts,
+)
+from polyformer.parallel.shard import local
+from polyformer.training.optimizer_state import set_optimizer_state
+from polyformer.training.state import MODEL_PARTS, OPTIMIZER_PARTS, file_digest, has_parts, read_state
+
+
+def write_divided(
+    folder: Path,
+    weights: dict[str, torch.Tensor],
+    optimizer: dict[str, torch.Tensor],
+    group: dist.ProcessGroup | None = None,
+) -> dict[str, str]:
+    """Write this process's parts into `folder`; every process calls it. Returns, in the first process, the
+    checksums of all files by their names in `folder`."""
+    digests: dict[str, str] = {}
+    for name, tensors in ((MODEL_PARTS, weights), (OPTIMIZER_PARTS, optimizer)):
+        (folder / name).mkdir(exist_ok=True)
+        write_parts(folder / name, tensors, group)
+        digests |= {f"{name}/{path.name}": file_digest(path) for path in parts_written(folder / name)}
+    every: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(digests, every, group=group)
+    return {name: digest for part in every or () for name, digest in part.items()}
+
+
+def read_model(path: Path, digests: dict[str, str], model: nn.Module) -> None:
+    """Put the weights and buffers of checkpoint `path`, of either kind, into `model`, divided or plain."""
+    check_files(path, digests, is_divided(model))
+    read_parts(path / MODEL_PARTS if has_parts(path) else path, model.state_dict(keep_vars=True))
+
+
+def read_average(paths: list[Path], model: nn.Module) -> None:
+    """Put the mean of the weights of several checkpoints into the divided `model`, as `average_weights`."""
+    sums: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for path in paths:
+        read_model(path, read_state(path)["sha256"], model)
+        tensors = {name: local(tensor) for name, tensor in once(model.state_dict(keep_vars=True)).items()}
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                sums[name] = sums.get(name, 0) + tensor.double()
+    for name, total in sums.items():
+        tensors[name].copy_(total / len(paths))
+
+
+def read_optimizer(
+    path: Path, state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Give `optimizer` the memory that checkpoint `path`, whose state is `state`, has of it."""
+    folder = path / OPTIMIZER_PARTS if has_parts(path) else path
+    parameters = dict(model.named_parameters())
+    tensors = {}
+    for place, entry in stored(folder).items() if any(folder.iterdir()) else ():
+        name, _, key = place.rpartition("/")
+        if not key or not name:
+            continue  # a plain checkpoint's folder holds the weights too
+        like = parameters.get(name)
+        if like is not None and like.shape == entry.size:
+            tensors[place] = torch.zeros_like(like, dtype=entry.properties.dtype)
+        else:
+            tensors[place] = torch.zeros(entry.size, dtype=entry.properties.dtype)
+    if tensors:
+        read_parts(folder, tensors)
+    set_optimizer_state(folder, model, optimizer, tensors, state["optimizer"])
+
+
+def check_files(path: Path, digests: dict[str, str], together: bool) -> None:
+    """Raises `InputError` for a file of checkpoint `path` that is missing or not as it was written; with
+    `together` processes look at some of the files each, and all raise what any of them finds."""
+    rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+    complaint = None
+    for name in sorted(digests)[rank::world]:
+        if not (path / name).is_file():
+            complaint = f"no such file: {path / name}"
+        elif file_digest(path / name) != digests[name]:
+            complaint = f"{path / name} is damaged: its bytes are not those written"
+    if together:
+        raise_together(complaint)
+    elif complaint is not None:
+        raise InputError(complaint)
