@@ -91,6 +91,8 @@ export interface PixelsHeader {
   first: number;
   /** Of each patch: 3 where each colour of a pixel is a token. */
   tokens: number;
+  /** Sizes of the patches of stacks that have others. */
+  patches: Record<string, [number, number]>;
 }
 
 export interface RunHeader {

@@ -69,7 +69,7 @@ def picture_page() -> str:
     data = np.random.default_rng(0).integers(0, 256, (12, 16, 1)).astype(np.uint8)
     names = ["class", *(f"row {i // 4}, column {i % 4}" for i in range(12))]
     weights = np.random.default_rng(1).dirichlet(np.ones(13), size=(2, 13))
-    size = {"height": 12, "width": 16, "channels": 1, "patch": [4, 4], "first": 1, "tokens": 1}
+    size = {"height": 12, "width": 16, "channels": 1, "patch": [4, 4], "first": 1, "tokens": 1, "patches": {}}
     image = site(
         0,
         weights,

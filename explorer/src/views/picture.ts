@@ -62,12 +62,20 @@ function shares(app: App, pixels: PixelsHeader): Map<number, number> {
   return sums;
 }
 
-function grid(pixels: PixelsHeader): [number, number] {
-  return [Math.floor(pixels.height / pixels.patch[0]), Math.floor(pixels.width / pixels.patch[1])];
+/** Rows and columns of patches: those of a stage cover what lies at the border too. */
+function grid(app: App, pixels: PixelsHeader): [number, number] {
+  const whole = app.site.header.stack in pixels.patches ? Math.ceil : Math.floor;
+  const [high, wide] = sizeOf(app, pixels);
+  return [whole(pixels.height / high), whole(pixels.width / wide)];
+}
+
+/** Of the patches of what is shown. */
+function sizeOf(app: App, pixels: PixelsHeader): [number, number] {
+  return pixels.patches[app.site.header.stack] ?? pixels.patch;
 }
 
 function paint(app: App, canvas: HTMLCanvasElement, pixels: PixelsHeader, buffers: Buffers): void {
-  const { height, width, channels, patch } = pixels;
+  const { height, width, channels } = pixels;
   const data = buffers.read(pixels.data);
   const image = new ImageData(width, height);
   for (let pixel = 0; pixel < width * height; pixel++) {
@@ -82,7 +90,8 @@ function paint(app: App, canvas: HTMLCanvasElement, pixels: PixelsHeader, buffer
   const ctx = context(canvas, width * zoom, height * zoom);
   ctx.imageSmoothingEnabled = false;
   ctx.drawImage(source, 0, 0, width * zoom, height * zoom);
-  const [, columns] = grid(pixels);
+  const [, columns] = grid(app, pixels);
+  const patch = sizeOf(app, pixels);
   const [high, wide] = [patch[0] * zoom, patch[1] * zoom];
   const { head, query } = app.state;
   const top = app.site.scale(head);
@@ -102,7 +111,7 @@ function paint(app: App, canvas: HTMLCanvasElement, pixels: PixelsHeader, buffer
 
 function where(app: App, pixels: PixelsHeader): string {
   const own = patchOf(app.state.query, pixels);
-  const columns = grid(pixels)[1];
+  const columns = grid(app, pixels)[1];
   const most = Math.max(...shares(app, pixels).values());
   const place = own < 0 ? "a token that is no patch" : `patch in row ${Math.floor(own / columns)}, column ${own % columns}`;
   return `Pinned: ${place}.${most > -Infinity ? ` The greatest weight of a patch is ${figure(most, 4)}.` : ""}`;
@@ -112,7 +121,7 @@ function pin(app: App, canvas: HTMLCanvasElement, event: MouseEvent): void {
   const { pixels } = app.run.header;
   if (!pixels) return;
   const box = canvas.getBoundingClientRect();
-  const [rows, columns] = grid(pixels);
+  const [rows, columns] = grid(app, pixels);
   const row = Math.min(rows - 1, Math.floor(((event.clientY - box.top) / box.height) * rows));
   const column = Math.min(columns - 1, Math.floor(((event.clientX - box.left) / box.width) * columns));
   app.set({ query: pixels.first + (row * columns + column) * pixels.tokens });
@@ -121,7 +130,7 @@ function pin(app: App, canvas: HTMLCanvasElement, event: MouseEvent): void {
 function move(app: App, event: KeyboardEvent): void {
   const { pixels } = app.run.header;
   if (!pixels) return;
-  const columns = grid(pixels)[1];
+  const columns = grid(app, pixels)[1];
   const by = { ArrowUp: -columns, ArrowDown: columns, ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (by === undefined) return;
   app.set({ query: app.state.query + by * pixels.tokens }, true);

@@ -76,10 +76,6 @@ def by_image_run(options: Any, run: "Run") -> Read:
 
 def by_transformers(options: Any, name: str) -> Read:
     """Texts or images, by a model of transformers as it is."""
-    try:
-        from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
-    except ImportError as error:
-        raise InputError("--transformers: needs transformers; pip install 'polyformer[hub]'") from error
     from polyformer.data import DataConfig
     from polyformer.visual.explorer.other_images import OtherImages
     from polyformer.visual.explorer.other_texts import OtherTexts
@@ -87,19 +83,43 @@ def by_transformers(options: Any, name: str) -> Read:
     for option in ("generate", "segment"):
         if getattr(options, option) is not None:
             raise InputError(f"--{option}: goes with models of ours; leave --transformers out")
-    try:
-        model = AutoModel.from_pretrained(name)
-        vision = model.main_input_name == "pixel_values"
-        reader = (AutoImageProcessor if vision else AutoTokenizer).from_pretrained(name)
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"{name}: transformers cannot read it: {str(error).splitlines()[0]}") from error
-    if not vision:
+    image = options.row is not None or (options.text is not None and is_image(options.text))
+    model, reader = loaded(name, image)
+    if model.main_input_name != "pixel_values":
         texts = OtherTexts(name, model, reader)
         return lambda text: texts.of_text(some_text(text), options.target)
     check_images(options)
     images = OtherImages(name, model, reader)
     data = DataConfig(streaming=True, image_mode="rgb")
     return lambda path: images.of_pixels(pixels_of(data, path, options.row))
+
+
+def loaded(name: str, image: bool) -> tuple[Any, Any]:
+    """A model of transformers and what makes its inputs; of one that reads both, its part for an `image` or
+    a text. Raises `InputError` for what transformers cannot load, and for files that lack weights."""
+    try:
+        from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+    except ImportError as error:
+        raise InputError("--transformers: needs transformers; pip install 'polyformer[hub]'") from error
+    from polyformer.inside.quiet import quiet
+    from polyformer.visual.explorer.other_images import part_for
+
+    try:
+        with quiet():
+            model, report = AutoModel.from_pretrained(name, output_loading_info=True)
+            model = part_for(model, image)
+            vision = model.main_input_name == "pixel_values"
+            reader = (AutoImageProcessor if vision else AutoTokenizer).from_pretrained(name)
+    except Exception as error:  # what its classes raise, and its readers of files
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{name}: transformers cannot read it: {reason}") from error
+    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
+    if missing:
+        raise InputError(
+            f"{name}: its files lack {len(missing)} tensors of {type(model).__name__}, {missing[0]} among "
+            "them, and random numbers would be shown in their place; take a whole checkpoint"
+        )
+    return model, reader
 
 
 def some_text(text: str | None) -> str:

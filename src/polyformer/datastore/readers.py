@@ -1,7 +1,6 @@
 """A causal model and its tokenizer, as a store needs them: contexts to keys and to the model's own logits."""
 
 import abc
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -21,6 +20,7 @@ from polyformer.core.gguf import gguf_file
 from polyformer.data import Tokenizer, load_tokenizer
 from polyformer.datastore.fingerprints import changed_settings, model_fingerprint
 from polyformer.datastore.windows import Reading
+from polyformer.inside.quiet import quiet
 from polyformer.model import Transformer
 from polyformer.model.saving import CONFIG
 from polyformer.recipes.reader import Reader as Checkpoint
@@ -133,7 +133,7 @@ class TransformersReader(ContextReader):
                 "its hidden states can be used"
             ) from error
         try:
-            with quiet(transformers.utils.logging):
+            with quiet():
                 model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # what its classes raise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -148,18 +148,6 @@ class TransformersReader(ContextReader):
         """As for every reader; `documents` are not kept apart."""
         output = self.model(input_ids=ids, output_hidden_states=True, use_cache=False)
         return output.hidden_states[-1], lambda: output.logits
-
-
-@contextlib.contextmanager
-def quiet(logging: Any) -> Iterator[None]:
-    """Inside, transformers shows no progress bars."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def open_own_reader(name: str | Path, tokenizer: Tokenizer, device: str = "auto") -> OwnReader:

@@ -90,6 +90,7 @@ def _pixels(picture: Picture, buffers: Buffers) -> dict[str, Any]:
         "patch": list(picture.patch),
         "first": picture.first,
         "tokens": picture.tokens,
+        "patches": {stack: list(size) for stack, size in picture.patches.items()},
     }
 
 

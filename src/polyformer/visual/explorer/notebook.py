@@ -14,7 +14,7 @@ from polyformer.core.files import atomic_write
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.model import Transformer
 from polyformer.visual.explorer.explore import MEGABYTES, page_of
-from polyformer.visual.explorer.other_images import OtherImages
+from polyformer.visual.explorer.other_images import OtherImages, part_for
 from polyformer.visual.explorer.other_texts import OtherTexts
 from polyformer.visual.explorer.own_images import OwnImages
 from polyformer.visual.explorer.own_texts import OwnTexts
@@ -87,17 +87,18 @@ def reading(
         return what
     own = next((part for part in model.modules() if isinstance(part, Transformer)), None)
     pixels = _pixels(what)
+    part = model if own is not None else part_for(model, pixels is not None)
     if pixels is not None:
         if own is not None:
             return OwnImages(name, own, own.config.vocab_size - 1).of_pixels(pixels)
-        return OtherImages(name, model, tokenizer or _theirs(model, "AutoImageProcessor")).of_pixels(pixels)
+        return OtherImages(name, part, tokenizer or _theirs(model, "AutoImageProcessor")).of_pixels(pixels)
     if isinstance(what, Mapping):
         what, target = what.get("input_ids"), what.get("decoder_input_ids")
         options = {**options, **({} if target is None else {"target": _ids(target)})}
     if tokenizer is None:
         needed = isinstance(what, str)
         tokenizer = _theirs(model, "AutoTokenizer", needed) if own is None else _ours(own)
-    texts: Any = OtherTexts(name, model, tokenizer) if own is None else OwnTexts(name, own, tokenizer)
+    texts: Any = OtherTexts(name, part, tokenizer) if own is None else OwnTexts(name, own, tokenizer)
     return texts.of_text(what, **options) if isinstance(what, str) else texts.of_ids(_ids(what), **options)
 
 

@@ -10,6 +10,13 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.visual.explorer.own_images import image
 from polyformer.visual.explorer.reading import Picture, Reading
+from polyformer.visual.explorer.windows import Windows
+
+
+def part_for(model: Any, images: bool) -> Any:
+    """Of a model that reads images and texts apart, as CLIP does, the part for one; itself for any other."""
+    parts = getattr(model, "vision_model", None), getattr(model, "text_model", None)
+    return model if None in parts else parts[0] if images else parts[1]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,7 +33,9 @@ class OtherImages:
         pixels = pixels.repeat(3 // pixels.shape[2], 2)
         values = self.processor(images=pixels, input_data_format="channels_last", return_tensors="pt")
         values = values["pixel_values"].to(next(self.model.parameters()).device)
-        patch = self._patch()
+        patch, windows = self._patch(), Windows(self.model)
+        if windows.layers:
+            return self._of_windows(values, patch, windows)
         height, width = values.shape[2] // patch[0], values.shape[3] // patch[1]
         first = self._tokens(values) - height * width
         if first < 0:
@@ -42,6 +51,27 @@ class OtherImages:
             inputs={"pixel_values": values},
             tokens={"encoder": [*before, *names]},
             picture=Picture(pixels=self._seen(values), patch=patch, first=first),
+        )
+
+    def _of_windows(self, values: Tensor, patch: tuple[int, int], windows: Windows) -> Reading:
+        """Of a model whose stages have fewer and larger patches, one after the other."""
+        with torch.no_grad(), windows.watched():
+            self.model(pixel_values=values)
+        grids = windows.stages()
+        high, wide = next(iter(grids.values()))
+        return Reading(
+            name=self.name,
+            model=self.model,
+            inputs={"pixel_values": values},
+            tokens={stage: windows.names(stage) for stage in grids},
+            picture=Picture(
+                pixels=self._seen(values),
+                patch=patch,
+                patches={
+                    stage: (patch[0] * -(-high // rows), patch[1] * -(-wide // columns))
+                    for stage, (rows, columns) in grids.items()
+                },
+            ),
         )
 
     def _patch(self) -> tuple[int, int]:

@@ -13,13 +13,15 @@ class Picture:
     """An image whose patches are tokens, in raster order.
 
     pixels: uint8 [H, W, 1 or 3]. patch: its height and width in pixels. first: tokens before the first patch.
-    tokens: of each patch; 3 where each colour of a pixel is one.
+    tokens: of each patch; 3 where each colour of a pixel is one. patches: by stack the size of its patches,
+    where it is another one's.
     """
 
     pixels: np.ndarray
     patch: tuple[int, int] = (1, 1)
     first: int = 0
     tokens: int = 1
+    patches: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

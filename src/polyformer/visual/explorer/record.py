@@ -19,6 +19,7 @@ from polyformer.inside.find import Layer, attention_layers
 from polyformer.model import Transformer
 from polyformer.stack.global_projections import GLOBAL
 from polyformer.visual.explorer.calls import Call
+from polyformer.visual.explorer.windows import Windows
 
 IMPLEMENTATION = "polyformer"
 """The implementation in transformers that runs `attend`."""
@@ -172,8 +173,10 @@ def _of_theirs(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
     calls: list[Call] = []
     try:
         with contextlib.ExitStack() as stack, observed() as requests:
+            windows = Windows(model)
+            stack.enter_context(windows.watched())
             for layer in layers:
-                hooks = _TheirHooks(layer=layer, requests=requests, calls=calls)
+                hooks = _TheirHooks(layer=layer, requests=requests, calls=calls, windows=windows)
                 stack.enter_context(hooked(layer.module, hooks.before, hooks.after))
             model(**inputs)
     finally:
@@ -186,10 +189,14 @@ class _TheirHooks(_Watching):
     """Adds the call of `attend` that a layer of transformers makes."""
 
     layer: Layer
+    windows: Windows
 
     def after(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         """Adds the call; a layer is of a decoder where it sees the past alone, or reads another sequence."""
         for request in self.own:
+            if self.layer.module in self.windows.layers:
+                self.calls.append(self.windows.call(self.layer, request))
+                continue
             own = "decoder" if request.context.causal or self.layer.cross else "encoder"
             keys = "encoder" if self.layer.cross else own
             self.calls.append(Call(own, keys, self.layer.index, "softmax", request=request))
