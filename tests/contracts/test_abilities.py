@@ -17,6 +17,7 @@ from polyformer.core.registry import in_package
 from polyformer.memory import RecurrentConfig
 from polyformer.model import Transformer
 from polyformer.position import AlibiConfig, NoPositionConfig, PositionConfig, Shape, changes_scores
+from polyformer.sequence.spread import Spreading, spreading
 from polyformer.stack import Stack, StackConfig
 
 
@@ -32,6 +33,7 @@ def unable() -> Iterator[type[SoftmaxConfig]]:
         caches: ClassVar[bool] = False
         relates: ClassVar[bool] = False
         remembers: ClassVar[bool] = False
+        spreads: ClassVar[bool] = False
         instead: ClassVar[str] = "another thing"
 
     yield UnableConfig
@@ -58,6 +60,9 @@ def use(ability: str, part: MechanismConfig) -> None:
         Transformer(shrunk(with_part(bases()["encoder"], part)))(ids, document_ids=ids)
     elif ability == "remembers":
         use_memory(part)
+    elif ability == "spreads":
+        with spreading(Spreading(None, 0, 1)):
+            Transformer(shrunk(with_part(bases()["encoder"], part)))(ids)
     elif part.causal:
         Transformer(shrunk(with_part(bases()["decoder"], part)))(ids, use_cache=True)
     else:
@@ -77,15 +82,16 @@ def use_memory(part: MechanismConfig) -> None:
 
 
 REFUSALS = {
-    "linformer": {"causal", "packs", "caches", "relates", "remembers"},
-    "lsh": {"remembers"},
-    "memory_compressed": {"remembers"},
+    "dynamic_span": {"spreads"},
+    "linformer": {"causal", "packs", "caches", "relates", "remembers", "spreads"},
+    "lsh": {"remembers", "spreads"},
+    "memory_compressed": {"remembers", "spreads"},
     "performer": {"relates", "remembers"},
     "rfa": {"relates", "remembers"},
-    "routing": {"remembers"},
-    "sinkhorn": {"relates", "remembers"},
-    "sort_cut": {"causal", "caches", "relates", "remembers"},
-    "svd": {"causal", "packs", "caches", "relates", "remembers"},
+    "routing": {"remembers", "spreads"},
+    "sinkhorn": {"relates", "remembers", "spreads"},
+    "sort_cut": {"causal", "caches", "relates", "remembers", "spreads"},
+    "svd": {"causal", "packs", "caches", "relates", "remembers", "spreads"},
 }
 """All that mechanisms refuse. Contracts do not ask for these: they are generated for what a member can do."""
 

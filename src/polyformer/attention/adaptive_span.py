@@ -42,6 +42,7 @@ class AdaptiveSpanConfig(MechanismConfig):
     dropout: float = 0.0  # of attention weights
     backend: str = "auto"
 
+    spreads: ClassVar[bool] = True
     kind: ClassVar[str] = "adaptive_span"
     paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
     remembers: ClassVar[bool] = True

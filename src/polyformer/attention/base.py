@@ -35,6 +35,7 @@ ABILITIES = {
     "caches": "go on from a state",
     "relates": "take positions that change scores",
     "remembers": "attend to a memory of earlier segments",
+    "spreads": "take a sequence that is spread over processes",
 }
 """What a mechanism may be unable to do, by the class attribute that declares it."""
 
@@ -50,8 +51,9 @@ class MechanismConfig(Config):
     """Family of mechanisms: `build(num_heads, head_size)` makes the module.
 
     `causal`, `packs`, `caches`, `relates` (to take the score terms of a position scheme) and `remembers` (to
-    take more keys than queries, a memory's first, and to have a key-value cache for state) declare what a
-    member can do; errors name what to use `instead`. `eager`: the reason why `torch.compile(fullgraph=True)`
+    take more keys than queries, a memory's first, and to have a key-value cache for state) and `spreads` (to
+    take one process's share of a sequence's tokens) declare what a member can do; errors name what to use
+    `instead`. `eager`: the reason why `torch.compile(fullgraph=True)`
     cannot take a member, empty where it can. `shares_queries`: its keys are its queries, so that there is no
     projection of keys. `pairs`: its weights are an attention matrix of queries and tokens.
     `separate_queries`: what a query gets depends on no other, so that those of halted tokens can be left out.
@@ -63,6 +65,7 @@ class MechanismConfig(Config):
     caches: ClassVar[bool] = True
     relates: ClassVar[bool] = True
     remembers: ClassVar[bool] = False
+    spreads: ClassVar[bool] = False
     instead: ClassVar[str] = "'softmax', which takes sparse patterns"
     eager: ClassVar[str] = ""
     shares_queries: ClassVar[bool] = False

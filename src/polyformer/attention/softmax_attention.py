@@ -30,6 +30,7 @@ class SoftmaxConfig(MechanismConfig):
     kind: ClassVar[str] = "softmax"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
     remembers: ClassVar[bool] = True
+    spreads: ClassVar[bool] = True
     separate_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

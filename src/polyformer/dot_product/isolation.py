@@ -101,7 +101,8 @@ def guarded(forward: Forward[M]) -> Forward[M]:
     """`Mechanism.forward` that takes calls without a row or a token, and keeps what is not finite apart.
 
     Padding is zero where anything is not finite. With a state only padding is kept apart: what is not finite
-    in the past is seen by what follows. Heads of no width are refused with an `InputError`.
+    in the past is seen by what follows, and where a sequence is spread over processes nothing is kept apart.
+    Heads of no width are refused with an `InputError`.
     """
 
     @functools.wraps(forward)
@@ -110,6 +111,8 @@ def guarded(forward: Forward[M]) -> Forward[M]:
     ) -> Mixed:
         if not q.shape[3]:
             raise InputError(f"q, k: expected heads of a width of 1 or more, got {tuple(q.shape)}")
+        if context.share is not None:  # all processes take the same steps, whatever their numbers are
+            return forward(self, q, k, v, context, state, position)
         if not q.shape[0] or not q.shape[2]:  # the state is what it was: there is nothing to remember
             return empty(q, v), state
         if not is_readable(q) or all(map(is_finite, (q, k, v))):

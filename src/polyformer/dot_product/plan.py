@@ -19,6 +19,7 @@ from polyformer.dot_product.spread.needs import Needs
 from polyformer.dot_product.spread.parts import numbered, part_request
 from polyformer.dot_product.spread.run import WAYS, choose_way
 from polyformer.ops.softmax import recording
+from polyformer.sequence.context import Context
 
 BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "flex": flex, "tiled": tiled, "definition": definition}
 """In the order in which `auto` asks them. Each has `refuses(request, return_lse)` and `run(request)`."""
@@ -167,7 +168,8 @@ def plan(request: Request, backend: str = "auto", return_lse: bool = False, repe
     repeated: the plan is kept for calls of other layers, for which one mask costs less than many calls.
     """
     if request.context.share is not None:
-        return _spread(request, backend)
+        refuse_recording(request.context)
+        return Spread(request, *choose_way(request), backend)
     if not (request.q.shape[0] and request.q.shape[2]) and not recording():
         return Nothing(request)
     leaf = choose(request, backend, return_lse) if repeated else None
@@ -186,14 +188,13 @@ def plan(request: Request, backend: str = "auto", return_lse: bool = False, repe
     return leaf
 
 
-def _spread(request: Request, backend: str) -> Spread:
-    """A call whose keys other processes hold too; raises `InputError` where somebody records its weights."""
-    if recording():
+def refuse_recording(context: Context) -> None:
+    """Raises `InputError` where somebody records weights of a sequence that is spread over processes."""
+    if context.share is not None and recording():
         raise InputError(
             "output_attentions: weights cannot be recorded while a sequence is spread over processes; "
             "run on one process"
         )
-    return Spread(request, *choose_way(request), backend)
 
 
 def _branch(split: Split, backend: str, return_lse: bool) -> Branch:

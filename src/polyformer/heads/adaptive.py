@@ -85,6 +85,7 @@ class AdaptiveSoftmax(Head):
     """Predicts the next token, or a masked one in an encoder."""
 
     predicts_next = True
+    spreads = True
 
     def __init__(self, shape: HeadShape, config: AdaptiveSoftmaxConfig):
         super().__init__()

@@ -112,6 +112,7 @@ class Head(nn.Module):
     predicts_next = False  # whether a decoder's labels are shifted by one before they reach this head
     predicts_sentence = False  # whether it takes sentence_labels
     reads_neighbours = False  # whether it takes neighbour_ids
+    spreads = False  # whether its loss is a mean over labels of single tokens, each made of that token alone
     reads_choices = False  # whether texts [B, C, T] are the C choices of B questions
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:

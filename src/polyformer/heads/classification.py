@@ -156,6 +156,8 @@ class TagConfig(HeadConfig):
 class Tag(Head):
     """labels [B, T], -100 where a token has none; predictions [B, T, num_labels]."""
 
+    spreads = True
+
     def __init__(self, hidden_size: int, config: TagConfig):
         super().__init__()
         self.transform = build_transform(config.transform, hidden_size)

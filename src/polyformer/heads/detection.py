@@ -42,6 +42,8 @@ class DetectConfig(HeadConfig):
 class Detect(Head):
     """labels [B, T], 1 for replaced tokens, 0 for others, -100 for none; predictions [B, T]."""
 
+    spreads = True
+
     def __init__(self, hidden_size: int, config: DetectConfig):
         super().__init__()
         self.activation = activation(config.activation)

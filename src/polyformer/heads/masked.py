@@ -46,6 +46,8 @@ class MaskedConfig(VocabularyConfig):
 class MaskedHead(VocabularyHead):
     """Predicts the masked tokens."""
 
+    spreads = True
+
     def __init__(self, shape: HeadShape, config: MaskedConfig):
         super().__init__(shape, bias=config.bias)
         self.activation = activation(config.activation)
@@ -93,6 +95,8 @@ class EnhancedMaskedConfig(MaskedConfig):
 
 class EnhancedMaskedHead(MaskedHead):
     """Predicts the masked tokens from their positions too."""
+
+    spreads = False
 
     def __init__(self, shape: HeadShape, config: EnhancedMaskedConfig):
         super().__init__(shape, config)

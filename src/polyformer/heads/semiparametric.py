@@ -52,6 +52,7 @@ class SemiparametricHead(LanguageModelHead):
     """Predicts the next token from the hidden state and the neighbours' tokens."""
 
     reads_neighbours = True
+    spreads = False
 
     def __init__(self, shape: HeadShape, config: SemiparametricConfig):
         super().__init__(shape, config)

@@ -101,6 +101,7 @@ class LanguageModelHead(VocabularyHead):
     """Predicts the next token."""
 
     predicts_next = True
+    spreads = True
 
     def __init__(self, shape: HeadShape, config: LanguageModelConfig):
         if not shape.tied:

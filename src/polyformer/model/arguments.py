@@ -13,6 +13,7 @@ from polyformer.core.labels import next_labels
 from polyformer.heads import Head, HeadInput
 from polyformer.model.checks import check_labels, check_neighbours, check_score_positions, refuse
 from polyformer.sequence.inputs import ModelInputs
+from polyformer.sequence.shares import Share
 from polyformer.sequence.tokens import Tokens
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -122,6 +123,10 @@ class Labels:
             return self
         following = next_labels(self.labels, document_ids, tokens.new_valid(self.labels.shape[1]))
         return dataclasses.replace(self, labels=following)
+
+    def of_share(self, share: Share) -> "Labels":
+        """Those of one process's tokens, `labels` shifted already."""
+        return Labels(None if self.labels is None else share.take(self.labels))
 
     def beside(self, inputs: HeadInput, vocab_size: int) -> HeadInput:
         """`inputs` of the head with all that is said here beside `labels`; raises `InputError` for what does

@@ -11,9 +11,10 @@ from polyformer.attention import SoftmaxConfig
 from polyformer.core.auxiliary_losses import AuxiliaryLosses, collect_auxiliary_losses
 from polyformer.core.errors import InputError
 from polyformer.depth import Halting
-from polyformer.heads import LastLayer
+from polyformer.heads import Head, LastLayer
 from polyformer.model.arguments import OutputOptions
 from polyformer.model.checks import check_ids, check_inputs
+from polyformer.model.spreading import check_spreads
 from polyformer.ops.int8_layers import Int8Embedding
 from polyformer.ops.softmax import recorded
 from polyformer.outputs import ModelState
@@ -22,9 +23,11 @@ from polyformer.patterns.marked import reads_marks
 from polyformer.position import related
 from polyformer.sequence.context import Context
 from polyformer.sequence.inputs import ModelInputs
+from polyformer.sequence.shares import Share
+from polyformer.sequence.spread import Spreading, current_spreading, spread
 from polyformer.sequence.tokens import NO_TOKENS, Tokens
 from polyformer.sequence.unpadding import unpadding
-from polyformer.stack import AdaptiveEmbedding, Embedding, LayerState, Source, Stack
+from polyformer.stack import AdaptiveEmbedding, Embedding, LayerState, Source, Stack, StackConfig
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,7 +37,8 @@ class SideOutput:
     hidden: [B, T, E], the stack's output. tokens: those read so far. layer_states: for the next call.
     hidden_states, attentions: where they were asked for. last_layer: for heads that run it again.
     auxiliary_losses: terms that parts of the stack add to the training loss. halting: what decided how many
-    layers each token went through, where that differs.
+    layers each token went through, where that differs. share: of a sequence that is spread over processes,
+    the tokens of this one, to which all else but `tokens` belongs.
     """
 
     hidden: Tensor
@@ -45,6 +49,7 @@ class SideOutput:
     last_layer: LastLayer | None
     auxiliary_losses: AuxiliaryLosses
     halting: Halting | None = None
+    share: Share | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,6 +66,7 @@ class Side:
     tokens: nn.Embedding | Int8Embedding | AdaptiveEmbedding
     embedding: Embedding
     stack: Stack
+    head: Head
     predict: Callable[[Tensor], Tensor] | None = None  # of hidden states, for those who look before the end
 
     def run(
@@ -77,6 +83,9 @@ class Side:
         out of what is computed; it is where that pays and changes nothing.
         """
         self._check(inputs, state)
+        over = current_spreading()
+        if over is not None:
+            return self._compute_share(inputs, options, over, state)
         plain = state is None and not options.output_attentions and not self.config.head.again
         padding = unpadding(inputs) if plain and unpads and self._is_unrestricted() else None
         if padding is None:
@@ -103,14 +112,33 @@ class Side:
         dense = isinstance(mechanism, SoftmaxConfig) and mechanism.pattern in (None, Full(), Causal())
         return dense and self.stack.depth is None
 
+    def _compute_share(
+        self, inputs: ModelInputs, options: OutputOptions, over: Spreading, state: ModelState | None
+    ) -> SideOutput:
+        """The stack over this process's share of the tokens of `inputs`, padding too."""
+        if self.config.encoder is not None and self.config.decoder is not None:
+            raise InputError(
+                "encoder-decoder: only texts of an encoder or a decoder alone are spread over processes"
+            )
+        config: StackConfig = getattr(self.config, self.name)
+        check_spreads(config, self.stack, self.head, self.config.head.kind)
+        if state is not None:
+            raise InputError(
+                "state, use_cache: a sequence that is spread over processes is read at once; leave them out"
+            )
+        assert inputs.input_ids is not None
+        share = over.share(inputs.input_ids.shape[1], self.name == "decoder")
+        return self._compute(inputs, options, share=share)
+
     def _compute(
         self,
         inputs: ModelInputs,
         options: OutputOptions,
         state: ModelState | None = None,
         cached: bool = True,
+        share: Share | None = None,
     ) -> SideOutput:
-        """The stack over all tokens of `inputs`, padding too."""
+        """The stack over all tokens of `inputs`, padding too, or over a share of them."""
         ids = inputs.input_ids
         assert ids is not None
         inputs = self._with_global_tokens(inputs, ids)
@@ -120,6 +148,9 @@ class Side:
         context = tokens.context(new, self.name == "decoder", ids.device)
         if inputs.relation_ids is not None:
             context = related(context, inputs.relation_ids, len(ids), stack.position)
+        if share is not None:
+            context, inputs = spread(context, share, ids.device), inputs.of_share(share)
+            ids, pos = share.take(ids), share.take(pos)
         source = None
         if state is not None and self.config.encoder is not None:
             source = Source(state.source, Context(new, state.source_length, kv_valid=state.source_valid))
@@ -137,7 +168,15 @@ class Side:
             last_layer = LastLayer(read, pos, lambda x: stack.again(x, read, context))
         hidden_states = tuple(collect) if collect is not None and options.output_hidden_states else None
         return SideOutput(
-            hidden, tokens, layer_states, hidden_states, attentions, last_layer, auxiliary_losses, halting
+            hidden,
+            tokens,
+            layer_states,
+            hidden_states,
+            attentions,
+            last_layer,
+            auxiliary_losses,
+            halting,
+            share,
         )
 
     def _embedded(self, ids: Tensor, pos: Tensor, inputs: ModelInputs) -> Tensor:

@@ -21,6 +21,7 @@ from polyformer.model.frozen import freeze_around_alone
 from polyformer.model.judge import HeadJudge
 from polyformer.model.saving import PretrainedMixin
 from polyformer.model.side import Side, SideOutput
+from polyformer.model.spreading import loss_of_whole
 from polyformer.model.weights import round_weights
 from polyformer.ops.int8_layers import Int8Embedding, Int8Weight
 from polyformer.outputs import ModelOutput, ModelState
@@ -273,7 +274,8 @@ class Transformer(PretrainedMixin):
         assert stack is not None
         assert embedding is not None
         table = self.tokens if encoder else self._output_table()
-        return Side(name, self.config, table, embedding, stack, None if encoder else self.predictions)
+        predict = None if encoder else self.predictions
+        return Side(name, self.config, table, embedding, stack, self.head, predict)
 
     def _output_weight(self) -> Tensor | Int8Weight | AdaptiveEmbedding:
         """What a head that is tied reads: [V, E]. A pipeline's last stage has it for such a head alone."""
@@ -298,13 +300,17 @@ class Transformer(PretrainedMixin):
 
         ids: those of the text or source. encoded: what the encoder of an encoder-decoder computed.
         """
-        valid, table = ran.tokens.new_valid(ran.hidden.shape[1]), self._output_weight()
+        own = ran.tokens
+        if ran.share is not None:
+            own, labels = own.of_share(ran.share), labels.of_share(ran.share)
+        valid, table = own.new_valid(ran.hidden.shape[1]), self._output_weight()
         head_input = labels.beside(
             HeadInput(ran.hidden, valid, table, ran.last_layer, ids=ids), self.config.vocab_size
         )
         loss, predictions = self.head(head_input, labels.labels)
         losses = None
         if loss is not None:
+            loss = loss_of_whole(loss, labels.labels, ran.share)
             losses = {"prediction": loss.detach()}
             others = encoded.auxiliary_losses if encoded else {}
             own = {}

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
+from polyformer.sequence.shares import Share
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,6 +49,14 @@ class ModelInputs:
             other = "ids too" if self.input_ids is not None else tuple(vectors.shape)
             raise InputError(f"{name}: expected [batch, length, width] in place of the ids, got {other}")
         return dataclasses.replace(self, input_ids=vectors.new_zeros(vectors.shape[:-1], dtype=torch.long))
+
+    def of_share(self, share: Share) -> "ModelInputs":
+        """The tokens of one process, without `relation_ids`, which are of pairs."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name, value in fields.items():
+            if value is not None:
+                fields[name] = share.take(value, 1 if name == "inputs_embeds" else -1)
+        return ModelInputs(**{**fields, "relation_ids": None})
 
     def with_choices_as_rows(self) -> "tuple[ModelInputs, int]":
         """The texts [B, C, T] of C choices of B questions as rows [B C, T], and C."""

@@ -1,12 +1,20 @@
 """Contexts of sequences that are spread over processes: one process's tokens; a run of queries and keys."""
 
+import contextlib
+import contextvars
 import dataclasses
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, unknown
 from polyformer.sequence.context import Context
-from polyformer.sequence.shares import Share
+from polyformer.sequence.shares import Share, balanced, contiguous
+
+WAYS = "auto", "needed", "ring", "all"
+"""How keys come to the processes whose queries need them."""
 
 TABLES = "pos", "doc", "segment", "marked"
 """What is said of queries (`q_pos`) and of keys (`kv_pos`) alike."""
@@ -53,3 +61,57 @@ def cut(whole: Context, queries: tuple[int, int], keys: tuple[int, int], device:
         changes["relations"] = changes["relations"][:, queries[0] : queries[1]]
     lengths = {"q_len": queries[1] - queries[0], "kv_len": keys[1] - keys[0]}
     return dataclasses.replace(whole, **lengths, **changes, q_start=queries[0] - keys[0], memo={})
+
+
+@dataclasses.dataclass(frozen=True)
+class Spreading:
+    """A group of processes over which models spread the sequences that they read.
+
+    group: a torch process group. rank: this process in it. processes: how many it has. way: as in `Share`.
+    """
+
+    group: Any
+    rank: int
+    processes: int
+    way: str = "auto"
+
+    def share(self, length: int, causal: bool) -> Share:
+        """This process's slots of a sequence: two runs where that balances causal work, else one."""
+        runs = (balanced if causal else contiguous)(length, self.processes)
+        return Share(self.group, self.rank, runs, self.way)
+
+
+_spreading: contextvars.ContextVar[Spreading | None] = contextvars.ContextVar("spreading", default=None)
+
+
+def current_spreading() -> Spreading | None:
+    """How models spread what they read, here and now; None where they do not."""
+    return _spreading.get()
+
+
+@contextlib.contextmanager
+def spreading(over: Spreading) -> Iterator[None]:
+    """Models called inside spread the sequences that they read."""
+    token = _spreading.set(over)
+    try:
+        yield
+    finally:
+        _spreading.reset(token)
+
+
+def spread_over(group: Any = None, way: str = "auto") -> AbstractContextManager[None]:
+    """Inside, a model spreads the sequences that it reads over the processes of a group: context parallelism.
+
+    All processes call it with the same, whole inputs; each computes its part of the tokens, whose keys and
+    values, or sums of them, go to those that need them. `output.loss` is that of the whole sequence in all
+    processes; hidden states and logits are those of the process's own tokens (`Spreading.share` says which).
+    Gradients are to be averaged over the processes, as data parallelism does: their mean is the gradient.
+
+    group: a torch process group, by default all processes. way: how keys come to queries: "needed" (an
+    all-to-all of what the pattern's layout names), "ring", "all" (an all-gather), or "auto".
+    """
+    import torch.distributed as dist
+
+    if way not in WAYS:
+        raise unknown("way", way, WAYS)
+    return spreading(Spreading(group, dist.get_rank(group), dist.get_world_size(group), way))

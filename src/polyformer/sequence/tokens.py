@@ -9,6 +9,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.state import State
 from polyformer.sequence.context import Context
 from polyformer.sequence.inputs import ModelInputs
+from polyformer.sequence.shares import Share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,10 @@ class Tokens(State):
         marked = _joined(self.marked, marks, (rows, self.length), ids, torch.zeros, torch.bool)
         pos = self._positions(ids, inputs.position_ids, valid, doc)
         return Tokens(length, valid, pos, doc, segment, marked, self.dropped, self.merged)
+
+    def of_share(self, share: Share) -> "Tokens":
+        """Those of one process."""
+        return dataclasses.replace(self.map(share.take), length=share.length)
 
     def last_kept(self, count: int) -> "Tokens":
         """The last `count` tokens, as a memory keeps them; of none, only how many there were."""

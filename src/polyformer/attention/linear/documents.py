@@ -50,7 +50,7 @@ def causal_documents(inputs: Inputs, documents: Tensor, before: int, past: Sums)
     for row, numbers in enumerate(documents[:, before:].tolist()):
         sums = Sums(*(x[row * heads : (row + 1) * heads] for x in past))
         outputs = []
-        for index, (start, stop) in enumerate(_spans(numbers)):
+        for index, (start, stop) in enumerate(spans(numbers)):
             first, last = (min(max(edge - inputs.offset, 0), queries) for edge in (start, stop))
             if first == last:
                 continue
@@ -69,16 +69,16 @@ def noncausal_documents(inputs: Inputs, q_doc: Tensor, kv_doc: Tensor, past: Sum
     """Every query attends to all of its own document: q_doc [B, Tq], kv_doc [B, T]."""
     outputs = []
     for row, (of_queries, of_keys) in enumerate(zip(q_doc.tolist(), kv_doc.tolist())):
-        keys = {of_keys[start]: slice(start, stop) for start, stop in _spans(of_keys)}
+        keys = {of_keys[start]: slice(start, stop) for start, stop in spans(of_keys)}
         parts = [
             inputs.part(row, slice(start, stop), keys.get(of_queries[start], slice(0, 0)), 0)
-            for start, stop in _spans(of_queries)
+            for start, stop in spans(of_queries)
         ]
         outputs.append(torch.cat([one_document(part, past)[0] for part in parts], 2))
     return torch.cat(outputs)
 
 
-def _spans(numbers: list[int]) -> list[tuple[int, int]]:
+def spans(numbers: list[int]) -> list[tuple[int, int]]:
     """Where each run of equal numbers starts and stops."""
     edges = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1]]
     return list(zip([0, *edges], [*edges, len(numbers)]))

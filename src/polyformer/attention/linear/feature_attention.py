@@ -18,9 +18,11 @@ from polyformer.attention.linear.definition import definition
 from polyformer.attention.linear.documents import causal_documents, noncausal_documents, one_document
 from polyformer.attention.linear.feature_maps import Kernel
 from polyformer.attention.linear.inputs import Inputs
+from polyformer.attention.linear.spread import spread_attention
 from polyformer.attention.linear.sums import Sums, no_sums
 from polyformer.core.errors import InputError
 from polyformer.core.state import State
+from polyformer.dot_product.plan import refuse_recording
 from polyformer.ops.precision import without_autocast
 from polyformer.ops.softmax import recording
 from polyformer.sequence.context import Context
@@ -72,12 +74,15 @@ def linear_attention(
     with without_autocast(q):
         inputs = Inputs.of(q, k, v, kernel, context, weight, decay)
         if recording():
+            refuse_recording(context)
             if state is not None and state.sums is not None:
                 raise InputError(
                     "output_attentions: a state of sums has no weights of single tokens; give the whole "
                     "input at once"
                 )
             return definition(inputs, context), None
+        if context.share is not None:
+            return spread_attention(inputs, context), None
         rows, heads = q.shape[:2]
         past = (state or LinearState()).past(rows, heads, v.shape[3], kernel)
         if context.q_doc is None or context.kv_doc is None:

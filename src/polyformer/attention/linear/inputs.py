@@ -55,6 +55,12 @@ class Inputs:
         offset = context.offset - (context.kv_len - new)
         return cls(q, k, v, kernel, weight, decay, context.causal, offset)
 
+    def tokens(self, own: slice) -> "Inputs":
+        """Some tokens of all rows, their queries and their keys."""
+        tables = {name: getattr(self, name)[:, :, own] for name in ("q", "k", "v", "weight")}
+        decay = None if self.decay is None else self.decay[:, :, own]
+        return dataclasses.replace(self, **tables, decay=decay, offset=0)
+
     def part(self, row: int, queries: slice, keys: slice, offset: int) -> "Inputs":
         """Some queries and keys of one row."""
 

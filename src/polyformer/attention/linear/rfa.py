@@ -52,6 +52,7 @@ class RFAConfig(MechanismConfig):
     kind: ClassVar[str] = "rfa"
     paper: ClassVar[str] = "Peng et al. 2021, section 3"
     relates: ClassVar[bool] = False
+    spreads: ClassVar[bool] = True
     reasons: ClassVar[Mapping[str, str]] = {"relates": NO_DISTANCES}
     eager: ClassVar[str] = (
         "features are drawn from a number that is read, and runs of tokens walked in Python"
@@ -59,6 +60,8 @@ class RFAConfig(MechanismConfig):
 
     def __post_init__(self) -> None:
         check_features(self.features, self.redraw_every)
+        if self.plain:
+            object.__setattr__(self, "spreads", False)
         if self.sigma <= 0:
             raise InputError(f"sigma: expected a temperature above 0, got {self.sigma}")
         if self.floor < 0:

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from polyformer.dot_product.spread.needs import Needs
 from polyformer.dot_product.spread.traffic import count_transfer
 from polyformer.patterns.layout import Interval, intersect, unite
+from polyformer.sequence.shares import Share
 
 
 class _ToPeers(torch.autograd.Function):
@@ -33,10 +34,48 @@ class _ToPeers(torch.autograd.Function):
 
 
 def _sent(rows: Tensor, group: Any, what: str, sent: list[int], received: list[int]) -> Tensor:
+    if len(sent) == 1:
+        return rows.clone()
     arrived = rows.new_empty(sum(received), *rows.shape[1:])
     dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
     count_transfer(what, rows.nbytes, arrived.nbytes)
     return arrived
+
+
+class _Gathered(torch.autograd.Function):
+    """A tensor of every process, of one shape in all -> those of all processes, [P, ...]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any, what: str) -> Tensor:
+        """One all-gather."""
+        ctx.group, ctx.what = group, what
+        x = x.contiguous()
+        everybody = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(everybody, x, group=group)
+        count_transfer(what, x.nbytes * (len(everybody) - 1), x.nbytes * (len(everybody) - 1))
+        return torch.stack(everybody)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of what this process showed, added up over all that saw it."""
+        grad = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(grad, group=ctx.group)
+        count_transfer(f"gradients of {ctx.what}", grad.nbytes, grad.nbytes)
+        return grad[dist.get_rank(ctx.group)], None, None
+
+
+def total(x: Tensor, share: Share) -> Tensor:
+    """The sum of x over the processes of a share, without a gradient."""
+    x = x.clone()
+    if len(share.runs) > 1:
+        dist.all_reduce(x, group=share.group)
+    return x
+
+
+def gather(x: Tensor, share: Share, what: str) -> Tensor:
+    """x of every process of a share, which has one shape in all: [P, ...]."""
+    return _Gathered.apply(x, share.group, what) if len(share.runs) > 1 else x.unsqueeze(0)
 
 
 class _Anchored(torch.autograd.Function):

@@ -44,8 +44,7 @@ def run_checks(checks: Checks) -> None:
 
 def launch(file: str) -> None:
     """Runs a test file as a script that calls `run_checks`."""
-    tests = Path(file).parents[1]
-    path = os.pathsep.join([str(Path(file).parent), str(tests), str(tests / "contracts"), *sys.path])
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     ended = subprocess.run(
         [sys.executable, file], env=environment, capture_output=True, text=True, timeout=150

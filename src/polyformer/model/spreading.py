@@ -1,0 +1,52 @@
+"""A model's part in sequences that are spread over processes: what it refuses, and the loss of the whole."""
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError, quote
+from polyformer.core.labels import IGNORED
+from polyformer.dot_product.spread.exchange import total
+from polyformer.heads import Head
+from polyformer.memory import NoMemoryConfig
+from polyformer.sequence.shares import Share
+from polyformer.stack import Stack, StackConfig
+
+
+def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> None:
+    """Raises `InputError` for parts of a side that need tokens which other processes have.
+
+    kind: the head's.
+    """
+    config.attention.mechanism.require("spreads")
+    feedforwards = [config.feedforward.at(layer) for layer in range(config.num_hidden_layers)]
+    refused = {
+        "memory": None if isinstance(config.memory, NoMemoryConfig) else config.memory.kind,
+        "depth": None if stack.depth is None else config.depth.kind,
+        "feedforward": next((part.kind for part in feedforwards if not part.tokenwise), None),
+        "norm": None if config.norm.tokenwise else config.norm.kind,
+        "head": None if head.spreads else kind,
+        "convolution": None if config.convolution is None else "convolution",
+        "global_projections": "true" if config.attention.global_projections else None,
+        "layerdrop": "above 0" if config.layerdrop and stack.training else None,
+    }
+    for name, value in refused.items():
+        if value is not None:
+            raise InputError(
+                f"{name}: {quote(value)} asks for more tokens than a process has of a sequence that is "
+                "spread over processes; choose another, or leave parallel.context at 1"
+            )
+
+
+def loss_of_whole(loss: Tensor, labels: Tensor | None, share: Share | None) -> Tensor:
+    """The mean over the whole sequence's labelled tokens, from the mean `loss` over this process's.
+
+    labels: this process's. In the gradient it is this process's part times the number of processes, so that
+    the mean of the gradients is that of the whole.
+    """
+    if share is None or labels is None:
+        return loss
+    count = (labels != IGNORED).sum()
+    own = torch.where(count > 0, loss.detach(), 0.0).double() * count
+    whole = total(torch.stack([own, count.double()]), share)
+    part = loss * (count * len(share.runs) / whole[1].clamp_min(1)).to(loss.dtype)
+    return part + ((whole[0] / whole[1].clamp_min(1)).to(loss.dtype) - part).detach()

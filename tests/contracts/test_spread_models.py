@@ -1,0 +1,119 @@
+"""Models over sequences that are spread over processes: losses and gradients of one process."""
+
+import torch
+import torch.distributed as dist
+from members import VOCAB, Case, assert_same, bases, cases, gradients, shrunk, with_part
+
+from launching import launch, run_checks
+from polyformer.attention import SoftmaxConfig
+from polyformer.attention.linear.performer import PerformerConfig
+from polyformer.core.errors import InputError
+from polyformer.model import Transformer
+from polyformer.patterns import Global, Window
+from polyformer.position import AlibiConfig
+from polyformer.sequence.spread import current_spreading, spread_over
+
+FAMILIES = "Position", "Block", "FeedForward", "Norm", "Head", "Memory", "Depth"
+REFUSED = {
+    "Depth-act",
+    "Depth-exits",
+    "FeedForward-experts",
+    "FeedForward-separable_convolution",
+    "Head-choose",
+    "Head-classify",
+    "Head-embed",
+    "Head-enhanced_masked",
+    "Head-pretraining",
+    "Head-semiparametric",
+    "Head-span",
+    "Memory-compressive",
+    "Memory-memorizing",
+    "Memory-recurrent",
+    "Norm-batch",
+}
+"""What asks for more tokens than a process has. Everything else computes what a process alone does."""
+
+
+def all_parts() -> None:
+    """A model around every member of the families; those that cannot say so, by their names."""
+    refused = set()
+    for case in cases():
+        if case.shape == "pair" or case.member.partition("-")[0] not in FAMILIES:
+            continue
+        name = case.member.rpartition("-")[0]
+        if refuses(case):
+            refused.add(name)
+        else:
+            check(case)
+    assert refused == REFUSED, refused ^ REFUSED
+
+
+def refuses(case: Case) -> bool:
+    """Before anything is exchanged, in all processes."""
+    with spread_over():
+        try:
+            case.model()(**case.labels(case.batch()))
+        except InputError as error:
+            return "spread over processes" in str(error)
+    return False
+
+
+def check(case: Case, length: int = 11, **inputs: torch.Tensor) -> None:
+    model, batch = case.model(), case.labels(case.batch(length=length)) | inputs
+    whole = model(**batch)
+    expected = gradients(model, whole.loss)
+    with spread_over():
+        spreading = current_spreading()
+        assert spreading is not None
+        share = spreading.share(length, case.shape == "decoder")
+        output = model(**batch)
+    assert_same(output.loss, whole.loss)
+    assert_same(output.last_hidden_state, share.take(whole.last_hidden_state, 1))
+    assert_same(output.logits, share.take(whole.logits, 1))
+    mean = gradients(model, output.loss)
+    for gradient in mean.values():
+        dist.all_reduce(gradient)
+        gradient /= dist.get_world_size()
+    assert_same(mean, expected)
+
+
+def documents_and_padding() -> None:
+    """A label is never across a document's end, nor lost where one process's tokens end."""
+    documents = (torch.arange(29) // 6).expand(2, -1)
+    mask = torch.ones(2, 29, dtype=torch.long)
+    mask[0, 22:] = 0
+    for part in (SoftmaxConfig(pattern=Window(5, 0) | Global(1)), PerformerConfig(features=6)):
+        config = shrunk(with_part(bases()["decoder"], part))
+        for inputs in ({"document_ids": documents}, {"attention_mask": mask}):
+            labels = torch.randint(VOCAB, (2, 29), generator=torch.Generator().manual_seed(3))
+            labels[:, :15] = -100  # some processes have no label
+            check(Case("tiny", config), 29, labels=labels, **inputs)
+
+
+def recomputed_and_trained() -> None:
+    """Activations that are computed again exchange keys again; in training too."""
+    torch.manual_seed(0)
+    config = with_part(with_part(bases()["decoder"], AlibiConfig()), SoftmaxConfig(pattern=Window(4, 0)))
+    model = Transformer(shrunk(config)).double()
+    assert model.decoder is not None
+    ids = torch.randint(VOCAB, (2, 13))
+    results = []
+    for recompute in (False, True):
+        model.decoder.recompute = recompute
+        for module in model.modules():
+            if hasattr(module, "p"):
+                module.p = 0.0
+        with spread_over():
+            results.append(gradients(model.train(), model(ids, labels=ids).loss))
+    assert_same(*results)
+
+
+CHECKS = {2: (all_parts, documents_and_padding, recomputed_and_trained), 4: (documents_and_padding,)}
+
+
+def test_processes_compute_what_one_does():
+    launch(__file__)
+
+
+if __name__ == "__main__":
+    run_checks(CHECKS)
