@@ -239,6 +239,15 @@ def test_what_is_no_record_is_refused(wrong: str):
         recorded(wrong)
 
 
+def test_runs_that_draw_nothing_have_enough_seeds():
+    alike = RECORD.replace("| 1 |", "| any |")
+    assert recorded(alike)["warmup"].seeds is None
+    text = claims_page(alike)
+    assert "(all seeds alike, 2026-11-21;" in text
+    assert "Trained figures" not in text
+    assert "Trained figures" in claims_page(RECORD)
+
+
 def test_the_list_has_every_claim_and_its_record(every: list[Measurable]):
     text = claims_page(RECORD)
     assert (

@@ -4,8 +4,8 @@ A record is a comment in docs/results.md beside its figures:
 
     <!-- claim NAME | VERDICT | SEEDS | DATE | WHAT CAME OUT -->
 
-with a verdict of `OUTCOMES`, the number of seeds that were trained with (0 where nothing is trained), and
-what came out.
+with a verdict of `OUTCOMES`, the number of seeds that were trained with (0 where nothing is trained, `any`
+where training draws nothing, so that all seeds are alike), and what came out.
 """
 
 import dataclasses
@@ -14,13 +14,16 @@ from collections.abc import Mapping
 
 from polyformer.bench.experiment import OUTCOMES, Claim
 from polyformer.bench.gallery.jobs import measurables
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 
 MARK = re.compile(r"^<!-- claim (.*?) -->$", re.MULTILINE)
 HEADING = re.compile(r"^#{2,3} (.*)$", re.MULTILINE)
 
 BAR = "\\|"
 """What stands for a bar inside a table."""
+
+ALIKE = "any"
+"""In the place of the number of seeds, where a seed changes nothing."""
 
 ENOUGH = 3
 """Seeds that a trained figure should have."""
@@ -31,7 +34,7 @@ class Recorded:
     """What was measured of a claim, and under which heading of docs/results.md it stands."""
 
     verdict: str
-    seeds: int
+    seeds: int | None  # None: a seed changes nothing
     date: str
     figures: str
     heading: str
@@ -43,13 +46,15 @@ def recorded(text: str) -> dict[str, Recorded]:
     records: dict[str, Recorded] = {}
     for mark in MARK.finditer(text):
         cells = [cell.strip() for cell in mark[1].split("|", 4)]
-        if len(cells) != 5 or cells[1] not in OUTCOMES or not cells[2].isdigit() or cells[0] in records:
+        named = len(cells) == 5 and cells[1] in OUTCOMES and cells[0] not in records
+        if not named or not (cells[2].isdigit() or cells[2] == ALIKE):
             raise InputError(
                 f"docs/results.md: {mark[0]}: expected a claim that has no other record, one of "
-                f"{', '.join(OUTCOMES)}, a number of seeds, a date and a sentence"
+                f"{', '.join(OUTCOMES)}, a number of seeds or {quote(ALIKE)}, a date and a sentence"
             )
         heading = [title for start, title in headings if start < mark.start()][-1]
-        records[cells[0]] = Recorded(cells[1], int(cells[2]), cells[3], cells[4], heading)
+        seeds = None if cells[2] == ALIKE else int(cells[2])
+        records[cells[0]] = Recorded(cells[1], seeds, cells[3], cells[4], heading)
     return records
 
 
@@ -70,13 +75,16 @@ def claims_page(results: str) -> str:
     lines = [HEAD.format(claims=len(claims), modules=len(every), counts=", ".join(counts))]
     lines += ["| claim | source | verdict | seeds | command |", "|---|---|---|---|---|"]
     lines += [_row(name, claim, records) for name, claim in claims]
-    few = [
-        claim.name for _, claim in claims if claim.name in records and 0 < records[claim.name].seeds < ENOUGH
-    ]
-    lines.append(FEW.format(enough=ENOUGH, few=", ".join(f"[{name}](#{name})" for name in few)))
+    few = [claim.name for _, claim in claims if claim.name in records and _few(records[claim.name])]
+    if few:
+        lines.append(FEW.format(enough=ENOUGH, few=", ".join(f"[{name}](#{name})" for name in few)))
     for name, claim in claims:
         lines.append(_section(name, claim, records.get(claim.name)))
     return "\n".join(lines)
+
+
+def _few(record: Recorded) -> bool:
+    return record.seeds is not None and 0 < record.seeds < ENOUGH
 
 
 def _row(name: str, claim: Claim, records: Mapping[str, Recorded]) -> str:
@@ -85,7 +93,7 @@ def _row(name: str, claim: Claim, records: Mapping[str, Recorded]) -> str:
         f"[{claim.says}](#{claim.name})",
         f"{claim.paper}, {claim.section}",
         record.verdict if record else "not run yet",
-        str(record.seeds or "none trained") if record else "",
+        SEEDS.get(record.seeds, str(record.seeds)) if record else "",
         f"`{name}`",
     )
     return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
@@ -101,11 +109,15 @@ def _section(name: str, claim: Claim, record: Recorded | None) -> str:
     ]
     if record is None:
         return "\n".join([*lines, "- Not run yet at this size."])
-    seeds = {0: "nothing trained", 1: "**one seed**"}.get(record.seeds, f"{record.seeds} seeds")
+    seeds = {None: "all seeds alike", 0: "nothing trained", 1: "**one seed**"}.get(
+        record.seeds, f"{record.seeds} seeds"
+    )
     where = f"[{record.heading}](results.md#{anchor(record.heading)})"
     verdict = f"**{record.verdict[0].upper()}{record.verdict[1:]}**: {record.figures}"
     return "\n".join([*lines, f"- {verdict} ({seeds}, {record.date}; {where})."])
 
+
+SEEDS = {None: "all alike", 0: "none trained"}
 
 HEAD = """# Claims
 
