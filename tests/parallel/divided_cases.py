@@ -48,7 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
 class Texts:
     """Batches of random texts: ragged, one without a label, and an odd number of them in an epoch."""
 
-    best = "loss"
+    best, spreads = "loss", True
     direction: Literal["min", "max"] = "min"
 
     def __init__(self, length: int = LENGTH, batches: int = 7, empty: int | None = 2) -> None:

@@ -1,5 +1,7 @@
 """How processes are shared out along the dimensions of a mesh."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from polyformer.core.errors import InputError
@@ -48,3 +50,9 @@ def test_an_engine_refuses_before_processes_wait_for_one_another(
     monkeypatch.setenv("WORLD_SIZE", world)
     with pytest.raises(InputError, match=complaint):
         Engine(EngineConfig(parallel=ParallelConfig(**options)))
+
+
+def test_a_task_that_reads_more_than_a_loss_is_refused_where_texts_are_shared():
+    engine = SimpleNamespace(config=EngineConfig(parallel=ParallelConfig(context=2)))
+    with pytest.raises(InputError, match="this task reads more of the model than its loss"):
+        Engine.check_task(engine, SimpleNamespace())  # type: ignore[arg-type]

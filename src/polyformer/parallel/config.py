@@ -9,7 +9,7 @@ from polyformer.core.errors import InputError
 DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
 """From the outside in: neighbours in the last exchange most, and are best on one machine."""
 
-UNBUILT = ("pipeline", "context")
+UNBUILT = ("pipeline",)
 """What training does not know yet."""
 
 
@@ -20,7 +20,7 @@ class ParallelConfig(Config):
     data: int | None = None  # whole copies of the model, each with its own batches; null: the rest of them
     shard: int = 1  # with own batches too, and each with a part of the weights and of the optimizer's memory
     tensor: int = 1  # share every batch, each with some of the heads and of the feed-forward
-    context: int = 1  # share every text, each with some of its tokens
+    context: int = 1  # share every text, each with some of its tokens, and a part of the weights as in shard
     pipeline: int = 1  # share every batch, each with some of the layers
 
     def __post_init__(self) -> None:
@@ -60,6 +60,6 @@ class ParallelConfig(Config):
         for name in UNBUILT:
             if getattr(self, name) > 1:
                 raise InputError(
-                    f"{name}: not yet: training divides data, weights (shard) and heads (tensor), got "
-                    f"{name} {getattr(self, name)}; leave it at 1"
+                    f"{name}: not yet: training divides data, weights (shard), texts (context) and heads "
+                    f"(tensor), got {name} {getattr(self, name)}; leave it at 1"
                 )

@@ -46,8 +46,13 @@ class Mesh:
     @property
     def sharding(self) -> "DeviceMesh":
         """What weights are divided over, [shard], with whole copies along its first dimension where there
-        are several: [data, shard]."""
-        return self.device_mesh["data", "shard"] if self.size("data") > 1 else self.device_mesh["shard"]
+        are several: [data, shard]. Processes that share texts divide the weights too: their gradients are
+        averaged in the same exchange."""
+        copies, parts = self.device_mesh["data"], self.device_mesh["shard"]
+        if self.size("context") > 1:
+            parts = self.device_mesh["shard", "context"]._flatten("shard_context")
+            return type(parts)._concatenate([copies, parts]) if self.size("data") > 1 else parts
+        return self.device_mesh["data", "shard"] if self.size("data") > 1 else parts
 
 
 def open_mesh(config: ParallelConfig, device_type: str) -> Mesh:

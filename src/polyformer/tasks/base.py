@@ -130,6 +130,12 @@ class Task(abc.ABC):
         """Whether a batch goes on, row by row, with the texts of the batch before."""
         return False
 
+    @property
+    def spreads(self) -> bool:
+        """Whether the loss of a model is all that training reads of it, so that processes may share texts."""
+        kind = type(self)
+        return kind.loss is Task.loss and kind.training_module is Task.training_module
+
     @abc.abstractmethod
     def adapt(self, config: Any) -> Any:
         """`config`, a model's, with the sizes and the head of this task; `InputError` if it does not fit."""

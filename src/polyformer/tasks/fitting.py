@@ -56,6 +56,11 @@ class Fitting:
         return self.task.loss(model, batch)
 
     @property
+    def spreads(self) -> bool:
+        """Whether processes may share texts in training."""
+        return self.task.spreads
+
+    @property
     def continues(self) -> bool:
         """Whether a batch goes on with the texts of the batch before."""
         return self.task.continues

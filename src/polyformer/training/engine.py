@@ -12,11 +12,12 @@ from polyformer.core.errors import InputError
 from polyformer.ops.tuning import store
 from polyformer.ops.workers import usual_threads
 from polyformer.parallel.mesh import Mesh, open_mesh
+from polyformer.sequence.spread import spread_over
 from polyformer.training.config import EngineConfig
 from polyformer.training.environment import PROCESSOR, THREADS, differences, machine, versions
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.signals import Asked
-from polyformer.training.task import Batch, Evaluators
+from polyformer.training.task import Batch, Evaluators, Task
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -80,9 +81,10 @@ class Engine:
         model together evaluate the same batches: each needs the others' weights for every one."""
         return self.accelerator if self.mesh is None else Copies(self.mesh)  # type: ignore[return-value]
 
-    def place_model(self, model: nn.Module) -> list[str]:
+    def place_model(self, model: nn.Module, task: Task) -> list[str]:
         """Bring the weights to the device: all of them, or those that are this process's part, which changes
-        `model` until `restore`. Returns notes for the user."""
+        `model` until `restore`. Returns notes for the user; raises `InputError` where `task` cannot be."""
+        self.check_task(task)
         if self.mesh is None:
             model.to(self.device)
             return []
@@ -141,6 +143,20 @@ class Engine:
         if self.config.precision == "no":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=HALVES[self.config.precision])
+
+    def spread(self) -> AbstractContextManager[None]:
+        """Where a model reads texts that several processes share."""
+        if self.mesh is None or self.mesh.size("context") == 1:
+            return nullcontext()
+        return spread_over(self.mesh.group("context"))
+
+    def check_task(self, task: Task) -> None:
+        """Raises `InputError` for a task that reads more of a model than its loss, where texts are shared."""
+        if self.config.parallel.context > 1 and not getattr(task, "spreads", False):
+            raise InputError(
+                "parallel.context: this task reads more of the model than its loss, and a process has a part "
+                "of each text alone; set it to 1, or take a task such as lm, mlm or tag"
+            )
 
     def unsynced(self, skip: bool) -> AbstractContextManager[object]:
         """With `skip`, gradients of this pass stay in the process: only the last of a step is exchanged."""

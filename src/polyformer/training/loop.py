@@ -100,7 +100,7 @@ class Training:
     ) -> None:
         self.task, self.config, self.schedule, self.out = task, config, schedule, out
         self.engine = Engine(config.engine)
-        self.notes = self.engine.place_model(model)  # to show when the run begins
+        self.notes = self.engine.place_model(model, task)  # to show when the run begins
         self.model = model
         self.optimizer = self.engine.build(optimizer, model)
         self.rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
@@ -197,7 +197,7 @@ class Training:
             settings["lr"] = rate * factor
         for i, (batch, weight) in enumerate(zip(group.batches, group.weights)):
             with engine.unsynced(skip=i + 1 < len(group.batches)):
-                with engine.autocast():
+                with engine.autocast(), engine.spread():
                     loss = self.carrying.loss(engine.wrapped, engine.place(batch))
                 # Gradients are averaged over the batches of a time; their number makes it a sum of shares.
                 engine.scaler.scale(loss * (weight * engine.data_world / group.total)).backward()
