@@ -50,5 +50,5 @@ export function markTable(site: Site, head: number, query: number, key: number):
   const rows = site.marks.map((mark) => el("tr", { "data-mark": mark.name }, el("th", { scope: "row" }, mark.name),
     cell(mark, site.markOfQuery(mark, head, query)), cell(mark, key < 0 ? null : site.markOfKey(mark, head, key))));
   return el("table", { class: "said" }, el("caption", {}, "What the model says of them:"),
-    el("thead", {}, el("tr", {}, ...["", `query ${query}`, key < 0 ? "key" : `key ${site.position(key)}`].map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, ...rows));
+    el("thead", {}, el("tr", {}, ...["", `query ${query}`, key < 0 ? site.kindOfKeys : `${site.kindOfKeys} ${site.position(key)}`].map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, ...rows));
 }

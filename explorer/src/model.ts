@@ -4,7 +4,7 @@ import { type Allowed, allowedOf, contains } from "./allowed";
 import { type Buffers, type Tensor } from "./buffers";
 import { figure } from "./axes";
 import { css, label, palette } from "./palette";
-import type { Header, MarkHeader, RunHeader, SiteHeader } from "./types";
+import type { Header, LookupHeader, MarkHeader, RunHeader, SiteHeader } from "./types";
 import { PairWeights, StoredWeights, type Weights } from "./weights";
 
 /** What is said of each token. */
@@ -41,6 +41,68 @@ export class Mark {
   }
 }
 
+/** What queries take in beside the keys, such as entries of a store. */
+export class Lookup {
+  readonly weights: Tensor;
+  readonly places: number;
+  private readonly width: number;
+  private readonly entries: Tensor | null;
+  private readonly rows: Tensor | null;
+  private readonly tokens: Tensor | null;
+
+  constructor(readonly header: LookupHeader, private readonly stored: string[], private readonly keys: string[], buffers: Buffers) {
+    this.weights = buffers.read(header.weights);
+    [, this.places, this.width] = header.weights.shape as [number, number, number];
+    this.entries = buffers.maybe(header.entries);
+    this.rows = buffers.maybe(header.rows);
+    this.tokens = buffers.maybe(header.tokens);
+  }
+
+  /** Whether its places are few enough to be a picture, and not the queries themselves. */
+  get isTable(): boolean {
+    return this.entries === null;
+  }
+
+  /** The places that a query reads. */
+  placesOf(query: number): number[] {
+    if (this.rows === null) return Array.from({ length: this.places }, (_, place) => place);
+    const place = this.rows.of(query);
+    return place < 0 ? [] : [place];
+  }
+
+  weight(head: number, place: number, at: number): number {
+    return this.weights.of((head * this.places + place) * this.width + at);
+  }
+
+  /** What is taken in a place, the greatest weight first. */
+  taken(head: number, place: number): Link[] {
+    const start = (head * this.places + place) * this.width;
+    const links = Array.from({ length: this.width }, (_, i) => ({ key: this.entries?.of(start + i) ?? i, weight: this.weights.of(start + i) }));
+    return links.filter(({ weight }) => weight > 0).sort((a, b) => b.weight - a.weight || a.key - b.key);
+  }
+
+  /** The tokens of an entry. */
+  said(entry: number): string {
+    if (this.tokens !== null) return joined(this.keys, this.tokens, entry);
+    return this.stored[this.stored.length - this.header.count + entry] ?? "";
+  }
+
+  /** Their numbers; of entries of a store there are none. */
+  range(entry: number): string {
+    return this.tokens === null ? "" : between(this.tokens, entry);
+  }
+}
+
+/** The tokens start <= j < stop of row `at` of a table [N, 2], as text. */
+function joined(tokens: string[], table: Tensor, at: number): string {
+  return tokens.slice(table.of(2 * at), table.of(2 * at + 1)).map((token) => token.trim() || token).join(" ");
+}
+
+function between(table: Tensor, at: number): string {
+  const [start, stop] = [table.of(2 * at), table.of(2 * at + 1)];
+  return stop - start > 1 ? `${start}–${stop - 1}` : stop > start ? String(start) : "none";
+}
+
 export interface Link {
   key: number;
   weight: number;
@@ -54,6 +116,8 @@ export class Site {
   readonly thumbnails: Tensor;
   readonly distance: Tensor | null;
   readonly marks: Mark[];
+  readonly lookups: Lookup[];
+  private readonly slots: Tensor | null;
   private readonly before: string[];
   readonly weights: Weights | null;
   readonly allowed: Allowed;
@@ -65,12 +129,14 @@ export class Site {
     this.thumbnails = buffers.read(header.thumbnails);
     this.distance = buffers.maybe(header.distance);
     const detail = header.detail;
-    this.keyCount = keysOf(header, this.keys.length);
+    this.keyCount = header.slots?.shape[0] ?? keysOf(header, this.keys.length);
     this.allowed = allowedOf(header, this.keyCount, buffers);
     if (detail === null) this.weights = null;
     else this.weights = detail.kind === "pairs" ? new PairWeights(header, detail, this.allowed, buffers) : new StoredWeights(detail, buffers);
     this.signed = detail?.kind === "weights" && detail.values.dtype !== "uint8" && this.negative();
     this.before = run.before;
+    this.slots = buffers.maybe(header.slots);
+    this.lookups = header.lookups.map((lookup) => new Lookup(lookup, run.stored, this.keys, buffers));
     this.marks = header.marks.map((mark) => new Mark(mark, buffers));
   }
 
@@ -82,8 +148,29 @@ export class Site {
     return this.weights instanceof PairWeights ? this.weights : null;
   }
 
-  /** The token of a key; of a memory slot its number. */
+  /** What a key is called: it may stand for several tokens. */
+  keyName(key: number): string {
+    return this.slots === null ? `key ${this.position(key)}` : `slot ${key}, tokens ${between(this.slots, key)},`;
+  }
+
+  /** What keys are called together. */
+  get kindOfKeys(): string {
+    return this.slots === null ? "key" : "slot";
+  }
+
+  /** What each token gets of a query; of a slot each of its tokens the same share. */
+  shares(head: number, query: number): Map<number, number> {
+    const shares = new Map<number, number>();
+    for (const { key, weight } of this.row(head, query)) {
+      const [start, stop] = this.slots === null ? [this.position(key), this.position(key) + 1] : [this.slots.of(2 * key), this.slots.of(2 * key + 1)];
+      for (let token = start; token < stop; token++) shares.set(token, (shares.get(token) ?? 0) + weight / (stop - start));
+    }
+    return shares;
+  }
+
+  /** The token of a key; of a memory slot its number; the tokens that a slot stands for. */
   keyToken(key: number): string {
+    if (this.slots !== null) return joined(this.keys, this.slots, key);
     const token = key - this.header.memory;
     return token < 0 ? (this.before[this.before.length + token] ?? `[memory ${key}]`) : (this.keys[token] ?? "");
   }
@@ -95,7 +182,7 @@ export class Site {
 
   markOfKey(mark: Mark, head: number, key: number): number | null {
     if (mark.header.of === "keys") return mark.at(head, key);
-    return mark.header.of === "tokens" && this.header.kind === "self" ? mark.at(head, this.position(key)) : null;
+    return mark.header.of === "tokens" && this.header.kind === "self" && this.slots === null ? mark.at(head, this.position(key)) : null;
   }
 
   queryToken(query: number): string {

@@ -11,17 +11,17 @@ export const LEAST = 1e-5;
  */
 export async function through(site: Site, shares: Float64Array, pause: () => Promise<boolean>): Promise<Float64Array | null> {
   const out = new Float64Array(shares.length);
-  const { heads, memory } = site.header;
+  const { heads } = site.header;
   for (let query = 0; query < shares.length; query++) {
     const share = shares[query]!;
     if (share < LEAST) continue;
     const row = new Map<number, number>();
     let total = 0;
     for (let head = 0; head < heads; head++) {
-      for (const { key, weight } of site.row(head, query)) {
+      for (const [token, weight] of site.shares(head, query)) {
         const size = Math.abs(weight); // a matrix of a linear mechanism may have negative entries
         total += size;
-        row.set(key - memory, (row.get(key - memory) ?? 0) + size);
+        row.set(token, (row.get(token) ?? 0) + size);
       }
     }
     out[query]! += (total > 0 ? 0.5 : 1) * share;

@@ -20,7 +20,7 @@ export function topKeys({ site, head, query, key, pick }: Chosen, count = KEYS):
   const links = site.top(head, query, count);
   const seen = seenKeys(site, head, query);
   const caption = el("caption", {}, "Query ", el("b", {}, String(query)), " ", bdi(site.queryToken(query)),
-    ` sees ${seen.toLocaleString("en")} key${seen === 1 ? "" : "s"}; greatest weights:`);
+    ` sees ${seen.toLocaleString("en")} ${site.kindOfKeys}${seen === 1 ? "" : "s"}; greatest weights:`);
   const greatest = Math.max(...links.map(({ weight }) => Math.abs(weight)), 1e-30);
   const rows = links.map((link) => {
     const button = el("button", { type: "button", "aria-pressed": link.key === key, click: () => pick(link.key) },
@@ -30,7 +30,7 @@ export function topKeys({ site, head, query, key, pick }: Chosen, count = KEYS):
     return el("tr", { "data-key": link.key, "data-weight": link.weight }, el("td", {}, button),
       el("td", {}, bdi(site.keyToken(link.key))), el("td", { class: "number" }, figure(link.weight, 4)), el("td", {}, bar));
   });
-  const head_ = el("thead", {}, el("tr", {}, ...["key", "token", "weight", ""].map((name) => el("th", { scope: "col" }, name))));
+  const head_ = el("thead", {}, el("tr", {}, ...[site.kindOfKeys, site.kindOfKeys === "key" ? "token" : "its tokens", "weight", ""].map((name) => el("th", { scope: "col" }, name))));
   const table = el("table", { class: "keys" }, caption, head_, el("tbody", {}, ...rows));
   if (site.weights === null) return el("p", { class: "note" }, "Of this layer the page holds thumbnails alone.");
   return table;

@@ -61,6 +61,18 @@ export interface MarkHeader {
   values: Reference;
 }
 
+/** What queries take in beside the keys: weights [H, R, K] of `entries` [H, R, K] (null: all, in order) out of `count`. */
+export interface LookupHeader {
+  name: string;
+  count: number;
+  weights: Reference;
+  entries: Reference | null;
+  /** The row that each query reads, -1 for none; null where each reads all. */
+  rows: Reference | null;
+  /** Tokens start <= j < stop of each entry; null where entries are of the store. */
+  tokens: Reference | null;
+}
+
 export interface SiteHeader {
   name: string;
   stack: string;
@@ -79,6 +91,9 @@ export interface SiteHeader {
   detail: PairsHeader | WeightsHeader | null;
   marks: MarkHeader[];
   memory: number;
+  /** [S, 2]: keys that are no tokens stand for the tokens start <= j < stop. */
+  slots: Reference | null;
+  lookups: LookupHeader[];
 }
 
 export interface PixelsHeader {
@@ -103,6 +118,8 @@ export interface RunHeader {
   pixels: PixelsHeader | null;
   /** What stands in each slot of the memory that was read. */
   before: string[];
+  /** What has entered the store of the memory, in order. */
+  stored: string[];
   sites: SiteHeader[];
   notes: string[];
 }

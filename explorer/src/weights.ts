@@ -61,7 +61,7 @@ export class PairWeights implements Weights {
     this.keys = pairs.k.shape[1]!;
     this.width = pairs.q.shape[2]!;
     this.group = site.heads / pairs.k.shape[0]!;
-    this.offset = site.kind === "self" ? this.keys - this.queries : 0;
+    this.offset = site.kind === "self" && site.slots === null ? this.keys - this.queries : 0;
     this.distance = this.distanceTerms();
     this.changes = pairs.changes.map((change) => new PairChange(change, allowed, site.heads, this.queries, buffers));
   }

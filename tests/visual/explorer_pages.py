@@ -35,7 +35,7 @@ def run(
     tokens: dict[str, list[str]], sites: list[dict[str, Any]], name: str = "known", **more: Any
 ) -> dict[str, Any]:
     """One run of a page."""
-    facts = {"prompt": None, "pixels": None, "before": [], "notes": ["made of random numbers"]}
+    facts = {"prompt": None, "pixels": None, "before": [], "stored": [], "notes": ["made of random numbers"]}
     return {"name": name, "model": "no model", "tokens": tokens, "sites": sites, **facts, **more}
 
 
@@ -137,7 +137,7 @@ def site(layer: int, weights: np.ndarray, buffers: Buffers, **more: Any) -> dict
         **{"name": f"decoder layer {layer + 1}, self-attention", "stack": "decoder", "kind": "self"},
         **{"layer": layer, "mechanism": "softmax", "pattern": None, "heads": heads},
         **{"queries": "decoder", "keys": "decoder", "distance_edges": edges, "allowed": None},
-        **{"detail": None, "marks": [], "memory": 0},
+        **{"detail": None, "marks": [], "memory": 0, "slots": None, "lookups": []},
         "thumbnails": buffers.add((np.sqrt(cells.clip(0, 1)) * 255).round().astype(np.uint8)),
         "distance": buffers.add((mass / mass.sum(1, keepdims=True)).astype(np.float32)),
     }
@@ -168,4 +168,5 @@ def long_site(layer: int, length: int, window: int, buffers: Buffers) -> dict[st
         **{"queries": "decoder", "keys": "decoder", "thumbnails": buffers.add(np.stack([band] * 4))},
         "distance": buffers.add(np.full((4, len(edges)), 1 / len(edges), np.float32)),
         **{"distance_edges": edges, **intervals(starts, buffers), "detail": detail, "marks": [], "memory": 0},
+        **{"slots": None, "lookups": []},
     }

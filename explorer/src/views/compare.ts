@@ -128,7 +128,7 @@ function both(app: App, row: number, column: number): (Node | string)[] {
   const within = ({ site }: Side) => row < site.queryCount && column < site.keyCount;
   const weight = (side: Side) => (within(side) ? side.site.weight(side.head, row, column) : 0);
   const [x, y] = [weight(a), weight(b)];
-  return [`query ${row} `, bdi(a.site.queryToken(row)), ` → key ${a.site.position(column)} `, bdi(a.site.keyToken(column)), ": ",
+  return [`query ${row} `, bdi(a.site.queryToken(row)), ` → ${a.site.keyName(column)} `, bdi(a.site.keyToken(column)), ": ",
     el("b", {}, `A ${figure(x, 4)}, B ${figure(y, 4)}, A − B ${figure(x - y, 4)}`)];
 }
 

@@ -6,6 +6,7 @@ import { choice } from "../controls";
 import { el } from "../dom";
 import { Grid } from "../grid";
 import { headGrid } from "../headgrid";
+import { lookups } from "../lookup";
 import { legend, markLegend, markTable } from "../legend";
 import { SCALES, type Site } from "../model";
 import { pinnedTable } from "../table";
@@ -30,7 +31,7 @@ export const matrix: View = {
     const mark = () => {
       grid.pinned = { row: app.state.query, column: app.state.key };
       const { query, key, head } = app.state;
-      side.replaceChildren(pinnedTable(app), markTable(app.site, head, query, key) ?? "");
+      side.replaceChildren(pinnedTable(app), markTable(app.site, head, query, key) ?? "", ...lookups(app.site, head, query));
       readout.replaceChildren(...(key < 0 ? [] : said(app.site, head, query, key)));
     };
     const draw = () => {
@@ -63,7 +64,7 @@ function firstKey(app: App): number {
 
 /** A cell in words. */
 export function said(site: Site, head: number, query: number, key: number): (Node | string)[] {
-  const pair = [`query ${query} `, bdi(site.queryToken(query)), ` → key ${site.position(key)} `, bdi(site.keyToken(key)), ": "];
+  const pair = [`query ${query} `, bdi(site.queryToken(query)), ` → ${site.keyName(key)} `, bdi(site.keyToken(key)), ": "];
   const weight = site.isAllowed(head, query, key) ? `weight ${figure(site.weight(head, query, key), 4)}` : "not computed";
   return [...pair, el("b", {}, weight)];
 }

@@ -41,7 +41,7 @@ function pair(app: App, key: number): HTMLElement[] {
   const { head, query } = app.state;
   if (!site.pairs) return [el("p", { class: "note" }, site.weights ? "This mechanism is no softmax over pairs: it has no score of a query and a key." : "Of this layer the page holds thumbnails alone.")];
   const terms = site.pairs.terms(head, query, key);
-  const title = el("h3", {}, `query ${query} `, bdi(site.queryToken(query)), ` · key ${site.position(key)} `, bdi(site.keyToken(key)));
+  const title = el("h3", {}, `query ${query} `, bdi(site.queryToken(query)), ` · ${site.keyName(key)} `, bdi(site.keyToken(key)));
   const most = Math.max(...terms.q.map(Math.abs), ...terms.k.map(Math.abs));
   return [
     title,

@@ -55,8 +55,8 @@ function patchOf(token: number, pixels: PixelsHeader): number {
 function shares(app: App, pixels: PixelsHeader): Map<number, number> {
   const { head, query } = app.state;
   const sums = new Map<number, number>();
-  for (const { key, weight } of app.site.row(head, query)) {
-    const patch = patchOf(app.site.position(key), pixels);
+  for (const [token, weight] of app.site.shares(head, query)) {
+    const patch = patchOf(token, pixels);
     if (patch >= 0) sums.set(patch, (sums.get(patch) ?? 0) + weight);
   }
   return sums;

@@ -55,7 +55,7 @@ function written(app: App, query: number): (Node | string)[] {
   const { site } = app;
   const top = site.scale(app.state.head);
   const colors = palette(site.signed);
-  const weights = new Map(site.row(app.state.head, query).map(({ key, weight }) => [site.position(key), weight]));
+  const weights = site.shares(app.state.head, query);
   const cross = site.header.kind === "cross";
   const best = site.top(app.state.head, query, 1)[0];
   const end = cross ? Math.min(site.keys.length, Math.max(AROUND, (best ? site.position(best.key) : 0) + AROUND / 2)) : query + 1;

@@ -1,5 +1,7 @@
 """What parts of a model say of single tokens to those who look inside: buckets, clusters, experts, spans.
 
+Besides, what queries look up, and what keys that are not tokens stand for (`say`).
+
     mark("bucket, round 1", lambda: buckets[:, :, 0])
 
 says so of all tokens of a call. Where nobody looks nothing is computed, and a traced graph says nothing.
@@ -32,11 +34,38 @@ class Mark:
     names: tuple[str, ...] = ()
 
 
-_tap: Tap[Mark] = Tap("marks")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lookup:
+    """What queries of a call take in beside its keys: blocks sorted into a place, entries of a store.
+
+    weights: [B, H, R, K], of what is taken in each of R places. entries: [B, H, R, K], which of the `count`
+    that there are; None for all of them, in order. rows: [B, Tq], the place that each query reads, -1 for
+    none; None where every query reads all places. tokens: [B, count, 2], the keys start <= j < stop that an
+    entry is made of; None for what is no key of the call.
+    """
+
+    name: str
+    weights: Tensor
+    count: int
+    entries: Tensor | None = None
+    rows: Tensor | None = None
+    tokens: Tensor | None = None
 
 
-def marked() -> AbstractContextManager[list[Mark]]:
-    """Collects every mark inside, in order."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class SlotKeys:
+    """Keys that are not tokens: each stands for the tokens start <= j < stop of `tokens` [B, S, 2]."""
+
+    tokens: Tensor
+
+
+Said = Mark | Lookup | SlotKeys
+
+_tap: Tap[Said] = Tap("marks")
+
+
+def marked() -> AbstractContextManager[list[Said]]:
+    """Collects everything that is said inside, in order."""
     return _tap.collected()
 
 
@@ -44,3 +73,9 @@ def mark(name: str, values: Callable[[], Tensor], of: Of = "tokens", names: tupl
     """Says it to whoever collects; `values` is called only for them."""
     if _tap.records is not None:
         _tap.show(Mark(name, values().detach(), of, names))
+
+
+def say(said: Callable[[], Lookup | SlotKeys]) -> None:
+    """Says what is no number of each token; it is called only where somebody collects."""
+    if _tap.records is not None:
+        _tap.show(said())

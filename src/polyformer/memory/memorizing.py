@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.marks import mark
+from polyformer.core.marks import Lookup, mark, say
 from polyformer.core.state import State
 from polyformer.memory.base import MemoryConfig, Reader, check_length
 from polyformer.memory.recurrent import Recurrent
@@ -179,7 +179,9 @@ class Memorizing(Recurrent):
             keys, values = (
                 part[row, :, window.start : window.stop].to(q.dtype) for part in (store.keys, store.values)
             )
-            looked_up = self._looked_up(queries[:, :count], keys, values).to(y.dtype)
+            first, end = (0 if x is None else int(x[row]) for x in (store.first, store.end))
+            seen = Window(window.start - first, end - first, q.shape[2])
+            looked_up = self._looked_up(queries[:, :count], keys, values, seen).to(y.dtype)
             gate = (QUICK * self.gate).sigmoid().to(y.dtype)[:, None, None]
             mixed = gate * looked_up + (1 - gate) * local[:, :count]
             rows.append(torch.cat([mixed, local[:, count:]], 1))
@@ -196,8 +198,11 @@ class Memorizing(Recurrent):
                 own[:, : window.queries] = (QUICK * self.gate).sigmoid().unsqueeze(1)
         return gates
 
-    def _looked_up(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """q [H, T, D] in keys and values [Hkv, N, D]: [H, T, D]."""
+    def _looked_up(self, q: Tensor, keys: Tensor, values: Tensor, seen: Window) -> Tensor:
+        """q [H, T, D] in keys and values [Hkv, N, D]: [H, T, D].
+
+        seen: where the entries begin among all that are stored, how many these are, and all queries.
+        """
         (heads, length, _), kv_heads = q.shape, len(keys)
         q = F.normalize(q, dim=-1)
         with torch.no_grad():
@@ -208,8 +213,21 @@ class Memorizing(Recurrent):
             scores = (near @ q.unsqueeze(-1)).squeeze(-1)
         temperature = (QUICK * self.temperature).exp()[:, None, None]
         weights = (scores.view(heads, length, -1) * temperature).softmax(-1).to(values.dtype)
+        say(lambda: _retrieved(weights, places.view_as(weights), seen))
         near = entries(values, places).view(heads, length, -1, values.shape[2])
         return (weights.unsqueeze(-2) @ near).squeeze(-2)
+
+
+def _retrieved(weights: Tensor, places: Tensor, seen: Window) -> Lookup:
+    """What a row's queries found, [H, T, k] both, counted from the oldest entry of the store."""
+    rows = torch.arange(seen.queries, device=weights.device)
+    return Lookup(
+        "retrieved from the store",
+        weights.detach().unsqueeze(0),
+        seen.stop,
+        (places + seen.start).unsqueeze(0),
+        torch.where(rows < weights.shape[1], rows, -1).unsqueeze(0),
+    )
 
 
 def set_store(model: nn.Module, size: int) -> None:

@@ -40,6 +40,12 @@ class Slots:
     kept: Tensor
     kept_slots: Tensor
 
+    def tokens(self, count: int) -> Tensor:
+        """Of new slots of all `count` tokens: which start <= j < stop each has, [R, S, 2]; none: 0, 0."""
+        none = (self.index >= count) | (self.ends == NEVER).unsqueeze(2)
+        least, most = self.index.masked_fill(none, count).amin(2), self.index.masked_fill(none, -1).amax(2)
+        return torch.stack([least, most + 1], 2) * (most >= 0).unsqueeze(2)
+
 
 def new_slots(context: Context, slots: Tensor, fresh: int, kernel: int, stride: int) -> Slots:
     """Of the tokens in the key slots `slots` [R, J], -1 for none; the last `fresh` of them are new."""

@@ -31,6 +31,7 @@ from polyformer.attention.memory_compressed.slot_terms import attend_with_terms,
 from polyformer.attention.pair_terms import PairTerms
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.marks import SlotKeys, say
 from polyformer.core.state import State
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.isolation import guarded
@@ -131,6 +132,8 @@ class MemoryCompressed(Mechanism):
         if past is not None and past.keys is not None and past.values is not None:
             k, v = torch.cat([past.keys, k], 2), torch.cat([past.values, v], 2)
         new, sight = self._plan(context, past, fresh, k.device)
+        if past is None or past.ends is None:
+            say(lambda: SlotKeys(new.tokens(context.kv_len)))
         keys, values = self._slots(k, self.key_kernel, new), self._slots(v, self.value_kernel, new)
         if past is not None:
             keys, values, cache = past.slots.append(keys, values)

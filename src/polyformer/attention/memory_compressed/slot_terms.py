@@ -17,24 +17,33 @@ from polyformer.ops.dropout import dropout
 from polyformer.ops.softmax import recording, softmax
 from polyformer.patterns.base import ScoreMod
 from polyformer.patterns.mods import broadcasts
+from polyformer.patterns.score_steps import in_turn, step, steps_of
 
 BLOCK = 128
 """Queries of a run: a product of fewer with the slots is too thin for any processor."""
 
 
-def score_mod(sight: Sight, terms: PairTerms, heads: int) -> ScoreMod:
+def score_mod(sight: Sight, terms: PairTerms, heads: int) -> ScoreMod | None:
     """The biases and the function of scores of a scheme that has nothing else, for scores of slots."""
     slots, relative, then = _slots(sight), terms.relative, terms.score_mod
     bias = None if relative is None or relative.bias is None else relative.bias.expand(heads, -1)
 
+    def place(b: Tensor, kv_idx: Tensor) -> Tensor:
+        return slots[0, kv_idx] if len(slots) == 1 else slots[b, kv_idx]
+
+    @step("bias of the distance of the slot's last token")
     @broadcasts
     def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        slot = slots[0, kv_idx] if len(slots) == 1 else slots[b, kv_idx]
-        if relative is not None and bias is not None:
-            score = score + bias[h, relative.entry(terms.context.distance(q_idx, slot))]
-        return score if then is None else then(score, b, h, q_idx, slot)
+        assert relative is not None
+        assert bias is not None
+        return score + bias[h, relative.entry(terms.context.distance(q_idx, place(b, kv_idx)))]
 
-    return add
+    def of_slots(mod: ScoreMod) -> ScoreMod:
+        return broadcasts(lambda score, b, h, q_idx, kv_idx: mod(score, b, h, q_idx, place(b, kv_idx)))
+
+    return in_turn(
+        [None if bias is None else add, *(step(name)(of_slots(mod)) for name, mod in steps_of(then))]
+    )
 
 
 def attend_with_terms(

@@ -56,6 +56,16 @@ class Blocks:
         """`index` of the asked blocks, [R, A, size]."""
         return self.of_asked(self.index).masked_fill(~self.there.unsqueeze(2), self.length)
 
+    def of_tokens(self) -> Tensor:
+        """The number of each query's block, [R, Tq]; -1 for padding."""
+        number = self.asked.gather(1, (self.back // self.index.shape[2]).clamp(max=self.asked.shape[1] - 1))
+        return number.masked_fill(self.back >= self.asked.shape[1] * self.index.shape[2], -1)
+
+    def tokens(self) -> Tensor:
+        """Which keys start <= j < stop each block has, [R, N, 2]; none: 0, 0."""
+        most = self.index.masked_fill(~self.filled, -1).amax(2)
+        return torch.stack([self.index.amin(2), most + 1], 2) * (most >= 0).unsqueeze(2)
+
     def of_asked(self, table: Tensor) -> Tensor:
         """A table [R, N, ...] for the asked blocks, [R, A, ...]."""
         rows = torch.arange(len(table), device=table.device).unsqueeze(1)

@@ -40,11 +40,15 @@ from polyformer.attention.sinkhorn.definition import Sorting, definition
 from polyformer.attention.sinkhorn.sorting_net import SortingNet
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.marks import Lookup, mark, say
 from polyformer.core.state import State
 from polyformer.dot_product.isolation import guarded
 from polyformer.ops.precision import at_least_float32, without_autocast
 from polyformer.ops.softmax import recorded, recording
 from polyformer.sequence.context import Context
+
+SORTED = "blocks sorted into its place"
+"""What the soft permutation is called where it is shown."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,6 +209,7 @@ class Sinkhorn(Mechanism):
         filled = blocks.filled[:, None, :, :, None].to(keys.dtype)
         means = keys.sum(3) / filled.sum(3).clamp_min(1.0)
         s, _ = self._permutation(means, blocks, None, causal=False)
+        self._say(s, blocks, own=True)
         return mixed(s, keys, values, filled)
 
     def _sorted_so_far(
@@ -229,6 +234,7 @@ class Sinkhorn(Mechanism):
         sums = earlier @ tables[0].sum(3) + keys[:, :, :, 0]
         means = sums / (column * self.config.block_size + 1)[:, None, :, None]
         s, taken = self._permutation(means, blocks, None if state is None else state.taken, causal=True)
+        self._say(s, blocks, own=True)
         sorted_keys, sorted_values = (
             (s @ x.flatten(3)).unflatten(3, (self.config.block_size, -1)) for x in tables
         )
@@ -240,6 +246,15 @@ class Sinkhorn(Mechanism):
             sorted_keys = torch.where(begins, sorted_keys, last[0])
             sorted_values = torch.where(begins, sorted_values, last[1])
         return sorted_keys, sorted_values, log_mass, state
+
+    def _say(self, s: Tensor, blocks: Blocks, own: bool) -> None:
+        """S [B, H, A, N] and each token's block to those who look, where all keys are new; `own`: a query
+        reads what is sorted into its own block's place, and else all places."""
+        if not blocks.whole:
+            return
+        mark("block", lambda: blocks.of_tokens().unsqueeze(1))
+        rows = blocks.of_tokens() if own else None
+        say(lambda: Lookup(SORTED, s.detach(), s.shape[3], rows=rows, tokens=blocks.tokens()))
 
     def _permutation(
         self, means: Tensor, blocks: Blocks, taken: Tensor | None, causal: bool

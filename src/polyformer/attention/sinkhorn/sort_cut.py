@@ -72,6 +72,7 @@ class SortCut(Sinkhorn):
         means = keys.sum(3) / filled.sum(3).clamp_min(1.0)
         s, _ = self._permutation(means, blocks, None, causal=False)
         single = context.kv_doc is None
+        self._say(s[:, :, : self.cut], blocks, own=False)
         index, there = first_blocks(blocks, self.cut, single)
         sorted_blocks = mixed(s[:, :, : self.cut] if single else s, keys, values, filled)
         sorted_keys, sorted_values, log_mass = (picked(x, index) for x in sorted_blocks)

@@ -1,13 +1,13 @@
 """The calls of attention that a model makes on one text, and what is measured of each."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.core.marks import Mark
+from polyformer.core.marks import Said
 from polyformer.dot_product.request import Request
 from polyformer.visual.explorer.allowed_keys import AllowedKeys
 from polyformer.visual.explorer.exact_weights import Tile, tiles, with_rows
@@ -21,7 +21,8 @@ class Call:
 
     stack: "encoder" or "decoder", whose queries they are; keys: whose keys. marks: what is said of its
     tokens, such as their buckets. projected: the queries [G] that have projections of their own, and their
-    request.
+    request. weights: what gives [H, Tq, Tk], of a mechanism whose values say nothing of them. slots: where
+    the keys are no tokens, which tokens start <= j < stop each stands for, [Tk, 2].
     """
 
     stack: str
@@ -33,7 +34,9 @@ class Call:
     mix: Mix | None = None
     values: Tensor | None = None
     projected: tuple[Tensor, Request] | None = None
-    marks: list[Mark] = dataclasses.field(default_factory=list)
+    marks: list[Said] = dataclasses.field(default_factory=list)
+    weights: Callable[[], Tensor] | None = None
+    slots: Tensor | None = None
 
     @property
     def cross(self) -> bool:
@@ -68,7 +71,8 @@ class Measured:
     @property
     def memory(self) -> int:
         """Keys before the first query's own."""
-        return 0 if self.call.cross else max(0, self.shape[2] - self.shape[1])
+        alone = self.call.cross or self.call.slots is not None
+        return 0 if alone else max(0, self.shape[2] - self.shape[1])
 
     def weights(self) -> Tensor:
         """[H, Tq, Tk], float32, whatever the attention is."""
@@ -84,13 +88,21 @@ def measured(call: Call) -> Measured:
     """The call looked through once."""
     if call.request is not None:
         return _of_pairs(call, call.request)
-    assert call.mix is not None
-    assert call.values is not None
-    matrix = value_matrix(call.mix, call.values).cpu()
+    matrix = _matrix(call).cpu()
     heads, queries, keys = matrix.shape
-    summaries = Summaries(heads, queries, keys, 0 if call.cross else keys - queries)
+    apart = call.cross or call.slots is not None
+    summaries = Summaries(heads, queries, keys, 0 if apart else keys - queries)
     summaries.add(0, torch.arange(keys), matrix)
     return Measured(call, (heads, queries, keys), summaries, matrix=matrix)
+
+
+def _matrix(call: Call) -> Tensor:
+    """[H, Tq, Tk], float32, of a call that is no softmax over pairs of vectors."""
+    if call.weights is not None:
+        return call.weights().float()
+    assert call.mix is not None
+    assert call.values is not None
+    return value_matrix(call.mix, call.values)
 
 
 def _of_pairs(call: Call, request: Request) -> Measured:

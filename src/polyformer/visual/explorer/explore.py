@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.marks import Mark
+from polyformer.core.marks import Lookup, Mark
 from polyformer.visual.explorer.buffers import Buffers
 from polyformer.visual.explorer.calls import Call, Measured, measured
 from polyformer.visual.explorer.detail import planned, written
@@ -74,6 +74,7 @@ def _summarized(reading: Reading, sites: Sequence[Measured], buffers: Buffers) -
         "prompt": reading.prompt,
         "pixels": None if reading.picture is None else _pixels(reading.picture, buffers),
         "before": list(reading.before),
+        "stored": list(reading.stored),
         "sites": [_described(site, reading, buffers) for site in sites],
         "notes": [],
     }
@@ -109,7 +110,7 @@ def _described(site: Measured, reading: Reading, buffers: Buffers) -> dict[str, 
         "queries": call.stack,
         "keys": call.keys,
         "thumbnails": buffers.add(summaries.thumbnails),
-        "distance": None if call.cross else buffers.add(summaries.distance),
+        "distance": None if call.cross or call.slots is not None else buffers.add(summaries.distance),
         "distance_edges": summaries.edges,
         **allowed,
         "detail": None,
@@ -123,6 +124,22 @@ def _described(site: Measured, reading: Reading, buffers: Buffers) -> dict[str, 
             for mark in _marks(site, reading)
         ],
         "memory": site.memory,
+        "slots": None if call.slots is None else buffers.add(call.slots.cpu().int().numpy()),
+        "lookups": [_lookup(said, buffers) for said in call.marks if isinstance(said, Lookup)],
+    }
+
+
+def _lookup(said: Lookup, buffers: Buffers) -> dict[str, Any]:
+    """What queries of the first row look up."""
+    integers = {"entries": said.entries, "rows": said.rows, "tokens": said.tokens}
+    return {
+        "name": said.name,
+        "count": said.count,
+        "weights": buffers.add(said.weights[0].float().cpu().numpy()),
+        **{
+            name: None if table is None else buffers.add(table[0].int().cpu().numpy())
+            for name, table in integers.items()
+        },
     }
 
 
@@ -130,7 +147,8 @@ def _marks(site: Measured, reading: Reading) -> list[Mark]:
     """By name the last mark of as many tokens as the call has; and which keys are a memory's."""
     _, queries, keys = site.shape
     lengths = {"tokens": queries, "queries": queries, "keys": keys}
-    fitting = [mark for mark in site.call.marks if mark.values.shape[2] == lengths[mark.of]]
+    marks = [said for said in site.call.marks if isinstance(said, Mark)]
+    fitting = [mark for mark in marks if mark.values.shape[2] == lengths[mark.of]]
     if site.memory:
         slots = torch.arange(keys)
         labels = (slots >= reading.compressed).long().masked_fill(slots >= site.memory, -1)

@@ -93,7 +93,11 @@ class OwnTexts:
             for part in earlier:
                 state = self.model(torch.tensor([[*part]], device=place), state=state, use_cache=True).state
         inputs: dict[str, Any] = {"input_ids": torch.tensor([[*last]], device=place)}
-        before, compressed = list[str](), 0
+        before, compressed, stored = list[str](), 0, list[str]()
+        memory = None if self.model.decoder is None else self.model.decoder.memory
+        if memory is not None and memory.looks_up:
+            sinks = getattr(memory, "sinks", 0)
+            stored = [self.token(number) for part in earlier for number in part[sinks:]]
         if state is not None:
             inputs["state"], compressed = state, state.tokens.merged
             read = ids[: len(ids) - len(last)]
@@ -106,6 +110,7 @@ class OwnTexts:
             tokens=shown({"decoder": inputs["input_ids"]}, self.token),
             before=before,
             compressed=compressed,
+            stored=stored,
         )
 
     def token(self, number: int) -> str:

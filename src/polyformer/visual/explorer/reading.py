@@ -32,7 +32,7 @@ class Reading:
     tokens: as what each token is shown, by stack ("encoder", "decoder"). prompt: how many of the decoder's
     tokens the model was given, where it generated the rest. before: what stands in each slot of the memory of
     earlier segments that the `state` among the inputs has, of which the first `compressed` stand for several
-    tokens each. picture: the image that was read.
+    tokens each. stored: what has entered the store of a memory, in order. picture: the image that was read.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Reading:
     prompt: int | None = None
     before: Sequence[str] = ()
     compressed: int = 0
+    stored: Sequence[str] = ()
     picture: Picture | None = None
 
 

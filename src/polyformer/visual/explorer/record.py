@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from polyformer.attention.base import MechanismConfig
 from polyformer.attention.softmax_attention import SoftmaxAttention, SoftmaxConfig
 from polyformer.core.errors import InputError
-from polyformer.core.marks import Mark, marked
+from polyformer.core.marks import Mark, Said, SlotKeys, marked
 from polyformer.depth.recording import recorded_depths
 from polyformer.dot_product.observed import observed
 from polyformer.dot_product.request import Request
 from polyformer.inside.find import Layer, attention_layers
 from polyformer.model import Transformer
+from polyformer.ops.softmax import recorded
 from polyformer.stack.global_projections import GLOBAL
 from polyformer.visual.explorer.calls import Call
 from polyformer.visual.explorer.windows import Windows
@@ -79,7 +80,7 @@ class _Watching:
 
     requests: list[Request]
     calls: list[Call]
-    marks: list[Mark] = dataclasses.field(default_factory=list)
+    marks: list[Said] = dataclasses.field(default_factory=list)
     begun: int = 0
     said: int = 0
 
@@ -92,7 +93,7 @@ class _Watching:
         """The requests since the module was called."""
         return self.requests[self.begun :]
 
-    def new_marks(self) -> list[Mark]:
+    def new_marks(self) -> list[Said]:
         """The marks since the module was called, or since they were asked for."""
         new, self.said = self.marks[self.said :], len(self.marks)
         return new
@@ -113,22 +114,33 @@ class _Hooks(_Watching):
         config = self.config.at(layer)
         pattern = config.pattern if isinstance(config, SoftmaxConfig) else None
         text, marks = None if pattern is None else pattern.to_text(), self.new_marks()
-        call = Call(self.side, self.keys, layer, config.kind, text, marks=marks)
+        slots = next((said.tokens[0] for said in marks if isinstance(said, SlotKeys)), None)
+        call = Call(self.side, self.keys, layer, config.kind, text, marks=marks, slots=slots)
         # Where the one request is of the call's own tokens, the mechanism is softmax attention to them.
-        if len(self.own) == 1 and (isinstance(mechanism, SoftmaxAttention) or self.own[0].context is context):
+        softmax = isinstance(mechanism, SoftmaxAttention) or slots is not None
+        if len(self.own) == 1 and (softmax or self.own[0].context is context):
             self.calls.append(dataclasses.replace(call, request=self.own[0]))
             return
 
         def mix(values: Tensor) -> Tensor:
             return mechanism.forward(q, k, values, context, state, position)[0]
 
-        self.calls.append(dataclasses.replace(call, mix=mix, values=v))
+        def weights() -> Tensor:
+            with recorded() as records:
+                mechanism.forward(q, k, v, context, state, position)
+            return records[-1][0]
+
+        if slots is not None:
+            self.calls.append(dataclasses.replace(call, weights=weights, values=v))
+        else:
+            self.calls.append(dataclasses.replace(call, mix=mix, values=v))
 
     def rest(self, attention: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         """Adds to the call what its heads computed beside the mechanism."""
         call = self.calls[-1]
         call.marks.extend(self.new_marks())
-        flags = next((mark.values for mark in call.marks if mark.name == GLOBAL), None)
+        marks = [said for said in call.marks if isinstance(said, Mark)]
+        flags = next((mark.values for mark in marks if mark.name == GLOBAL), None)
         if flags is not None and call.request is not None and len(self.own) == 2:
             rows = (flags[0, 0] >= 0).nonzero().flatten()
             self.calls[-1] = dataclasses.replace(call, projected=(rows, self.own[1]))
@@ -139,7 +151,7 @@ class _FeedForwardHooks(_Watching):
     """Collects what the feed-forwards of a stack say, layer by layer."""
 
     side: str
-    of_layers: list[list[Mark]] = dataclasses.field(default_factory=list)
+    of_layers: list[list[Said]] = dataclasses.field(default_factory=list)
 
     def after(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         """Of the next layer."""
