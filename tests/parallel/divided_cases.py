@@ -38,11 +38,26 @@ KINDS: dict[str, dict[str, Any]] = {
     "encoder": {**ENCODER, "position": "alibi"},
     "encoder_decoder": {"preset": "transformer-tiny", "special.bos": 1, **SMALL, "position": "t5"},
     "experts": {**DECODER, "feedforward": "experts(experts=4)"},
-    "windows": {**DECODER, "attention": "Window(8)", "length": 61, "feedforward": "dense"},
+    "windows": {**DECODER, "attention": "Window(8)", "length": 61},
+    "heads": {
+        **DECODER,
+        "attention": "PerHead([Window(4), Strided(3), Window(4), Window(9)])",
+        "position": "t5",
+    },
+    "shaw": {**ENCODER, "position": "shaw(clip=3)", "block": "post"},
     "albert": {**ENCODER, "num_hidden_groups": 1, "embedding.size": 8},
     "reversible": {**DECODER, "block": "reversible"},
     "frozen": {**DECODER, "frozen": ("tokens", "decoder.layers.0.attention.query")},
 }
+
+UNDIVIDED: dict[str, dict[str, Any]] = {
+    "one key head": {**DECODER, "num_key_value_heads": 1},
+    "linformer": {**ENCODER, "attention": "linformer"},
+    "odd": {**DECODER, "intermediate_size": 23},
+    "deberta": {**ENCODER, "position": "deberta"},
+    "memory": {**DECODER, "memory": "recurrent", "position": "rope"},
+}
+"""What tensor parallelism refuses."""
 
 
 class Texts:
@@ -82,7 +97,7 @@ class Texts:
 
 def build(kind: str) -> nn.Module:
     """The model of `kind`, the same in every process."""
-    options = dict(KINDS[kind])
+    options = dict({**KINDS, **UNDIVIDED}[kind])
     frozen = options.pop("frozen", ())
     options.pop("length", None)
     torch.manual_seed(7)
@@ -100,7 +115,7 @@ def run(
     *,
     optimizer: str = "adamw",
     lr: float = 0.01,
-    steps: int = 4,
+    steps: int = 3,
     accumulate: int = 1,
     resume: bool = False,
     final: str = "last",
@@ -121,7 +136,7 @@ def run(
     model = build(kind)
     chosen = OptimizerConfig.from_dict({"kind": optimizer, "lr": lr})
     constant = ScheduleConfig.from_dict({"kind": "constant"})
-    task = Texts(KINDS[kind].get("length", LENGTH))
+    task = Texts(KINDS.get(kind, {}).get("length", LENGTH))
     return model, train(model, task, config, chosen, constant, out, seed=3, resume=resume)
 
 

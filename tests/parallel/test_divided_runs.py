@@ -1,4 +1,7 @@
-"""Runs whose model is divided over processes compute what one process does. Real processes, gloo."""
+"""Runs whose model is divided over processes compute what one process does. Real processes, gloo.
+
+Two of them; with the environment variable PROCESSES=4 four, on meshes of two dimensions.
+"""
 
 import os
 import subprocess
@@ -10,47 +13,93 @@ import pytest
 import torch
 from divided_cases import KINDS, difference, run
 
+from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.training.checkpoint import Checkpoints
 
-MESHES: dict[str, dict[str, int]] = {"shard": {"shard": 2}, "context": {"context": 2}}
-"""Those of two processes, by name."""
+PROCESSES = int(os.environ.get("PROCESSES", "2"))
 
-WHOLE = "encoder_decoder", "experts"
-"""Kinds of which one process needs whole texts."""
+MESHES: dict[str, dict[str, int]] = {
+    2: {"shard": {"shard": 2}, "tensor": {"tensor": 2}, "context": {"context": 2}},
+    4: {
+        "shard": {"shard": 4},
+        "copies": {"data": 2, "shard": 2},
+        "tensor": {"data": 2, "tensor": 2},
+        "both": {"shard": 2, "tensor": 2},
+        "texts": {"context": 2, "tensor": 2},
+    },
+}[PROCESSES]
+"""Those of so many processes, by name."""
+
+LEFT_OUT = {
+    "shard": {"heads", "shaw", "frozen"},
+    "tensor": {"albert", "heads", "encoder", "frozen"},
+    "context": {"heads", "frozen"},
+}
+"""What two processes need not do: it is asked for by `EXTRA`, or on another mesh."""
+
+RUNS = [
+    (mesh, kind)
+    for mesh, sizes in MESHES.items()
+    for kind in KINDS
+    if (PROCESSES > 2 or kind not in LEFT_OUT[mesh])
+    and not ("tensor" in sizes and kind == "reversible")  # refused, as below
+    and not ("context" in sizes and kind in ("encoder_decoder", "experts"))  # one process needs whole texts
+]
 
 EXTRA: dict[str, tuple[str, dict[str, Any]]] = {
-    "accumulated": ("decoder", {"accumulate": 2, "steps": 3}),
-    "recomputed": ("decoder", {"recompute": True}),
+    "accumulated": ("decoder", {"accumulate": 2}),
+    "recomputed": ("heads", {"recompute": True}),
     "muon": ("decoder", {"optimizer": "muon"}),
     "averaged": ("frozen", {"optimizer": "sgd", "lr": 0.3, "final": "average"}),
 }
 
+ALSO = [
+    (mesh, name)
+    for mesh in MESHES
+    for name in EXTRA
+    if mesh not in ("context", "texts") and (PROCESSES > 2 or (name == "recomputed") == (mesh == "tensor"))
+]
+"""Which of them on which mesh."""
 
-def kinds_of(mesh: str) -> list[str]:
-    """Those that a mesh can hold."""
-    return [kind for kind in KINDS if mesh != "context" or kind not in WHOLE]
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "num_key_value_heads 1 does not divide by tensor": ("one key head", {}),
+    "reversible block is not divided by heads": ("reversible", {}),
+    "mechanism 'linformer' is not divided by heads": ("linformer", {}),
+    "intermediate_size 23 does not divide by tensor": ("odd", {}),
+    "'Deberta' change the scores of whole groups": ("deberta", {}),
+    "a memory is not divided": ("memory", {}),
+    "precision: 'fp16'": ("decoder", {"precision": "fp16"}),
+    "optimizer: 'adafactor'": ("decoder", {"optimizer": "adafactor"}),
+}
+"""What a run with tensor parallelism is refused for, by what is said."""
 
 
-def cases(folder: Path) -> list[tuple[Path, str, dict[str, Any]]]:
-    """Every run of two processes: where, of what kind, how."""
-    kinds = [
-        (folder / mesh / kind, kind, {"mesh": size, "accumulate": 2 if mesh == "context" else 1})
-        for mesh, size in MESHES.items()
-        for kind in kinds_of(mesh)
-    ]
-    return kinds + [
-        (folder / "shard" / name, kind, {"mesh": {"shard": 2}, **how}) for name, (kind, how) in EXTRA.items()
-    ]
+def settings(mesh: dict[str, int], how: dict[str, Any]) -> dict[str, Any]:
+    """Options of a run that takes as many batches a step on every mesh as there are processes."""
+    sharing = mesh.get("tensor", 1) * mesh.get("context", 1)
+    return {**how, "mesh": mesh, "accumulate": how.get("accumulate", 1) * sharing}
 
 
 def both_processes(folder: Path) -> None:
-    """What each of the two runs."""
+    """What each process runs."""
     torch.set_num_threads(1)
-    for out, kind, how in cases(folder):
-        write(out, *run(out, kind, **how))
-    run(folder / "moved", "decoder", steps=2, mesh={"shard": 2})
-    write(folder / "taken up", *run(folder / "taken up", "decoder", resume=True, mesh={"shard": 2}))
+    for mesh, kind in RUNS:
+        out = folder / mesh / kind
+        write(out, *run(out, kind, **settings(MESHES[mesh], {})))
+    for mesh, name in ALSO:
+        kind, how = EXTRA[name]
+        write(folder / mesh / name, *run(folder / mesh / name, kind, **settings(MESHES[mesh], how)))
+    said = []
+    for number, (kind, how) in enumerate(REFUSED.values()):
+        with pytest.raises(InputError) as caught:
+            run(folder / "refused" / str(number), kind, mesh={"tensor": PROCESSES}, **how)
+        said.append(str(caught.value))
+    (folder / f"refused-{os.environ['RANK']}").write_text("\n".join(said))
+    run(folder / "moved", "decoder", steps=2, mesh={"shard": PROCESSES})
+    for mesh, sizes in MESHES.items():
+        out = folder / f"taken up by {mesh}"
+        write(out, *run(out, "decoder", resume=True, **settings(sizes, {})))
 
 
 def write(out: Path, model: torch.nn.Module, result: object) -> None:
@@ -63,8 +112,9 @@ def write(out: Path, model: torch.nn.Module, result: object) -> None:
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder where two processes left their runs; that in "taken up" was begun by one."""
     folder = tmp_path_factory.mktemp("divided")
-    run(folder / "taken up", "decoder", steps=2, accumulate=2)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for mesh in MESHES:
+        run(folder / f"taken up by {mesh}", "decoder", steps=2, accumulate=PROCESSES)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES)]
     command = [sys.executable, *torchrun, __file__, str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
@@ -79,31 +129,41 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
     runs = {kind: (kind, {}) for kind in KINDS} | EXTRA
     for name, (kind, how) in runs.items():
-        accumulate = 2 * how.get("accumulate", 1)
+        accumulate = PROCESSES * how.get("accumulate", 1)
         write(folder / name, *run(folder / name, kind, **{**how, "accumulate": accumulate}))
     return folder
 
 
-@pytest.mark.parametrize(("mesh", "kind"), [(mesh, kind) for mesh in MESHES for kind in kinds_of(mesh)])
-def test_two_processes_compute_what_one_does(mesh: str, kind: str, launched: Path, alone: Path):
+@pytest.mark.parametrize(("mesh", "kind"), RUNS)
+def test_several_processes_compute_what_one_does(mesh: str, kind: str, launched: Path, alone: Path):
     assert difference(alone / kind, launched / mesh / kind) < 1e-10
 
 
-@pytest.mark.parametrize("name", EXTRA)
-def test_whatever_else_is_chosen(name: str, launched: Path, alone: Path):
-    assert difference(alone / name, launched / "shard" / name) < 1e-10
+@pytest.mark.parametrize(("mesh", "name"), ALSO)
+def test_whatever_else_is_chosen(mesh: str, name: str, launched: Path, alone: Path):
+    assert difference(alone / name, launched / mesh / name) < 1e-10
+
+
+def test_what_cannot_be_divided_is_refused_in_every_process_before_anything_is_written(launched: Path):
+    for rank in range(PROCESSES):
+        said = (launched / f"refused-{rank}").read_text().splitlines()
+        assert len(said) == len(REFUSED)
+        for expected, complaint in zip(REFUSED, said):
+            assert expected in complaint
+    assert {path.name for path in (launched / "refused").rglob("*") if path.is_file()} <= {".lock"}
 
 
 def test_a_plain_run_goes_on_where_a_divided_one_left(launched: Path, alone: Path):
     path = Checkpoints(launched / "moved").latest()
     assert path is not None
-    assert len(list((path / "model").glob("shard-*"))) == 2
-    write(launched / "moved", *run(launched / "moved", "decoder", resume=True, accumulate=2))
+    assert len(list((path / "model").glob("shard-*"))) == PROCESSES
+    write(launched / "moved", *run(launched / "moved", "decoder", resume=True, accumulate=PROCESSES))
     assert difference(alone / "decoder", launched / "moved") < 1e-10
 
 
-def test_a_divided_run_goes_on_where_a_plain_one_left(launched: Path, alone: Path):
-    assert difference(alone / "decoder", launched / "taken up") < 1e-10
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_divided_run_goes_on_where_a_plain_one_left(mesh: str, launched: Path, alone: Path):
+    assert difference(alone / "decoder", launched / f"taken up by {mesh}") < 1e-10
 
 
 if __name__ == "__main__":

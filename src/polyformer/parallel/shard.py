@@ -107,6 +107,19 @@ def split_by_mesh(optimizer: torch.optim.Optimizer) -> None:
     optimizer.param_groups[:] = groups
 
 
+def update_parts(
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], clip: float | None
+) -> Tensor:
+    """Clip the gradients, update this process's parts of the weights, forget the gradients; returns the norm
+    of the whole gradient before clipping."""
+    norm = gradient_norm(parameters)
+    if clip is not None:
+        clip_gradients(parameters, clip, norm)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """The norm of the whole gradient, float64: every part of it counted once, wherever it lies."""
     squares: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}

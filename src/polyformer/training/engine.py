@@ -14,6 +14,7 @@ from polyformer.ops.workers import usual_threads
 from polyformer.parallel.mesh import Mesh, open_mesh
 from polyformer.sequence.spread import spread_over
 from polyformer.training.config import EngineConfig
+from polyformer.training.copies import Copies
 from polyformer.training.environment import PROCESSOR, THREADS, differences, machine, versions
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.signals import Asked
@@ -92,9 +93,19 @@ class Engine:
         from polyformer.parallel.whole import Form
 
         self.form = Form(model)
+        notes = []
+        if self.mesh.size("tensor") > 1:
+            from polyformer.parallel.tensor import divide_heads
+
+            notes += divide_heads(model, self.mesh.device_mesh["tensor"])
+        divided = self.mesh.sharding.size() > 1
+        if not divided:
+            model.to(self.device)
         if self.config.compile:
             compile_layers(model)
-        return shard(model, self.mesh.sharding)
+        if divided:
+            notes += shard(model, self.mesh.sharding)
+        return notes
 
     def build(self, config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of `model`, which is in its place."""
@@ -259,7 +270,9 @@ class Engine:
         """Clip the gradients, update the weights, forget the gradients; returns the norm before clipping."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self.mesh is not None:
-            return self._update_parts(optimizer, parameters, clip)
+            from polyformer.parallel.shard import update_parts
+
+            return update_parts(optimizer, parameters, clip)
         self.scaler.unscale_(optimizer)
         norm = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
         if clip is not None:
@@ -268,34 +281,6 @@ class Engine:
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
         return norm
-
-    @staticmethod
-    def _update_parts(
-        optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], clip: float | None
-    ) -> torch.Tensor:
-        """`update` where each process holds a part of the gradient; the norm is that of all."""
-        from polyformer.parallel.shard import clip_gradients, gradient_norm
-
-        norm = gradient_norm(parameters)
-        if clip is not None:
-            clip_gradients(parameters, clip, norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return norm
-
-
-class Copies:
-    """The whole copies of a divided model, as far as tasks ask an `Accelerator` about processes."""
-
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
-        self.process_index, self.num_processes = mesh.rank("data"), mesh.size("data")
-
-    def reduce(self, tensor: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        """The sum over the copies."""
-        total = tensor.clone()
-        torch.distributed.all_reduce(total, group=self.mesh.group("data"))
-        return total
 
 
 def _accelerator(device: str) -> "Accelerator":
