@@ -24,7 +24,7 @@ Corrupt = Callable[[Row, np.random.Generator], Row]
 
 _FILL = {"labels": -100, "neighbour_ids": -1}
 _TOKEN_KEYS = ("input_ids", "decoder_input_ids")
-_ORDER, _CORRUPTION = 0, 1  # what a random stream is for; first in its seed, so that no two streams are one
+ORDER, CORRUPTION = 0, 1  # what a random stream is for; first in its seed, so that no two streams are one
 
 
 class Position(NamedTuple):
@@ -163,7 +163,7 @@ class Batches:
 
     def order(self, epoch: int) -> list[np.ndarray]:
         """The row numbers of every batch of `epoch`, across all processes."""
-        generator = np.random.default_rng([_ORDER, self.seed, epoch, self.start]) if self.shuffle else None
+        generator = np.random.default_rng([ORDER, self.seed, epoch, self.start]) if self.shuffle else None
         return self.plan(self.lengths, generator)
 
     def epoch(
@@ -181,7 +181,7 @@ class Batches:
             return self.rows[index]
         epoch = epoch if self.shuffle else 0
         return self.corrupt(
-            self.rows[index], np.random.default_rng([_CORRUPTION, self.seed, epoch, self.start, index])
+            self.rows[index], np.random.default_rng([CORRUPTION, self.seed, epoch, self.start, index])
         )
 
 

@@ -16,6 +16,7 @@ from polyformer.data.formats import SUFFIXES
 from polyformer.data.minari_source import PREFIX, is_minari
 from polyformer.data.opening import lines_of, opened
 from polyformer.data.origins import SPLITS, has_validation, is_parallel, is_saved, open_source, source_files
+from polyformer.data.prepared.text import is_prepared_source
 from polyformer.data.tables import first_records
 
 ROWS = 500
@@ -44,6 +45,11 @@ def guess(path: str, options: dict[str, Any], kind: str | None = None) -> Guess:
     Raises `InputError` where the columns are for no task, with the options that say what they are.
     """
     guessed = Guess({"path": path})
+    if is_prepared_source(path):
+        guessed.kind = kind or "lm"
+        if kind is None:
+            guessed.say("task", guessed.kind, "it is prepared text", "--task.kind")
+        return guessed
     folder = not path.startswith("hub:") and Path(path).is_dir()
     if folder and not is_saved(Path(path)) and not is_minari(path):
         _look_into(Path(path), guessed)

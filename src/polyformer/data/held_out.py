@@ -42,7 +42,7 @@ class Due:
     def holds(self, size: float) -> bool:
         """Whether the next one, of that size, is held out."""
         self.due += self.fraction * size
-        chosen = self.due >= size / 2
+        chosen = self.due >= size / 2 and self.due > 0  # an empty text is not always due
         self.due -= size * chosen
         return chosen
 

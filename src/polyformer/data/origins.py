@@ -8,6 +8,7 @@
     "pets/"                  a directory with a folder per label: texts or images (`polyformer.data.folders`)
     "minari:cart/mixed-v0"   recorded episodes that Minari keeps, or downloads; the folder of such a data set
     "s3://bucket/a-*.csv"    such files elsewhere (`polyformer.data.remote`): s3://, hf://, http://, ...
+    "prepared/"              a folder of `polyformer data prepare`, or mix.yaml of them (`data.prepared.text`)
     "hub:owner/name"         a data set of the Hugging Face hub; "hub:owner/name:part" where it has parts
 
 Saved data sets, those of the hub and folders may hold several splits, known by their usual names.
@@ -26,6 +27,7 @@ from polyformer.data.folders import folder_rows, has_images, label_folders
 from polyformer.data.formats import LOCAL, READERS, TABLES, Header, Row, format_of, read_pairs
 from polyformer.data.library_text import LIBRARY, library_documents, library_files
 from polyformer.data.minari_source import is_minari, minari_files, read_minari
+from polyformer.data.prepared.text import is_prepared_source, open_prepared, prepared_files
 from polyformer.data.remote import Remote, is_remote, remote_files
 
 HUB = "hub:"
@@ -71,6 +73,8 @@ def source_files(path: str) -> list[Path]:
     """The files that the source `path` names, in order; none where there are none, which its reader says."""
     if path.startswith(HUB) or is_remote(path):
         return []
+    if is_prepared_source(path):
+        return prepared_files(path)
     if path == LIBRARY:
         return library_files()
     if is_minari(path):
@@ -86,6 +90,8 @@ def source_files(path: str) -> list[Path]:
 
 def has_validation(path: str | None) -> bool:
     """Whether the source is a data set with a validation split of its own."""
+    if path is not None and is_prepared_source(path):
+        return open_prepared(path, "validation") is not None
     if path is not None and path.startswith(HUB):
         return bool(_chosen(_hub_splits(path), "validation"))
     if path is not None and Path(path).is_dir() and not is_minari(path):

@@ -46,19 +46,19 @@ def pack(
             room -= len(piece)
             start, repeated = start + len(piece), 0
             if room == 0:
-                yield _row(pieces, length, pad_id, masked=last == "pad")
+                yield packed_row(pieces, length, pad_id, masked=last == "pad")
                 pieces, room = [], length
                 # A document cut here goes on in a fresh row, which has room for what is repeated.
                 repeated = min(overlap, start)
                 start -= repeated
     if pieces and last == "pad":
-        yield _row(pieces, length, pad_id, masked=True)
+        yield packed_row(pieces, length, pad_id, masked=True)
 
 
-def _row(
+def packed_row(
     pieces: list[tuple[np.ndarray, int]], length: int, pad_id: int, masked: bool
 ) -> dict[str, np.ndarray]:
-    """One row from `pieces`: (ids, how many of them repeat the row before)."""
+    """One row of `pack` from `pieces`: (ids, how many of them repeat the row before)."""
     row = {
         "input_ids": np.full(length, pad_id, np.int32),
         "document_ids": np.full(length, len(pieces), np.int32),

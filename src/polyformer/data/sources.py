@@ -17,12 +17,13 @@ from polyformer.data.held_out import part, parted
 from polyformer.data.images import IMAGE, default_images
 from polyformer.data.origins import has_validation, open_source, source_name
 from polyformer.data.pictures import Mode, decoded_rows
+from polyformer.data.prepared.text import PreparedText, is_prepared_source, open_prepared
 from polyformer.data.squad import are_answers
 
 if TYPE_CHECKING:
     import datasets
 
-    Rows = datasets.Dataset | datasets.IterableDataset
+    Rows = datasets.Dataset | datasets.IterableDataset | PreparedText
 
 # What a role of a row must hold, as said in messages. A label is any single value.
 _TEXT, _LIST = "text", "a list of texts"
@@ -120,11 +121,14 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
     `needs`: "text" for language models; "text" and "label"; "source" and "target"; "tokens" and "tags"
     (lists); "question", "context" and "answers"; "text", "choices" (a list) and "label"; "image" (bytes),
     "height" and "width"; "observations", "actions" and "rewards" (see `polyformer.data.episodes`).
+    Prepared text is a `PreparedText`, whose rows have their tokens besides.
     In memory they are `datasets.Dataset`, with `streaming` `datasets.IterableDataset`; both give the same
     rows, but for what is
     held out of fewer texts than make two for validation. Labels come as the file has them: texts from CSV and
     TSV, names where a saved data set has names.
     """
+    if is_prepared_source(config.path):
+        return _prepared_splits(config, needs)
     if config.test_fraction:
         return _hold_out_twice(config, needs)
     test = read(config, needs, config.test, "test") if config.test else None
@@ -137,9 +141,34 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
 
 def read(config: DataConfig, needs: Sequence[str], path: str | None, split: str = "train") -> "Rows":
     """All rows of one source as `load` gives them; `split` is what to take where there are several."""
+    if path is not None and is_prepared_source(path):
+        return _prepared(path, needs, split)
     if config.streaming:
         return _streamed(config, needs, path, split)
     return _in_memory(list(_rows(config, needs, path, split)), path)
+
+
+def _prepared_splits(config: DataConfig, needs: Sequence[str]) -> Splits:
+    """What was held out when the text was prepared, or the source that is named in its place."""
+    if config.test_fraction:
+        raise InputError(f"test_fraction: {config.path} is prepared text, of which no more is held out")
+    assert config.path is not None
+    train = _prepared(config.path, needs, "train")
+    if config.validation is not None:
+        validation = read(config, needs, config.validation, "validation")
+    else:
+        validation = open_prepared(config.path, "validation")
+    return Splits(train, validation, read(config, needs, config.test, "test") if config.test else None)
+
+
+def _prepared(path: str, needs: Sequence[str], split: str) -> PreparedText:
+    """A split of prepared text, in place of one that it has not what it trains on."""
+    if tuple(needs) != ("text",):
+        raise InputError(f"{path}: prepared text, and this task needs {', '.join(needs)}; name its rows")
+    text = open_prepared(path, "validation" if split != "train" else split) or open_prepared(path, "train")
+    if text is None:
+        raise InputError(f"{path}: empty: there is nothing to read in it")
+    return text
 
 
 def _hold_out(config: DataConfig, needs: Sequence[str]) -> "tuple[Rows, Rows]":

@@ -10,6 +10,7 @@ from polyformer.core.parsing import YAML_BYTES, parse_yaml
 from polyformer.data.library_text import LIBRARY
 from polyformer.data.minari_source import PREFIX
 from polyformer.data.opening import plain_name
+from polyformer.data.prepared.manifest import is_prepared
 from polyformer.data.remote import is_remote
 from polyformer.recipes.recipe import merged
 
@@ -61,7 +62,9 @@ def with_data(data: dict[str, Any], path: str) -> dict[str, Any]:
     source to train on, in place of all of them.
     """
     names = named_files(data)
-    saved = any((Path(path) / mark).is_file() for mark in ("dataset_dict.json", "state.json"))
+    saved = is_prepared(path) or any(
+        (Path(path) / mark).is_file() for mark in ("dataset_dict.json", "state.json")
+    )
     if names and Path(path).is_dir() and not saved:
         return {**data, **{role: _in_folder(Path(path), name) for role, name in names.items()}}
     replaced = {*names}

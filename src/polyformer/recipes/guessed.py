@@ -7,6 +7,7 @@ from typing import Any
 
 from polyformer.data import DataConfig, read
 from polyformer.data.guess import Guess, guess
+from polyformer.data.prepared.text import is_prepared_source
 from polyformer.recipes.find import find_recipe
 from polyformer.recipes.recipe import merged, nested
 
@@ -51,6 +52,8 @@ def guessed_recipe(
         if _kind(recipe) != guessed.kind and kind is None:
             recipe = merged(recipe, {"task": {**recipe["task"], "kind": guessed.kind}})
     recipe["data"] = {**(recipe.get("data") or {}), **guessed.data}
+    if guessed.kind == "lm" and is_prepared_source(path):
+        recipe = merged(recipe, {"task": {"ngram_order": 0}})  # it counts in memory
     if guessed.kind == "image":
         recipe = _for_images(recipe, options, guessed)
     return recipe, guessed.said

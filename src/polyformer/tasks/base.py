@@ -22,6 +22,8 @@ from polyformer.data import Batches, DataConfig, Splits, Stream, Tokenizer, Toke
 from polyformer.data.batching import Batch
 from polyformer.data.mixing import Mixture, OneAfterAnother
 from polyformer.data.numbered import Numbered
+from polyformer.data.prepared.in_order import MappedSegments
+from polyformer.data.prepared.rows import MappedBatches
 from polyformer.data.segments import Segments
 from polyformer.data.windows import Windows
 from polyformer.model import Transformer
@@ -143,7 +145,7 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def training_batches(
         self, rows: Any, seed: int
-    ) -> Batches | Stream | Windows | Segments | Numbered | Mixture:
+    ) -> Batches | Stream | Windows | Segments | Numbered | Mixture | MappedBatches | MappedSegments:
         """Batches of `rows` to train on, in an order drawn from `seed`."""
 
     @abc.abstractmethod

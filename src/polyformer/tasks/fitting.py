@@ -10,6 +10,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.state import State
 from polyformer.data import Splits, Stream
 from polyformer.data.batching import Batch
+from polyformer.data.prepared.rows import MappedBatches
 from polyformer.tasks.base import Task, Workers
 from polyformer.training import share, share_rows
 from polyformer.training.task import Evaluators
@@ -38,6 +39,9 @@ class Fitting:
         on with one another, its rows of all of them."""
         if isinstance(self.train, Stream):
             yield from (batch for _, batch in share(self.train.epoch(epoch), skip, rank, world))
+            return
+        if isinstance(self.train, MappedBatches):
+            yield from self.train.batches(epoch, skip + rank, world)
             return
         if self.continues:
             for _, batch in self.train.epoch(epoch, position=(0, skip)):

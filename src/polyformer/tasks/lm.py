@@ -23,6 +23,9 @@ from polyformer.core.labels import IGNORED, next_labels
 from polyformer.data import Batches, Stream, Tokenizer, pack
 from polyformer.data.batching import Batch, Row
 from polyformer.data.neighbours import Neighbours
+from polyformer.data.prepared.in_order import MappedSegments
+from polyformer.data.prepared.rows import MappedBatches
+from polyformer.data.prepared.text import PreparedText
 from polyformer.data.segments import Segments, rows_at
 from polyformer.generation import Draft, Generated, GenerationConfig, Mixture, Retrieval
 from polyformer.heads import HeadConfig, LanguageModelConfig, SemiparametricConfig
@@ -59,6 +62,10 @@ class LanguageModellingConfig(TextTaskConfig):
 
     def resolve(self, rows: Rows) -> Self:
         """With the folders of neighbours wherever the run is taken up."""
+        if isinstance(rows, PreparedText) and self.ngram_order:
+            raise InputError(
+                "ngram_order: n-grams are counted in memory, and prepared text may not fit into it; set 0"
+            )
         folders = tuple(str(Path(folder).absolute()) for folder in self.neighbours)
         return dataclasses.replace(self, neighbours=folders)
 
@@ -124,8 +131,7 @@ class LanguageModelling(TextTask):
 
     def documents(self, rows: Sequence[Row]) -> list[list[int]]:
         """The token ids of every text, between <bos> and <eos>."""
-        encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
-        return [[self.bos, *ids, self.eos] for ids in encoded]
+        return [[self.bos, *ids, self.eos] for ids in self.encoded(rows)]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Packed rows of exactly `row_length` tokens; of less text than that, one padded row."""
@@ -148,9 +154,11 @@ class LanguageModelling(TextTask):
                 row["neighbour_ids"] = rows_at(near, where["input_ids"])
         return rows
 
-    def training_batches(self, rows: Any, seed: int) -> Batches | Stream | Segments:
+    def training_batches(
+        self, rows: Any, seed: int
+    ) -> Batches | Stream | Segments | MappedBatches | MappedSegments:
         """Packed rows, or with `feed: in_order` segments of documents that go on."""
-        if not self.continues:
+        if not self.continues or isinstance(rows, PreparedText):
             return super().training_batches(rows, seed)
         if not hasattr(rows, "__len__"):
             raise InputError("task.feed: 'in_order' lays out all documents, and these data are streamed")
@@ -161,7 +169,24 @@ class LanguageModelling(TextTask):
         if not self.continues:
             return super().held_out(rows)
         kept = list(rows if hasattr(rows, "__len__") else itertools.islice(rows, STREAMED_ROWS))
-        return HeldOut(self._segments(kept, side_by_side or self.rows), self.count(kept))
+        return HeldOut(self._segments(kept, side_by_side or self.rows), self.counted(rows, kept))
+
+    @property
+    def frame(self) -> tuple[int, int]:
+        """<bos> and <eos>."""
+        return self.bos, self.eos
+
+    def mapped_batches(self, text: PreparedText, seed: int) -> MappedBatches | MappedSegments:
+        """As for every task; in order, documents that go on."""
+        if self.config.neighbours:
+            raise InputError("task.neighbours: not with prepared text; name the text itself as data")
+        if not self.continues:
+            return super().mapped_batches(text, seed)
+        if len(text.parts) > 1:
+            raise InputError("task.feed: 'in_order' reads a single folder of prepared text, not a mixture")
+        return MappedSegments(
+            self.framed(text)[0], self.config.row_length, self.rows, seed, self.collate.pad_id
+        )
 
     @property
     def rows(self) -> int:

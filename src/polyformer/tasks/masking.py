@@ -72,11 +72,15 @@ class MaskedDocuments(MaskingTask):
         """Whether the configuration packs documents."""
         return self.config.packed
 
+    @property
+    def frame(self) -> tuple[int, int] | None:
+        """<cls> and <sep>, where documents are packed and masked anew in every epoch."""
+        return (self.cls, self.sep) if self.packs and not self.config.masking.static_copies else None
+
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
         """Rows of at most `row_length` tokens: documents packed end to end, or each in rows of its own."""
         length = self.config.row_length
-        encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
-        documents = [[self.cls, *ids, self.sep] for ids in encoded]
+        documents = [[self.cls, *ids, self.sep] for ids in self.encoded(rows)]
         if self.config.packed:
             return list(pack(documents, length, pad_id=self.collate.pad_id))
         pieces = (ids[start : start + length] for ids in documents for start in range(0, len(ids), length))

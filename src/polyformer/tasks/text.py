@@ -13,6 +13,10 @@ from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Batches, Collate, Stream, Tokenizer, TokenizerConfig, by_tokens
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
+from polyformer.data.prepared.framed import FramedText
+from polyformer.data.prepared.in_order import MappedSegments
+from polyformer.data.prepared.rows import MappedBatches, PackedText
+from polyformer.data.prepared.text import PreparedText
 from polyformer.data.segments import Segments
 from polyformer.data.tokenizer_loading import build_tokenizer
 from polyformer.heads import AdaptiveSoftmaxConfig, HeadConfig, LanguageModelConfig
@@ -51,7 +55,10 @@ class TextTaskConfig(TaskConfig):
         return (row[column] for row in rows for column in self.text_columns)
 
     def tokenizer(self, config: TokenizerConfig, rows: Rows) -> Tokenizer:
-        """The tokenizer that `config` describes, trained on `texts(rows)` if it must be."""
+        """The tokenizer that `config` describes, trained on `texts(rows)` if it must be; of prepared text its
+        own."""
+        if isinstance(rows, PreparedText):
+            return rows.tokenizer_for(config)
         return build_tokenizer(config, self.texts(rows))
 
 
@@ -79,6 +86,18 @@ class TextTask(Task):
     def count(self, rows: Sequence[Row]) -> dict[str, float]:
         """What `metrics` needs to know about held-out text besides the sums over its batches."""
         return {}
+
+    @property
+    def frame(self) -> tuple[int, int] | None:
+        """The tokens before and behind each document, of a task whose rows are such documents packed end to
+        end, as those of prepared text are."""
+        return None
+
+    def encoded(self, rows: Sequence[Row]) -> list[Sequence[int]]:
+        """The tokens of each row's text, which prepared text has ready."""
+        if rows and "input_ids" in rows[0]:
+            return [row["input_ids"] for row in rows]
+        return [*self.tokenizer.encode_batch([row["text"] for row in rows])]
 
     @property
     def corrupt(self) -> Corrupt | None:
@@ -140,8 +159,13 @@ class TextTask(Task):
         adaptive = isinstance(head, AdaptiveSoftmaxConfig) and isinstance(self.head, LanguageModelConfig)
         return head if adaptive or isinstance(head, type(self.head)) else self.head
 
-    def training_batches(self, rows: Any, seed: int) -> Batches | Stream | Segments:
-        """Batches of `rows`: prepared in memory, or as they are read where `rows` have no length."""
+    def training_batches(
+        self, rows: Any, seed: int
+    ) -> Batches | Stream | Segments | MappedBatches | MappedSegments:
+        """Batches of `rows`: prepared in memory, as they are read where `rows` have no length, or of tokens
+        that are ready."""
+        if isinstance(rows, PreparedText):
+            return self.mapped_batches(rows, seed)
         plan = partial(by_tokens, max_tokens=self.batch_tokens)
         options: dict[str, Any] = {
             "plan": plan,
@@ -153,6 +177,24 @@ class TextTask(Task):
             return Batches(self.prepare(list(rows)), **options)
         return Stream(rows, self.prepare, **options)
 
+    def mapped_batches(self, text: PreparedText, seed: int) -> MappedBatches | MappedSegments:
+        """Batches of rows that are read from files when their turn comes."""
+        length = getattr(self.config, self.config.length_option)
+        parts = [PackedText(framed, length, self.collate.pad_id) for framed in self.framed(text)]
+        rows = self.batch_tokens // length
+        return MappedBatches(parts, text.rates, rows, self.collate, seed, self.corrupt)
+
+    def framed(self, text: PreparedText) -> list[FramedText]:
+        """The parts of prepared text with the tokens of `frame`; `InputError` for those of another tokenizer,
+        and of a task that packs no documents."""
+        if self.frame is None:
+            raise InputError(
+                f"data: {text.name} is prepared text, which the tasks lm, mlm and electra read, as packed "
+                "rows with masks of their own; name the text itself"
+            )
+        text.check_tokenizer(self.tokenizer, "tokenizer")
+        return [FramedText(part, *self.frame) for part in text.parts]
+
     def held_out(self, rows: Rows) -> HeldOut:
         """`rows` of text made ready to measure on; of streamed rows the first `STREAMED_ROWS`."""
         kept = list(rows if hasattr(rows, "__len__") else islice(rows, STREAMED_ROWS))
@@ -160,7 +202,11 @@ class TextTask(Task):
         longest = int(row_lengths(prepared).max(initial=1))  # may be more than training takes
         plan = partial(by_tokens, max_tokens=max(self.batch_tokens, longest))
         batches = Batches(prepared, plan, self.collate, shuffle=False, corrupt=self.corrupt_held_out)
-        return HeldOut(batches, self.count(kept))
+        return HeldOut(batches, self.counted(rows, kept))
+
+    def counted(self, rows: Rows, kept: Sequence[Row]) -> dict[str, float]:
+        """`count` of the rows that are kept, which is known of prepared text."""
+        return rows.counts if isinstance(rows, PreparedText) else self.count(kept)
 
     def batched(
         self, model: nn.Module, rows: Sequence[list[int] | Row], max_tokens: int = 0

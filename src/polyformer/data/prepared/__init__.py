@@ -4,8 +4,9 @@
     reading.py     what to read: the documents of many sources, those held out, and where a block ends
     shards.py      the files of a shard, written and mapped
     manifest.py    what a folder holds, and of what it was made
-    folder.py      a finished folder opened: its splits, documents and rows; what is wrong with it
-    mixture.py     several folders as one, by weights
+    folder.py      a finished folder opened: its splits and documents, and what is wrong with it
+    text.py        a split of a folder, or of several by weights, as the rows of a run
+    framed.py      its documents end to end, each between special tokens, read from any place
     rows.py        packed rows by their numbers, and batches of them in a shuffled order that takes no memory
     in_order.py    documents read in order, as `polyformer.data.segments` has them in memory
 

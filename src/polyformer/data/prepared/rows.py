@@ -1,0 +1,85 @@
+"""Packed rows of prepared text, and batches of them in a shuffled order that is computed, not kept.
+
+The order is a function of (seed, epoch), and a batch one of its number: a run resumes in the middle of an
+epoch at once, and each process of any number reads the rows of its own batches alone. Several texts are mixed
+as `polyformer.data.mixing` has it: each is read in an order of its own, drawn anew when it is used up.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyformer.data.batching import CORRUPTION, ORDER, Batch, Collate, Corrupt, Position, Row
+from polyformer.data.mixing import share_of_epoch
+from polyformer.data.packing import packed_row
+from polyformer.data.permutation import shuffled
+from polyformer.data.prepared.framed import FramedText
+
+_MIXED = 3  # what a random stream is for; see polyformer.data.batching
+
+
+@dataclass(frozen=True, eq=False)
+class PackedText:
+    """The rows of `polyformer.data.pack(documents, length, last="drop")`, each made when it is asked for; of
+    less text than a row, one padded row."""
+
+    text: FramedText
+    length: int
+    pad_id: int
+
+    def __len__(self) -> int:
+        return max(len(self.text) // self.length, 1)
+
+    def __getitem__(self, number: int) -> Row:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        start = number * self.length
+        pieces = self.text.pieces(start, min(start + self.length, len(self.text)))
+        masked = len(self.text) < self.length
+        return packed_row([(ids, 0) for _, ids in pieces], self.length, self.pad_id, masked)
+
+
+@dataclass(frozen=True, eq=False)
+class MappedBatches:
+    """Batches of `rows` rows of `parts`, drawn by `rates`; an epoch has as many rows as they all have."""
+
+    parts: Sequence[PackedText]
+    rates: Sequence[float]
+    rows: int
+    collate: Collate
+    seed: int
+    corrupt: Corrupt | None = None
+
+    def shares(self, epoch: int) -> list[range]:
+        """Which places of its endless order an epoch takes of each part."""
+        size = sum(map(len, self.parts))
+        return [share_of_epoch(rate, size, epoch) for rate in self.rates]
+
+    def epoch(self, epoch: int, *, position: Sequence[int] = Position()) -> Iterator[tuple[Position, Batch]]:
+        """`(position after it, batch)` from `position` on, as `Batches.epoch`."""
+        first = Position(*position).batch
+        for number, batch in enumerate(self.batches(epoch, first, 1), first + 1):
+            yield Position(0, number), batch
+
+    def batches(self, epoch: int, first: int, step: int) -> Iterator[Batch]:
+        """The batches first, first + step, first + 2 step, ... of an epoch; no others are read."""
+        shares = self.shares(epoch)
+        ends = np.cumsum([len(share) for share in shares])
+        for start in range(first * self.rows, int(ends[-1]), step * self.rows):
+            places = np.arange(start, min(start + self.rows, int(ends[-1])))
+            drawn = shuffled(places, int(ends[-1]), ORDER, self.seed, epoch)
+            parts = np.searchsorted(ends, drawn, "right").tolist()
+            within = (drawn - ends[parts]).tolist()  # from the end of the part's share: below 0
+            yield self.collate(
+                [self._row(part, shares[part].stop + place, epoch) for part, place in zip(parts, within)]
+            )
+
+    def _row(self, part: int, place: int, epoch: int) -> Row:
+        """The row at a place of the endless order of a part."""
+        rows = self.parts[part]
+        turn, within = divmod(place, len(rows))
+        row = rows[int(shuffled(np.array([within]), len(rows), _MIXED, self.seed, part, turn)[0])]
+        if self.corrupt is None:
+            return row
+        return self.corrupt(row, np.random.default_rng([CORRUPTION, self.seed, epoch, part, place]))
