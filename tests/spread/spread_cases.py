@@ -71,10 +71,17 @@ def assert_spread_equals_whole(
         torch.testing.assert_close(local_grad, whole_grad, rtol=1e-10, atol=1e-10)
 
 
-def check_pattern(pattern: Pattern | None, share: Share, whole: Context, **options: Any) -> None:
-    inputs = random_inputs(whole.kv_len)
+def check_pattern(
+    pattern: Pattern | None,
+    share: Share,
+    whole: Context,
+    parameters: tuple[Tensor, ...] = (),
+    **options: Any,
+) -> None:
+    """`attend`, its log-sum-exp too."""
 
     def run(context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, pattern=pattern, context=context, **options)
+        out, lse = attend(q, k, v, pattern=pattern, context=context, return_lse=True, **options)
+        return out + lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)
 
-    assert_spread_equals_whole(share, whole, inputs, [], run)
+    assert_spread_equals_whole(share, whole, random_inputs(whole.kv_len), list(parameters), run)

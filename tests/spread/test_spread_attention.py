@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from launching import launch, run_checks
 from spread_cases import HEADS, LENGTH, check_pattern, random_inputs, share_of, whole_context
 from torch import Tensor
 
+from launching import launch, run_checks
 from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.explain import explain
@@ -19,7 +19,7 @@ from polyformer.sequence.shares import Share, balanced, contiguous
 from polyformer.sequence.spread import spread
 from registered import registered
 
-WAYS = "all", "needed"
+WAYS = "all", "needed", "ring"
 
 
 def all_patterns() -> None:
@@ -38,8 +38,8 @@ def all_patterns() -> None:
 def terms_of_scores() -> None:
     """Tables by distance, score_mods and mask_mods of slots, in every way, for shares of both kinds."""
     torch.manual_seed(1)
-    width, table = 2 * LENGTH + 1, torch.randn(HEADS, 2 * LENGTH + 1, dtype=torch.float64)
-    vectors = torch.randn(HEADS, width, 6, dtype=torch.float64)
+    table = torch.randn(HEADS, 2 * LENGTH + 1, dtype=torch.float64, requires_grad=True)
+    vectors = torch.randn(HEADS, 2 * LENGTH + 1, 6, dtype=torch.float64, requires_grad=True)
     relative = Relative(
         first=-LENGTH,
         bias=table,
@@ -62,9 +62,13 @@ def terms_of_scores() -> None:
                 {"relative": relative, "pattern": heads},
                 {"score_mod": score_mod, "mask_mod": mask_mod},
                 {"pattern": Window(9, 3, 2), "score_mod": score_mod, "backend": "definition"},
+                {"mask_mod": mask_mod, "relative": relative},
             ):
+                if way == "ring" and "score_mod" in options:
+                    continue
                 whole = whole_context(LENGTH, causal=kind == "balanced", mixed=True)
-                check_pattern(options.pop("pattern", None), share_of(kind, LENGTH, way), whole, **options)
+                share, parameters = share_of(kind, LENGTH, way), (table, vectors)
+                check_pattern(options.pop("pattern", None), share, whole, parameters, **options)
 
 
 def few_tokens() -> None:
@@ -91,6 +95,22 @@ def bytes_are_those_of_the_layout() -> None:
     assert forward.received == expected == backward.sent
 
 
+def a_ring_holds_few_keys() -> None:
+    """Chosen where all keys are needed: a process receives those of the others one by one, and gradients."""
+    share, whole = share_of("balanced", 400, "auto"), Context(400, 400, causal=True)
+    q, k, v = (share.take(x, 2).float().requires_grad_() for x in random_inputs(400))
+    context = spread(whole, share, q.device)
+    plan = explain(q, k, v, context=context)
+    assert "spread over 4 processes: ring" in str(plan)
+    with counted_transfers() as transfers:
+        attend(q, k, v, context=context).sum().backward()
+    chunk = k.nbytes + v.nbytes
+    assert [transfer.received for transfer in transfers] == [chunk] * (3 + 3 + 4)
+    assert plan.bytes_received == 3 * chunk
+    dropped = explain(q, k, v, context=context, dropout=0.1)
+    assert "needed (a ring computes parts again, and dropout would draw other numbers)" in str(dropped)
+
+
 def half_precision() -> None:
     """Under autocast parts are computed in bfloat16, and float32 stays near one process."""
     share, whole = share_of("balanced", LENGTH, "auto"), Context(LENGTH, LENGTH, causal=True)
@@ -107,7 +127,7 @@ def half_precision() -> None:
 
 CHECKS = {
     2: (all_patterns, terms_of_scores, few_tokens, bytes_are_those_of_the_layout, half_precision),
-    4: (terms_of_scores, few_tokens, bytes_are_those_of_the_layout),
+    4: (terms_of_scores, few_tokens, bytes_are_those_of_the_layout, a_ring_holds_few_keys),
 }
 
 
@@ -141,6 +161,13 @@ def test_explain_says_what_comes_from_others():
     context = spread(whole, share, q.device)
     plan = explain(q, q, q, pattern=Window(100, 0) | Global(1), context=context)
     assert "101 keys from others, 6464 bytes" in str(plan)
+
+
+def test_a_ring_that_cannot_be_is_refused_in_every_process():
+    context = spread(Context(4, 4), Share(None, 0, contiguous(4, 2), "ring"), torch.device("cpu"))
+    q = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(InputError, match="way: 'ring' cannot be here: a ring computes parts again"):
+        attend(q, q, q, context=context, dropout=0.5)
 
 
 def test_weights_are_not_recorded():

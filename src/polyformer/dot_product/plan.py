@@ -127,7 +127,15 @@ class Spread:
         """Of keys and values from other processes, in the forward pass; as many gradients are sent back."""
         k, v = self.request.k, self.request.v
         number = k.shape[0] * k.shape[1] * (k.shape[3] + v.shape[3]) * k.element_size()
-        return self.needs.received(self.needs.share.rank) * number
+        return self.received * number
+
+    @property
+    def received(self) -> int:
+        """How many keys come to this process."""
+        share = self.needs.share
+        if self.way == "ring":
+            return sum(stop - start for runs in share.runs for start, stop in runs) - share.length
+        return self.needs.received(share.rank)
 
     def run(self) -> Result:
         """Exchanges keys and computes the parts."""
@@ -151,8 +159,8 @@ class Spread:
 
     def __str__(self) -> str:
         peers = len(self.needs.keys) - 1
-        count = self.needs.received(self.needs.share.rank)
-        head = f"spread over {peers + 1} processes: {self.way} ({self.reason}); {count} keys from others, "
+        head = f"spread over {peers + 1} processes: {self.way} ({self.reason}); "
+        head += f"{self.received} keys from others, "
         lines = [f"{head}{self.bytes_received} bytes"]
         for part in self._parts():
             lines += str(part).split("\n")

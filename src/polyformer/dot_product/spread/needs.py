@@ -42,6 +42,12 @@ class Needs:
             return ()
         return intersect(self.keys[receiver], unite(self.share.runs[sender]))
 
+    def part_needed(self) -> float:
+        """Of the keys that processes do not hold themselves, the part that their queries need."""
+        processes = len(self.keys)
+        every = (processes - 1) * sum(stop - start for runs in self.share.runs for start, stop in runs)
+        return sum(map(self.received, range(processes))) / max(every, 1)
+
     def received(self, rank: int) -> int:
         """How many keys a process gets from all others."""
         return sum(count(self.sent(sender, rank)) for sender in range(len(self.keys)))

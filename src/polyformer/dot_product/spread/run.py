@@ -5,16 +5,22 @@ Three ways, of which the first is the definition:
     all      every process gets all keys: an all-gather
     needed   every process gets the keys that the layout of the pattern names for its queries: an all-to-all
     ring     the keys of every process pass from process to process while the last ones are computed with
+
+Where a layout names few keys, the second sends the least. Where it names most of them, the ring sends little
+more, waits less, and holds the keys of three processes at a time, not of all; for that it computes parts
+again in the backward pass.
 """
 
 import torch
 from torch import Tensor
 
+from polyformer.core.errors import InputError
 from polyformer.dot_product.request import Request
 from polyformer.dot_product.splits.by_residue_class import join_by_lse
 from polyformer.dot_product.spread.exchange import anchored, exchange
 from polyformer.dot_product.spread.needs import Needs, find_needs
 from polyformer.dot_product.spread.parts import Compute, keys_at, nothing_seen, numbered, part_request
+from polyformer.dot_product.spread.ring import refuses_ring, run_ring
 
 
 def run_exchanged(request: Request, needs: Needs, compute: Compute) -> tuple[Tensor, Tensor]:
@@ -35,8 +41,17 @@ def run_exchanged(request: Request, needs: Needs, compute: Compute) -> tuple[Ten
     return anchored(torch.cat(outs, 2), kv), torch.cat(lses, 2)
 
 
+WAYS = {"all": run_exchanged, "needed": run_exchanged, "ring": run_ring}
+
+WORTH_A_RING = 0.5
+"""The share of the keys of others that processes need, from which on these pass in a ring."""
+
+
 def choose_way(request: Request) -> tuple[Needs, str, str]:
-    """What the processes need of one another, how they get it, and why so."""
+    """What the processes need of one another, how they get it, and why so: the same in every process.
+
+    Raises `InputError` where a ring is asked for that the call does not allow.
+    """
     context, pattern = request.context, request.pattern
     share, whole = context.share, context.whole
     assert share is not None
@@ -47,9 +62,14 @@ def choose_way(request: Request) -> tuple[Needs, str, str]:
 
     static = pattern is None or pattern.is_static()
     needed = whole.once(("needs", pattern, share), needs) if static else needs()
+    refused = refuses_ring(request)
+    if share.way == "ring" and refused:
+        raise InputError(f"way: 'ring' cannot be here: {refused}; use 'needed' or 'auto'")
     if share.way != "auto":
         return needed, share.way, "asked for"
-    return needed, "needed", "only what the layout names"
-
-
-WAYS = {"all": run_exchanged, "needed": run_exchanged}
+    part = needed.part_needed()
+    if part < WORTH_A_RING:
+        return needed, "needed", f"the layout names {part:.0%} of the keys of others"
+    if refused or len(share.runs) < 3:
+        return needed, "needed", refused or "two processes have all keys at once in a ring too"
+    return needed, "ring", f"the layout names {part:.0%} of the keys of others: no process holds them all"
