@@ -3,6 +3,7 @@
 Two of them; with the environment variable PROCESSES=4 four, on meshes of two dimensions.
 """
 
+import math
 import os
 import subprocess
 import sys
@@ -20,13 +21,19 @@ from polyformer.training.checkpoint import Checkpoints
 PROCESSES = int(os.environ.get("PROCESSES", "2"))
 
 MESHES: dict[str, dict[str, int]] = {
-    2: {"shard": {"shard": 2}, "tensor": {"tensor": 2}, "context": {"context": 2}},
+    2: {
+        "shard": {"shard": 2},
+        "tensor": {"tensor": 2},
+        "context": {"context": 2},
+        "pipeline": {"pipeline": 2},
+    },
     4: {
         "shard": {"shard": 4},
         "copies": {"data": 2, "shard": 2},
         "tensor": {"data": 2, "tensor": 2},
         "both": {"shard": 2, "tensor": 2},
         "texts": {"context": 2, "tensor": 2},
+        "stages": {"data": 2, "pipeline": 2},
     },
 }[PROCESSES]
 """Those of so many processes, by name."""
@@ -35,6 +42,7 @@ LEFT_OUT = {
     "shard": {"heads", "shaw", "frozen"},
     "tensor": {"albert", "heads", "encoder", "frozen"},
     "context": {"heads", "frozen"},
+    "pipeline": {"heads", "shaw", "frozen"},
 }
 """What two processes need not do: it is asked for by `EXTRA`, or on another mesh."""
 
@@ -43,7 +51,7 @@ RUNS = [
     for mesh, sizes in MESHES.items()
     for kind in KINDS
     if (PROCESSES > 2 or kind not in LEFT_OUT[mesh])
-    and not ("tensor" in sizes and kind == "reversible")  # refused, as below
+    and not (sizes.keys() & {"tensor", "pipeline"} and kind == "reversible")  # refused, as below
     and not ("context" in sizes and kind in ("encoder_decoder", "experts"))  # one process needs whole texts
 ]
 
@@ -58,7 +66,8 @@ ALSO = [
     (mesh, name)
     for mesh in MESHES
     for name in EXTRA
-    if mesh not in ("context", "texts") and (PROCESSES > 2 or (name == "recomputed") == (mesh == "tensor"))
+    if mesh not in ("context", "texts", "pipeline")
+    and (PROCESSES > 2 or (name == "recomputed") == (mesh == "tensor"))
 ]
 """Which of them on which mesh."""
 
@@ -77,7 +86,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 
 def settings(mesh: dict[str, int], how: dict[str, Any]) -> dict[str, Any]:
     """Options of a run that takes as many batches a step on every mesh as there are processes."""
-    sharing = mesh.get("tensor", 1) * mesh.get("context", 1)
+    sharing = math.prod(mesh.get(name, 1) for name in ("tensor", "context", "pipeline"))
     return {**how, "mesh": mesh, "accumulate": how.get("accumulate", 1) * sharing}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from polyformer.core.errors import InputError
 from polyformer.parallel.config import ParallelConfig
-from polyformer.training.config import EngineConfig
+from polyformer.training.config import EngineConfig, TrainingConfig
 from polyformer.training.engine import Engine
 
 
@@ -41,7 +41,7 @@ def test_no_process_along_a_dimension_is_refused():
 
 @pytest.mark.parametrize(
     ("options", "world", "complaint"),
-    [({"pipeline": 2}, "2", "pipeline: not yet"), ({"data": 3}, "2", "is 3 processes, got 2")],
+    [({"data": 3}, "2", "is 3 processes, got 2"), ({"tensor": 2}, "3", "a multiple of 2 processes, got 3")],
 )
 def test_an_engine_refuses_before_processes_wait_for_one_another(
     options: dict, world: str, complaint: str, monkeypatch: pytest.MonkeyPatch
@@ -56,3 +56,32 @@ def test_a_task_that_reads_more_than_a_loss_is_refused_where_texts_are_shared():
     engine = SimpleNamespace(config=EngineConfig(parallel=ParallelConfig(context=2)))
     with pytest.raises(InputError, match="this task reads more of the model than its loss"):
         Engine.check_task(engine, SimpleNamespace())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "accumulate", "complaint"),
+    [
+        (
+            {"pipeline": 4},
+            2,
+            "the schedule '1f1b' needs as many microbatches as stages, 4, got 2",
+        ),
+        ({"pipeline": 2, "stages": 2}, 5, "run microbatches in 2 equal rounds, got 5; use a multiple of 2"),
+    ],
+)
+def test_microbatches_that_a_schedule_cannot_run_are_refused(options: dict, accumulate: int, complaint: str):
+    engine = EngineConfig(parallel=ParallelConfig(**options))
+    with pytest.raises(InputError, match=complaint):
+        TrainingConfig(engine=engine, accumulate=accumulate)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"stages": 2}, "stages: expected 1, or more in a pipeline"),
+        ({"pipeline": 2, "shard": 2}, "pipeline: not together with shard yet, got pipeline 2 x shard 2"),
+    ],
+)
+def test_what_a_pipeline_does_not_go_with_is_refused(options: dict, complaint: str):
+    with pytest.raises(InputError, match=complaint):
+        ParallelConfig(**options)

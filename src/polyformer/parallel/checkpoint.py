@@ -19,11 +19,27 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from polyformer.core.errors import InputError, quote
+from polyformer.parallel.stages import Absent
 
 
 def is_divided(model: nn.Module) -> bool:
-    """Whether this process holds only a part of some of the parameters."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    """Whether this process holds only a part of some of the parameters, or only some of them."""
+    parts = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return parts or any(isinstance(module, Absent) for module in model.modules())
+
+
+def is_elsewhere(model: nn.Module, name: str) -> bool:
+    """Whether the parameter `name` is of a module that other processes have."""
+    path = name.split(".")
+    return any(isinstance(_module(model, path[:depth]), Absent) for depth in range(1, len(path)))
+
+
+def _module(model: nn.Module, path: list[str]) -> nn.Module | None:
+    """The module at `path`; None where there is none."""
+    module: nn.Module | None = model
+    for name in path:
+        module = None if module is None else module._modules.get(name)
+    return module
 
 
 def once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
@@ -9,8 +10,8 @@ from polyformer.core.errors import InputError
 DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
 """From the outside in: neighbours in the last exchange most, and are best on one machine."""
 
-UNBUILT = ("pipeline",)
-"""What training does not know yet."""
+PipelineSchedule = Literal["1f1b", "gpipe"]
+"""See `polyformer.parallel.pipeline`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +22,30 @@ class ParallelConfig(Config):
     shard: int = 1  # with own batches too, and each with a part of the weights and of the optimizer's memory
     tensor: int = 1  # share every batch, each with some of the heads and of the feed-forward
     context: int = 1  # share every text, each with some of its tokens, and a part of the weights as in shard
-    pipeline: int = 1  # share every batch, each with some of the layers
+    pipeline: int = 1  # share every batch, each with some of the layers; microbatches are those accumulated
+    stages: int = 1  # of the pipeline in each of its processes: above 1, wait less and exchange more
+    pipeline_schedule: PipelineSchedule = "1f1b"  # gpipe: all forward passes first
 
     def __post_init__(self) -> None:
         for name in DIMENSIONS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}: expected 1 process or more, got {value}")
+        if self.stages < 1 or (self.stages > 1 and (self.pipeline == 1 or self.pipeline_schedule != "1f1b")):
+            raise InputError(
+                f"stages: expected 1, or more in a pipeline with the schedule '1f1b', got {self.stages}"
+            )
+        for name in ("shard", "context", "tensor"):
+            if self.pipeline > 1 and getattr(self, name) > 1:
+                raise InputError(
+                    f"pipeline: not together with {name} yet, got pipeline {self.pipeline} x {name} "
+                    f"{getattr(self, name)}; use it with data"
+                )
+
+    def check_accumulated(self, batches: int) -> None:
+        """Raises `InputError` where a pipeline cannot run so many microbatches."""
+        if self.pipeline > 1:
+            check_microbatches(batches, self.pipeline, self.pipeline_schedule, self.stages)
 
     @property
     def whole(self) -> bool:
@@ -55,11 +73,17 @@ class ParallelConfig(Config):
             )
         return {name: data if name == "data" else others[name] for name in DIMENSIONS}
 
-    def check_built(self) -> None:
-        """Raises `InputError` for a dimension that training does not know yet."""
-        for name in UNBUILT:
-            if getattr(self, name) > 1:
-                raise InputError(
-                    f"{name}: not yet: training divides data, weights (shard), texts (context) and heads "
-                    f"(tensor), got {name} {getattr(self, name)}; leave it at 1"
-                )
+
+def check_microbatches(number: int, processes: int, schedule: PipelineSchedule, stages: int) -> None:
+    """Raises `InputError` where `processes` of so many `stages` each cannot run `number` microbatches."""
+    rounds = max(1, number // processes)
+    if stages == 1 and schedule == "1f1b" and number < processes:
+        raise InputError(
+            f"accumulate: the schedule '1f1b' needs as many microbatches as stages, {processes}, got "
+            f"{number}; raise accumulate, or use 'gpipe'"
+        )
+    if stages > 1 and number % rounds:
+        raise InputError(
+            f"accumulate: {processes} processes of {stages} stages run microbatches in {rounds} equal "
+            f"rounds, got {number}; use a multiple of {processes}"
+        )

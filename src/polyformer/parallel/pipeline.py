@@ -2,13 +2,13 @@
 
 The microbatches of a step are the batches that it accumulates. Schedules: "gpipe" runs all forward passes,
 then all backward passes (Huang et al. 2019, section 2.3); "1f1b" takes turns, so that a stage keeps the
-activations of as many microbatches as there are stages (Narayanan et al. 2019, PipeDream); "interleaved" the
-same with several runs of layers in each process, for shorter waits (Narayanan et al. 2021, section 2.2).
+activations of as many microbatches as there are stages (Narayanan et al. 2019, PipeDream), and, with several
+stages in each process, interleaves them for shorter waits (Narayanan et al. 2021, section 2.2).
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,29 +20,20 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
 )
 
-from polyformer.core.errors import InputError
 from polyformer.outputs import ModelOutput
+from polyformer.parallel.config import PipelineSchedule, check_microbatches
+from polyformer.parallel.holders import Holders
 from polyformer.parallel.microbatches import same_shape
-from polyformer.parallel.stages import (
-    Stage,
-    check,
-    drop_others,
-    num_layers,
-    parameters_of,
-    parts,
-    spans,
-    stacks,
-)
+from polyformer.parallel.stages import Stage, check, num_layers, parts, spans, stacks
 
-Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Batch = dict[str, Tensor]
 
 
 class Pipeline:
     """This process's stages of `model`, from which all else is taken out.
 
-    group: the processes of the pipeline, in the order of their stages. per_process: stages of each process,
-    1 but for "interleaved"; the stages s, s + P, s + 2 P, ... are of process s of P.
+    group: the processes of the pipeline, in the order of their stages. per_process: stages of each process;
+    the stages s, s + P, s + 2 P, ... are of process s of P.
     Raises `InputError` for models that need all their layers in one process.
     """
 
@@ -50,36 +41,33 @@ class Pipeline:
         self,
         model: nn.Module,
         group: dist.ProcessGroup,
-        schedule: Schedule = "1f1b",
+        schedule: PipelineSchedule = "1f1b",
         per_process: int = 1,
         precision: Callable[[], AbstractContextManager[object]] = nullcontext,
     ):
         self.model, layers = check(model), num_layers(check(model))
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        if (schedule == "interleaved") != (per_process > 1):
-            raise InputError(
-                f"pipeline: {per_process} stages a process with the schedule '{schedule}'; 'interleaved' has "
-                "2 or more, the others 1"
-            )
-        self.group, self.schedule = group, schedule
+        self.group, self.per_process = group, per_process
+        self.schedule: PipelineSchedule = schedule
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
         self.spans = spans(layers, self.size * per_process)
         self.last = len(self.spans) - 1
         self.own = range(self.rank, len(self.spans), self.size)
+        own = [self.spans[rank :: self.size] for rank in range(self.size)]
+        self.holders = Holders(self.model, own, group)
         self.shared = self._shared()
-        drop_others(self.model, [self.spans[stage] for stage in self.own])
+        self.holders.drop()
         self.stages = {stage: Stage(self.model, self.spans[stage], precision) for stage in self.own}
-        self.runs: dict[Any, tuple[Any, list[Tensor]]] = {}
+        self.schedules: dict[tuple[Any, ...], Any] = {}  # by the sizes of microbatches
 
     def _shared(self) -> dict[nn.Parameter, tuple[bool, dist.ProcessGroup]]:
         """This process's parameters that others have too: whether it is their first, and their group."""
-        holders = [parameters_of(self.model, self.spans[rank :: self.size]) for rank in range(self.size)]
         members = dist.get_process_group_ranks(self.group)
         groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         shared = {}
         for parameter in self.model.parameters():
-            ranks = tuple(rank for rank in range(self.size) if parameter in holders[rank])
+            ranks = self.holders.of(parameter)
             if self.rank in ranks and len(ranks) > 1:
                 if ranks not in groups:
                     world = [members[rank] for rank in ranks]
@@ -93,50 +81,32 @@ class Pipeline:
 
         Raises `InputError` for fewer batches than the schedule needs.
         """
-        self._check(len(batches))
+        check_microbatches(len(batches), self.size, self.schedule, self.per_process)
         batch = same_shape(batches, shares)
-        schedule, losses = self._run(_lengths(batch), len(batch["input_ids"]), len(batches))
+        schedule = self._run(_lengths(batch), len(batch["input_ids"]), len(batches))
         ids = batch.pop("input_ids")
-        losses.clear()
+        for stage in self.stages.values():
+            stage.losses.clear()
         first = (ids,) if 0 in self.own else ()
         target = torch.tensor(shares, dtype=torch.float64, device=self.device)
         schedule.step(*first, target=target, return_outputs=False, **batch)
         self._sum_gradients()
-        values = torch.stack(losses) if self.last in self.own else target.new_empty(len(batches))
-        dist.broadcast(values, group=self.group, group_src=self.last % self.size)
+        values = torch.stack([torch.stack(stage.losses) for stage in self.stages.values()]).sum(0)
+        dist.all_reduce(values, group=self.group)
         return values.tolist()
 
-    def _check(self, microbatches: int) -> None:
-        rounds = max(1, microbatches // self.size)
-        if self.schedule == "1f1b" and microbatches < self.size:
-            raise InputError(
-                f"accumulate: the schedule '1f1b' needs as many microbatches as stages, {self.size}, got "
-                f"{microbatches}; raise accumulate, or use 'gpipe'"
-            )
-        if self.schedule == "interleaved" and microbatches % rounds:
-            raise InputError(
-                f"accumulate: 'interleaved' on {self.size} processes runs microbatches in {rounds} equal "
-                f"rounds, got {microbatches}; use a multiple of {self.size}"
-            )
-
-    def _run(self, lengths: tuple[int, int], rows: int, microbatches: int) -> tuple[Any, list[Tensor]]:
-        """The schedule for microbatches of these sizes, and where the last stage leaves their losses."""
+    def _run(self, lengths: tuple[int, int], rows: int, microbatches: int) -> Any:
+        """The schedule for microbatches of these sizes."""
         key = lengths, rows, microbatches
-        if key not in self.runs:
-            losses: list[Tensor] = []
-
-            def loss(output: Tensor, share: Tensor) -> Tensor:
-                losses.append(output.detach().double())
-                return output * share.to(output.dtype).squeeze()
-
+        if key not in self.schedules:
             stages = [self._stage(stage, rows // microbatches, lengths) for stage in self.own]
-            common: dict[str, Any] = {"n_microbatches": microbatches, "loss_fn": loss, "scale_grads": False}
-            if self.schedule == "interleaved":
-                self.runs[key] = ScheduleInterleaved1F1B(list(stages), **common), losses
+            common: dict[str, Any] = {"n_microbatches": microbatches, "loss_fn": _share, "scale_grads": False}
+            if self.per_process > 1:
+                self.schedules[key] = ScheduleInterleaved1F1B(list(stages), **common)
             else:
                 kind = ScheduleGPipe if self.schedule == "gpipe" else Schedule1F1B
-                self.runs[key] = kind(stages[0], **common), losses
-        return self.runs[key]
+                self.schedules[key] = kind(stages[0], **common)
+        return self.schedules[key]
 
     def _stage(self, number: int, rows: int, lengths: tuple[int, int]) -> PipelineStage:
         """Stage `number` for microbatches of these sizes, whose shapes are known without a trial run."""
@@ -173,13 +143,22 @@ class Pipeline:
     def _sum_gradients(self) -> None:
         """Parameters in several stages get the sum of their gradients, so that they stay one."""
         for parameter, (_, group) in self.shared.items():
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                dist.all_reduce(parameter.grad, group=group)
+            _sum_gradient(parameter, group)
 
-    def counted(self) -> list[nn.Parameter]:
-        """The parameters that this process counts in a norm over all stages: each is counted by one."""
-        return [p for p in self.model.parameters() if p not in self.shared or self.shared[p][0]]
+    def sum_over_copies(self, group: dist.ProcessGroup) -> None:
+        """Gradients summed over whole copies of the model, which are the processes of `group`."""
+        for parameter in self.model.parameters():
+            _sum_gradient(parameter, group)
+
+    def norm(self) -> Tensor:
+        """The norm of the whole gradient, float64."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for parameter in self.model.parameters():
+            counts = parameter not in self.shared or self.shared[parameter][0]
+            if counts and parameter.grad is not None:
+                total += torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square()
+        dist.all_reduce(total, group=self.group)
+        return total.sqrt()
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> ModelOutput:
@@ -229,6 +208,29 @@ class Pipeline:
         hidden = from_last(None if output is None else output.last_hidden_state)
         assert hidden is not None
         return ModelOutput(loss, hidden, predictions)
+
+
+def _share(loss: Tensor, share: Tensor) -> Tensor:
+    return loss * share.to(loss.dtype).squeeze()
+
+
+def _sum_gradient(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
+    if parameter.requires_grad:
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        dist.all_reduce(parameter.grad, group=group)
+
+
+class Pipelined(nn.Module):
+    """A model by its pipeline, for those who call it without gradients, in all processes alike."""
+
+    def __init__(self, pipeline: Pipeline):
+        super().__init__()
+        self.pipeline, self.stages = pipeline, pipeline.model
+        self.config = pipeline.model.config
+
+    def forward(self, **batch: Tensor) -> ModelOutput:
+        """What the whole model returns."""
+        return self.pipeline.evaluate(batch)
 
 
 def _lengths(batch: Batch) -> tuple[int, int]:

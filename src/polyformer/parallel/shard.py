@@ -108,11 +108,10 @@ def split_by_mesh(optimizer: torch.optim.Optimizer) -> None:
 
 
 def update_parts(
-    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], clip: float | None
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], clip: float | None, norm: Tensor
 ) -> Tensor:
-    """Clip the gradients, update this process's parts of the weights, forget the gradients; returns the norm
-    of the whole gradient before clipping."""
-    norm = gradient_norm(parameters)
+    """Clip the gradients, update this process's parts of the weights, forget the gradients; returns `norm`,
+    that of the whole gradient before clipping."""
     if clip is not None:
         clip_gradients(parameters, clip, norm)
     optimizer.step()

@@ -104,22 +104,18 @@ def needed(model: Transformer, own: list[range]) -> list[nn.Module]:
     return modules
 
 
-def parameters_of(model: Transformer, own: list[range]) -> set[nn.Parameter]:
-    """The parameters of the stages with these layers."""
-    return {parameter for module in needed(model, own) for parameter in module.parameters()}
+class Absent(nn.Identity):
+    """In the place of a module that other stages have."""
 
 
-def drop_others(model: Transformer, own: list[range]) -> None:
-    """Takes what the stages with these layers do not need out of `model`; what stays keeps its name."""
-    kept = {id(module) for module in needed(model, own)}
-    places: list[tuple[nn.Module, str]] = [(model, name) for name in ("tokens", "decoder_tokens", "head")]
+def places(model: Transformer) -> list[tuple[nn.Module, str]]:
+    """Where the modules stand that only some stages need: parents, and names in them."""
+    parents: list[tuple[nn.Module, str]] = [(model, name) for name in ("tokens", "decoder_tokens", "head")]
     for name, stack in stacks(model).items():
-        places += [(stack.layers, str(group)) for group in range(len(stack.layers))]
-        places += [(stack, child) for child in ("final_norm", "convolution", "position")]
-        places.append((model, f"{name}_embedding"))
-    for parent, child in places:
-        if id(getattr(parent, child)) not in kept and getattr(parent, child) is not None:
-            setattr(parent, child, nn.Identity())
+        parents += [(stack.layers, str(group)) for group in range(len(stack.layers))]
+        parents += [(stack, child) for child in ("final_norm", "convolution", "position")]
+        parents.append((model, f"{name}_embedding"))
+    return parents
 
 
 class Stage(nn.Module):
@@ -136,23 +132,28 @@ class Stage(nn.Module):
     ):
         super().__init__()
         self.model, self.precision = model, precision
+        self.dtype = next(model.parameters()).dtype
         self.parts = parts(model, span)
         self.reads_source = len(stacks(model)) == 2
         self.last = span.stop == num_layers(model)
+        self.losses: list[Tensor] = []  # of each microbatch, what arises in this stage
 
     def forward(self, *values: Tensor, **batch: Tensor) -> Tensor | tuple[Tensor, ...]:
         """See the class; floating-point values are in the type of the parameters."""
         share = float(batch.pop(SHARE))
         with self.precision():
             if self.last:
-                output, added = self.output(*values, **batch)
+                output, losses = self.output(*values, **batch)
                 assert output.loss is not None
-                return output.loss + sum(added.values())
-            hidden, added = self.hidden(*values, **batch)
-        dtype = next(self.model.parameters()).dtype
-        x = hidden[-1].to(dtype)
-        x = x if not added else _WithLoss.apply(x, sum(added.values()), share)
-        return x if len(hidden) == 1 else (hidden[0].to(dtype).clone(), x)
+                loss = output.loss + sum(losses.values())
+                self.losses.append(loss.detach().double())
+                return loss
+            hidden, losses = self.hidden(*values, **batch)
+        x = hidden[-1].to(self.dtype)
+        added = torch.stack(list(losses.values())).sum() if losses else x.new_zeros(())
+        self.losses.append(added.detach().double())
+        x = _WithLoss.apply(x, added, share) if losses else x
+        return x if len(hidden) == 1 else (hidden[0].to(self.dtype).clone(), x)
 
     def hidden(self, *values: Tensor, **batch: Tensor) -> tuple[list[Tensor], AuxiliaryLosses]:
         """What the next stage reads, and what the layers add to the training loss."""

@@ -75,6 +75,7 @@ class TrainingConfig(Config):
 
     def __post_init__(self) -> None:
         at_least(1, steps=self.steps, accumulate=self.accumulate)
+        self.engine.parallel.check_accumulated(self.accumulate)
         if self.patience is not None:
             at_least(1, patience=self.patience)
         if self.clip is not None and not self.clip > 0:

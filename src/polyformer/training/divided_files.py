@@ -14,6 +14,7 @@ from torch import nn
 from polyformer.core.errors import InputError
 from polyformer.parallel.checkpoint import (
     is_divided,
+    is_elsewhere,
     once,
     parts_written,
     raise_together,
@@ -75,6 +76,8 @@ def read_optimizer(
         name, _, key = place.rpartition("/")
         if not key or not name:
             continue  # a plain checkpoint's folder holds the weights too
+        if is_elsewhere(model, name):
+            continue
         like = parameters.get(name)
         if like is not None and like.shape == entry.size:
             tensors[place] = torch.zeros_like(like, dtype=entry.properties.dtype)

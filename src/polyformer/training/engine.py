@@ -17,12 +17,12 @@ from polyformer.training.config import EngineConfig
 from polyformer.training.copies import Copies
 from polyformer.training.environment import PROCESSOR, THREADS, differences, machine, versions
 from polyformer.training.optimizers import OptimizerConfig
+from polyformer.training.processes import open_accelerator
 from polyformer.training.signals import Asked
 from polyformer.training.task import Batch, Evaluators, Task
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
+    from polyformer.parallel.pipeline import Pipeline
     from polyformer.parallel.whole import Form
 
 HALVES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,13 +47,12 @@ class Engine:
             )
         use_cuda = config.device != "cpu" and torch.cuda.is_available()
         self.config = config
-        config.parallel.check_built()
         config.parallel.sizes(
             int(os.environ.get("WORLD_SIZE", "1"))
         )  # before the processes wait for each other
         if config.precision == "fp16" and not config.parallel.whole:
             raise InputError("precision: 'fp16' scales its loss, which needs whole gradients; use 'bf16'")
-        self.accelerator = _accelerator("cuda" if use_cuda else "cpu")
+        self.accelerator = open_accelerator("cuda" if use_cuda else "cpu")
         self.device = self.accelerator.device
         if config.precision == "fp16" and self.device.type != "cuda":
             raise InputError("precision: 'fp16' needs a CUDA device; on the CPU use 'bf16' or 'no'")
@@ -63,6 +62,7 @@ class Engine:
         if not config.parallel.whole:
             self.mesh = open_mesh(config.parallel, self.device.type)
         self.form: Form | None = None  # of the model before it was divided
+        self.pipeline: Pipeline | None = None  # its stages, where its layers are divided
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.wrapped: nn.Module = nn.Identity()
 
@@ -77,10 +77,24 @@ class Engine:
         return self.rank if self.mesh is None else self.mesh.data_rank
 
     @property
+    def seed_rank(self) -> int:
+        """Whose random numbers this process draws: those that compute the same draw the same."""
+        stage = 0 if self.mesh is None else self.mesh.rank("pipeline")
+        return self.data_rank + stage * self.data_world
+
+    @property
     def evaluators(self) -> Evaluators:
         """The processes that share an evaluation, as tasks ask for them. Those that hold one copy of the
         model together evaluate the same batches: each needs the others' weights for every one."""
         return self.accelerator if self.mesh is None else Copies(self.mesh)  # type: ignore[return-value]
+
+    def evaluated(self, model: nn.Module) -> nn.Module:
+        """What tasks evaluate: `model`, or its stages in all processes."""
+        if self.pipeline is None:
+            return model
+        from polyformer.parallel.pipeline import Pipelined
+
+        return Pipelined(self.pipeline)
 
     def place_model(self, model: nn.Module, task: Task) -> list[str]:
         """Bring the weights to the device: all of them, or those that are this process's part, which changes
@@ -98,13 +112,19 @@ class Engine:
             from polyformer.parallel.tensor import divide_heads
 
             notes += divide_heads(model, self.mesh.device_mesh["tensor"])
-        divided = self.mesh.sharding.size() > 1
+        parallel = self.config.parallel
+        divided = parallel.pipeline == 1 and self.mesh.sharding.size() > 1
         if not divided:
             model.to(self.device)
         if self.config.compile:
             compile_layers(model)
         if divided:
             notes += shard(model, self.mesh.sharding)
+        if parallel.pipeline > 1:
+            from polyformer.parallel.pipeline import Pipeline
+
+            group, stages = self.mesh.group("pipeline"), parallel.stages
+            self.pipeline = Pipeline(model, group, parallel.pipeline_schedule, stages, self.autocast)
         return notes
 
     def build(self, config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -125,7 +145,7 @@ class Engine:
     def readable(self, model: nn.Module) -> Iterator[None]:
         """While it lasts, what is no layer of a stack can be read outside `model.forward`, and all processes
         have the first one's buffers."""
-        if self.mesh is None:
+        if self.mesh is None or self.pipeline is not None:
             yield
             return
         from polyformer.parallel.shard import unsharded
@@ -137,6 +157,9 @@ class Engine:
 
     def restore(self) -> None:
         """Make a divided model plain again: whole in the first process, without numbers in the others."""
+        if self.pipeline is not None:
+            self.pipeline.holders.collect()
+            self.pipeline = None
         if self.form is not None:
             self.form.restore()
             self.form = None
@@ -162,12 +185,14 @@ class Engine:
         return spread_over(self.mesh.group("context"))
 
     def check_task(self, task: Task) -> None:
-        """Raises `InputError` for a task that reads more of a model than its loss, where texts are shared."""
-        if self.config.parallel.context > 1 and not getattr(task, "spreads", False):
-            raise InputError(
-                "parallel.context: this task reads more of the model than its loss, and a process has a part "
-                "of each text alone; set it to 1, or take a task such as lm, mlm or tag"
-            )
+        """Raises `InputError` for a task that reads more of a model than its loss, where a process has a part
+        of each text or some of the layers alone."""
+        for name in ("context", "pipeline"):
+            if getattr(self.config.parallel, name) > 1 and not getattr(task, "spreads", False):
+                raise InputError(
+                    f"parallel.{name}: this task reads more of the model than its loss, and a process has a "
+                    "part of each text or model alone; set it to 1, or take a task such as lm, mlm or tag"
+                )
 
     def unsynced(self, skip: bool) -> AbstractContextManager[object]:
         """With `skip`, gradients of this pass stay in the process: only the last of a step is exchanged."""
@@ -194,12 +219,15 @@ class Engine:
             return mine.new_tensor(self.rows(mine)).sum(0)
         return self.accelerator.reduce(mine, "sum") if self.world > 1 else mine  # type: ignore[return-value]
 
-    def most(self, passes: int) -> int:
-        """How many passes every process must make in a step of which this one has `passes` batches. Whole
-        copies of the model exchange something in the last alone; parts of one in every pass."""
+    def passes(self, own: int, accumulate: int) -> int:
+        """How many passes this process must make in a step of which it has `own` batches, `accumulate` at the
+        most. Whole copies of the model exchange something in the last alone, parts of one in every pass; a
+        pipeline's schedule is of a number that stays."""
         if self.mesh is None:
-            return passes
-        return int(max(row[0] for row in self.rows(torch.tensor([passes], device=self.device))))
+            return own
+        if self.pipeline is not None:
+            return accumulate
+        return int(max(row[0] for row in self.rows(torch.tensor([own], device=self.device))))
 
     def rows(self, values: torch.Tensor) -> list[list[float]]:
         """`values` [n], one row of each process that reads its own batches. Waits for the device."""
@@ -270,9 +298,10 @@ class Engine:
         """Clip the gradients, update the weights, forget the gradients; returns the norm before clipping."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self.mesh is not None:
-            from polyformer.parallel.shard import update_parts
+            from polyformer.parallel.shard import gradient_norm, update_parts
 
-            return update_parts(optimizer, parameters, clip)
+            norm = gradient_norm(parameters) if self.pipeline is None else self.pipeline.norm()
+            return update_parts(optimizer, parameters, clip, norm)
         self.scaler.unscale_(optimizer)
         norm = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
         if clip is not None:
@@ -281,53 +310,3 @@ class Engine:
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
         return norm
-
-
-def _accelerator(device: str) -> "Accelerator":
-    from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType
-    from accelerate.state import AcceleratorState, PartialState
-
-    # accelerate keeps one state per program; a second run, alone in it, may choose differently.
-    earlier = {**PartialState._shared_state, **AcceleratorState._shared_state}
-    chosen = (device, "no")
-    if earlier.get("num_processes") == 1 and chosen != (
-        earlier["device"].type,
-        earlier.get("_mixed_precision", "no"),
-    ):
-        AcceleratorState._reset_state(reset_partial_state=True)
-    buckets = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
-    accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no", kwargs_handlers=[buckets])
-    plain = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-    if accelerator.distributed_type not in plain:
-        raise InputError(
-            f"the launcher asks for {accelerator.distributed_type.value}; the training loop knows one "
-            "process, or several with a whole model each: launch without sharding"
-        )
-    return accelerator
-
-
-def check_recomputing(model: nn.Module, wanted: bool) -> None:
-    """Raises `InputError` where no part of `model` can compute its activations again but that is wanted."""
-    if wanted and not _switches(model):
-        raise InputError(
-            f"recompute: no part of {type(model).__name__} has an attribute 'recompute', so it cannot "
-            "compute its activations again; set recompute to false"
-        )
-
-
-@contextmanager
-def recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """Sets `recompute` on every part of `model` that has the switch, and puts it back at the end."""
-    parts = _switches(model)
-    before = [part.recompute for part in parts]
-    for part in parts:
-        part.recompute = wanted
-    try:
-        yield
-    finally:
-        for part, value in zip(parts, before):
-            part.recompute = value
-
-
-def _switches(model: nn.Module) -> list[Any]:
-    return [part for part in model.modules() if hasattr(part, "recompute")]

@@ -62,7 +62,7 @@ class Feed:
         # A mean over no labels is no number, so a batch without any is left out, not multiplied by zero;
         # but not where the next one goes on with it.
         useful = [(batch, weight) for batch, weight in zip(batches, weights) if weight or self.continues]
-        missing = self.engine.most(len(useful)) - len(useful)
+        missing = self.engine.passes(len(useful), self.accumulate) - len(useful)
         if missing or not useful:
             useful += [(self._filler(), 0)] * max(missing, 1)
         return Group([batch for batch, _ in useful], [weight for _, weight in useful], total, tokens)

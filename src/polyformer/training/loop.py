@@ -23,11 +23,13 @@ from polyformer.training.checkpoint import (
 from polyformer.training.config import TrainingConfig
 from polyformer.training.curves import plot_curves
 from polyformer.training.display import Display, Silent, open_display
-from polyformer.training.engine import Engine, check_recomputing, is_main, recomputing
+from polyformer.training.engine import Engine, is_main
 from polyformer.training.feed import Feed, Group
 from polyformer.training.lock import sole_writer
 from polyformer.training.metrics import MetricsLog, check_reporting
 from polyformer.training.optimizers import OptimizerConfig
+from polyformer.training.passes import run_passes
+from polyformer.training.recomputing import check_recomputing, recomputing
 from polyformer.training.schedules import ScheduleConfig
 from polyformer.training.seeding import seed_step
 from polyformer.training.signals import Asked, Interrupted, Signals
@@ -191,17 +193,11 @@ class Training:
         """One update of the weights."""
         progress, engine = self.progress, self.engine
         progress.step, progress.epoch, progress.used = progress.step + 1, self.feed.epoch, self.feed.used
-        seed_step(progress.seed, progress.step, engine.data_rank, engine.device)
+        seed_step(progress.seed, progress.step, engine.seed_rank, engine.device)
         factor = self.schedule.factor(progress.step, self.config.steps)
         for settings, rate in zip(self.optimizer.param_groups, self.rates):
             settings["lr"] = rate * factor
-        for i, (batch, weight) in enumerate(zip(group.batches, group.weights)):
-            with engine.unsynced(skip=i + 1 < len(group.batches)):
-                with engine.autocast(), engine.spread():
-                    loss = self.carrying.loss(engine.wrapped, engine.place(batch))
-                # Gradients are averaged over the batches of a time; their number makes it a sum of shares.
-                engine.scaler.scale(loss * (weight * engine.data_world / group.total)).backward()
-            self.loss += loss.detach().double() * weight
+        self.loss += run_passes(engine, self.carrying, group)
         self.weight += sum(group.weights)
         self.tokens += group.tokens
         self.norm = engine.update(self.optimizer, self.config.clip)
@@ -291,7 +287,7 @@ class Training:
         """The task's metrics of the weights as they are."""
         self.model.eval()
         with torch.no_grad(), self.engine.autocast(), self.engine.readable(self.model):
-            metrics = self.task.evaluate(self.model, self.engine.evaluators)
+            metrics = self.task.evaluate(self.engine.evaluated(self.model), self.engine.evaluators)
         self.model.train()
         # All processes must agree on what is best, to the last bit, or they would part ways.
         return self.engine.agree({name: float(value) for name, value in metrics.items()})

@@ -1,0 +1,39 @@
+"""The forward and backward passes of one step, by the whole model or by the stages of a pipeline."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from polyformer.training.carrying import Carrying
+from polyformer.training.engine import Engine
+from polyformer.training.feed import Group
+
+if TYPE_CHECKING:
+    from polyformer.parallel.pipeline import Pipeline
+
+
+def run_passes(engine: Engine, carrying: Carrying, group: Group) -> torch.Tensor:
+    """Leaves the gradients of the mean loss over the labelled tokens of the step; returns the sum of the
+    losses of this process's tokens, a float64 scalar on the device."""
+    if engine.pipeline is not None:
+        return _by_stages(engine, engine.pipeline, group)
+    total = torch.zeros((), dtype=torch.float64, device=engine.device)
+    for i, (batch, weight) in enumerate(zip(group.batches, group.weights)):
+        with engine.unsynced(skip=i + 1 < len(group.batches)):
+            with engine.autocast(), engine.spread():
+                loss = carrying.loss(engine.wrapped, engine.place(batch))
+            # Gradients are averaged over the batches of a time; their number makes it a sum of shares.
+            engine.scaler.scale(loss * (weight * engine.data_world / group.total)).backward()
+        total += loss.detach().double() * weight
+    return total
+
+
+def _by_stages(engine: Engine, pipeline: "Pipeline", group: Group) -> torch.Tensor:
+    """The same, where the batches of the step are microbatches."""
+    shares = [float(weight / group.total) for weight in group.weights]
+    losses = pipeline.step([engine.place(batch) for batch in group.batches], shares)
+    if engine.data_world > 1:
+        assert engine.mesh is not None
+        pipeline.sum_over_copies(engine.mesh.group("data"))
+    total = sum(loss * weight for loss, weight in zip(losses, group.weights))
+    return torch.tensor(total, dtype=torch.float64, device=engine.device)

@@ -1,0 +1,32 @@
+"""The processes of a run as accelerate knows them."""
+
+from typing import TYPE_CHECKING
+
+from polyformer.core.errors import InputError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+def open_accelerator(device: str) -> "Accelerator":
+    """This program's, on "cpu" or "cuda"; `InputError` where the launcher asks for sharding of its own."""
+    from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType
+    from accelerate.state import AcceleratorState, PartialState
+
+    # accelerate keeps one state per program; a second run, alone in it, may choose differently.
+    earlier = {**PartialState._shared_state, **AcceleratorState._shared_state}
+    chosen = (device, "no")
+    if earlier.get("num_processes") == 1 and chosen != (
+        earlier["device"].type,
+        earlier.get("_mixed_precision", "no"),
+    ):
+        AcceleratorState._reset_state(reset_partial_state=True)
+    buckets = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+    accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no", kwargs_handlers=[buckets])
+    plain = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+    if accelerator.distributed_type not in plain:
+        raise InputError(
+            f"the launcher asks for {accelerator.distributed_type.value}; the training loop knows one "
+            "process, or several with a whole model each: launch without sharding"
+        )
+    return accelerator

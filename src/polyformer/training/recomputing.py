@@ -1,0 +1,36 @@
+"""Activations that are computed again in the backward pass: the switch `recompute` on parts of a model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from polyformer.core.errors import InputError
+
+
+def check_recomputing(model: nn.Module, wanted: bool) -> None:
+    """Raises `InputError` where no part of `model` can compute its activations again but that is wanted."""
+    if wanted and not _switches(model):
+        raise InputError(
+            f"recompute: no part of {type(model).__name__} has an attribute 'recompute', so it cannot "
+            "compute its activations again; set recompute to false"
+        )
+
+
+@contextmanager
+def recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
+    """Sets `recompute` on every part of `model` that has the switch, and puts it back at the end."""
+    parts = _switches(model)
+    before = [part.recompute for part in parts]
+    for part in parts:
+        part.recompute = wanted
+    try:
+        yield
+    finally:
+        for part, value in zip(parts, before):
+            part.recompute = value
+
+
+def _switches(model: nn.Module) -> list[Any]:
+    return [part for part in model.modules() if hasattr(part, "recompute")]
