@@ -168,5 +168,5 @@ def test_files_of_mixtures(folder: Path, tmp_path: Path):
     tokenizer = Tokenizer.train(TokenizerConfig(algorithm="characters"), ["abc"])
     tokenizer.save(other / "tokenizer")
     file.write_text(f"{folder}: 3\nother: 1\n")
-    with pytest.raises(InputError, match=r"other/tokenizer: not the tokenizer that drawn the tokens"):
+    with pytest.raises(InputError, match=r"other/tokenizer: not the tokenizer that made the tokens"):
         open_prepared(str(file), "train")

@@ -69,17 +69,19 @@ class MappedBatches:
         for start in range(first * self.rows, int(ends[-1]), step * self.rows):
             places = np.arange(start, min(start + self.rows, int(ends[-1])))
             drawn = shuffled(places, int(ends[-1]), ORDER, self.seed, epoch)
-            parts = np.searchsorted(ends, drawn, "right").tolist()
-            within = (drawn - ends[parts]).tolist()  # from the end of the part's share: below 0
-            yield self.collate(
-                [self._row(part, shares[part].stop + place, epoch) for part, place in zip(parts, within)]
-            )
+            parts = np.searchsorted(ends, drawn, "right")
+            stops = np.array([share.stop for share in shares])
+            yield self.collate(self._rows(parts, drawn - ends[parts] + stops[parts], epoch))
 
-    def _row(self, part: int, place: int, epoch: int) -> Row:
-        """The row at a place of the endless order of a part."""
-        rows = self.parts[part]
-        turn, within = divmod(place, len(rows))
-        row = rows[int(shuffled(np.array([within]), len(rows), _MIXED, self.seed, part, turn)[0])]
+    def _rows(self, parts: np.ndarray, places: np.ndarray, epoch: int) -> list[Row]:
+        """The rows at these places of the endless orders of these parts, both [rows]."""
+        turns, numbers = np.divmod(places, np.array([len(part) for part in self.parts])[parts])
+        for part, turn in {*zip(parts.tolist(), turns.tolist())}:
+            same = (parts == part) & (turns == turn)
+            key = _MIXED, self.seed, part, turn
+            numbers[same] = shuffled(numbers[same], len(self.parts[part]), *key)
+        rows = [self.parts[part][number] for part, number in zip(parts.tolist(), numbers.tolist())]
         if self.corrupt is None:
-            return row
-        return self.corrupt(row, np.random.default_rng([CORRUPTION, self.seed, epoch, part, place]))
+            return rows
+        keys = ([CORRUPTION, self.seed, epoch, *at] for at in zip(parts.tolist(), places.tolist()))
+        return [self.corrupt(row, np.random.default_rng(key)) for row, key in zip(rows, keys)]
