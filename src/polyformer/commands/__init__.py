@@ -4,7 +4,7 @@
 Other modules are shared by commands: `options` (command line to dataclass), `input_lines` (texts to read),
 `recipe_options` and `training_run` (of train and distill), `model_and_texts` (of explore, spectrum and
 calibrate),
-`show_pictures`.
+`show_pictures` and `show_prediction`, `evaluate_*`.
 """
 
 COMMANDS = (

@@ -1,15 +1,18 @@
 """Show a model's parameters, costs and modules, or a picture of an attention pattern or a position scheme.
 
 Of a model: parameters, memory, FLOPs (one multiply-add is two) and cache by text length, and its modules.
+With --mesh: memory and bytes exchanged of each process of a training on so many, predicted.
 Of a pattern: which keys each query attends to. Of a position scheme: its effect on the scores or the input.
 """
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from polyformer.commands.options import argument, model_settings, option, preset_overrides
+from polyformer.commands.show_prediction import check, is_recipe, show_prediction
 from polyformer.core.errors import InputError, quote
+from polyformer.core.units import size
 
 if TYPE_CHECKING:
     from polyformer.architecture import ModelConfig
@@ -19,6 +22,7 @@ EXAMPLES = """examples:
   polyformer show gpt2
   polyformer show gpt2 --model.attention "Window(128)" --model.position rope
   polyformer show runs/demo-1
+  polyformer show llama-2-7b --mesh data=8,shard=8,tensor=2 --batch 16 --length 8192
   polyformer show pattern "Window(8) | Global(2)" --length 64
   polyformer show pattern "PerHead([Window(8), Full])" --causal --out heads.svg
   polyformer show position alibi --length 64 --out alibi.png
@@ -39,7 +43,23 @@ class Options:
         metavar="MODEL",
     )
     name: str | None = argument("the pattern as an expression, or the position scheme by its name", None)
-    length: int | None = option("tokens in the picture (default: 64; of a pattern more, until it is sparse)")
+    mesh: str | None = option(
+        "predict memory and traffic of a training on these processes: data=N, shard=N, tensor=N, context=N "
+        "and pipeline=N, with commas between; MODEL may then be a recipe's file",
+        metavar="MESH",
+    )
+    batch: int | None = option(
+        "with --mesh: texts that a process reads at once (default: 1, or the recipe's)"
+    )
+    accumulate: int | None = option(
+        "with --mesh: batches of a step, a pipeline's microbatches (default: 1, or the recipe's)"
+    )
+    precision: Literal["bf16", "no"] | None = option(
+        "with --mesh: of products (default: bf16, or the recipe's)"
+    )
+    length: int | None = option(
+        "tokens in the picture (default: 64; of a pattern more, until it is sparse); with --mesh of a text"
+    )
     heads: int | None = option("heads in the picture; equal ones are drawn once (default: 4)")
     causal: bool = option("hide later tokens, as in a decoder", False)
     block: int | None = option("of a pattern: queries in a block of the sparse layout (default: 16)")
@@ -52,6 +72,13 @@ class Options:
 
 def run(options: Options) -> None:
     """Print or draw what is asked for."""
+    check(options)
+    if options.mesh is not None and options.subject not in ("pattern", "position"):
+        if options.name is not None:
+            raise InputError(f"unexpected {quote(options.name)}: after a model nothing else is expected")
+        changes = preset_overrides(options.subject, options.changes)
+        recipe = is_recipe(options.subject)
+        return show_prediction(None if recipe else config_of(options.subject, changes), options)
     if options.subject in ("pattern", "position"):
         from polyformer.commands.show_pictures import show_pattern, show_position
 
@@ -128,12 +155,3 @@ def costs(model, lengths: list[int]) -> str:
         cache = "" if row.cache is None else size(row.cache)
         lines.append(f"{length:>8}{row.flops:>16.3g}{size(row.activations):>14}{cache:>12}")
     return "\n".join(lines)
-
-
-def size(number: float) -> str:
-    """Bytes with a unit; 1 MB is 10^6 bytes."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:,.4g} TB"

@@ -1,0 +1,10 @@
+"""Numbers with their units, as they are shown."""
+
+
+def size(number: float) -> str:
+    """Bytes with a unit; 1 MB is 10^6 bytes."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:,.4g} TB"

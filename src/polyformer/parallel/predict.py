@@ -1,0 +1,174 @@
+"""What a training needs of each process, before it runs: memory, and bytes exchanged in a step.
+
+    memory = parameters + gradients + optimizer (4 + 4 + 8 bytes a parameter for Adam, divided by `shard`)
+           + gathered weights (`shard`: two layers and what is in no layer, and a layer's gradients)
+           + activations (`predict_trace`), of as many passes as a stage of a pipeline keeps
+
+The sum is an upper bound: gradients are whole when activations are gone, but for what is accumulated.
+Rajbhandari et al. 2020 (ZeRO), section 3; Korthikanti et al. 2022, section 4; Narayanan et al. 2021,
+section 2.2 (the passes of a pipeline).
+"""
+
+import dataclasses
+import math
+
+from polyformer.architecture import ModelConfig
+from polyformer.core.errors import InputError, quote, unknown
+from polyformer.parallel.config import DIMENSIONS, ParallelConfig
+from polyformer.parallel.predict_local import MOMENTS, Held, divided, held, on_meta
+from polyformer.parallel.predict_trace import Kept, kept
+from polyformer.parallel.predict_traffic import FLOAT, Exchange, Work, exchanges, key_exchanges
+from polyformer.parallel.stages import num_layers, spans
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How a model is trained.
+
+    batch: texts that a process reads at once, with those that share them (along context and tensor). length:
+    tokens of a text. passes: batches of a step, which are a pipeline's microbatches. half: products in
+    bfloat16 by autocast. optimizer: "adam", "adamw" or "sgd" with momentum.
+    """
+
+    mesh: ParallelConfig = ParallelConfig()
+    batch: int = 1
+    length: int = 512
+    passes: int = 1
+    half: bool = True
+    optimizer: str = "adamw"
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "length", "passes"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        if self.optimizer not in MOMENTS:
+            raise unknown("optimizer with a prediction", self.optimizer, MOMENTS)
+        self.mesh.check_accumulated(self.passes)
+        if self.length < self.sizes["context"]:
+            raise InputError(
+                f"context={self.mesh.context}: more processes than the {self.length} tokens of a text"
+            )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many processes stand along each dimension; `data` is 1 unless it is said."""
+        data = self.mesh.data or 1
+        return {name: data if name == "data" else getattr(self.mesh, name) for name in DIMENSIONS}
+
+    @property
+    def world(self) -> int:
+        """All processes."""
+        return math.prod(self.sizes.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step, over all processes."""
+        return self.batch * self.length * self.passes * self.sizes["data"] * self.sizes["shard"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of one process; `recomputed`: activations where layers are computed again."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    activations: int
+    recomputed: int
+
+    def total(self, again: bool) -> int:
+        """All of them, with the activations of the one or the other."""
+        still = self.parameters + self.gradients + self.optimizer + self.gathered
+        return still + (self.recomputed if again else self.activations)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The process that needs most: its stage of the pipeline, from 0, its memory; and what is exchanged
+    without and with recomputation, which sends more."""
+
+    stage: int
+    memory: Memory
+    exchanges: list[Exchange]
+    exchanges_again: list[Exchange]
+
+
+def predict(config: ModelConfig, setting: Setting) -> Prediction:
+    """Memory and traffic of a process that trains a model of `config`.
+
+    Raises `InputError` where the mesh does not divide the model, or the text is longer than it takes.
+    """
+    sizes = setting.sizes
+    own = divided(config, sizes["tensor"])
+    model = on_meta(own)
+    stages = spans(num_layers(model), sizes["pipeline"])
+    traced = kept(own, setting.batch, -(-setting.length // sizes["context"]), setting.half)
+    size = 2 if setting.half else FLOAT
+    work = Work(setting.batch, setting.length, setting.passes, size, again=False)
+    keys = [exchange.kept for exchange in key_exchanges(own, sizes, work)]
+    candidates = []
+    for stage in {0, len(stages) - 1}:
+        part = held(model, stage, len(stages), sizes["shard"] * sizes["context"])
+        flight = min(len(stages) - stage, setting.passes)
+        inside = _activations(own, traced, stages[stage], stage, len(stages), flight, setting, keys)
+        candidates.append((stage, part, _memory(part, sizes, setting.optimizer, *inside)))
+    stage, part, memory = max(candidates, key=lambda item: item[2].total(again=False))
+    again = dataclasses.replace(work, again=True)
+    return Prediction(
+        stage, memory, exchanges(config, sizes, part, work), exchanges(config, sizes, part, again)
+    )
+
+
+def _memory(part: Held, sizes: dict[str, int], optimizer: str, activations: int, recomputed: int) -> Memory:
+    whole = FLOAT * (part.rest + 2 * part.layer + part.layer) if sizes["shard"] * sizes["context"] > 1 else 0
+    own = FLOAT * part.part
+    return Memory(own, own, MOMENTS[optimizer] * own, whole, activations, recomputed)
+
+
+def _activations(
+    config: ModelConfig,
+    traced: Kept,
+    own: range,
+    stage: int,
+    stages: int,
+    flight: int,
+    setting: Setting,
+    keys: list[int],
+) -> tuple[int, int]:
+    """Bytes kept of `flight` passes by the layers `own`, with what stands before and behind them; and the
+    same where only the layers' inputs are kept, and one layer at a time is whole."""
+    layers = [traced.layers[layer] + keys[layer] for layer in own]
+    inputs = [traced.inputs[layer] for layer in own]
+    around = traced.before if stage == 0 else 0
+    if stage == stages - 1:
+        around += traced.after + loss_bytes(
+            config, setting.batch * -(-setting.length // setting.sizes["context"])
+        )
+    largest = max(layer - read for layer, read in zip(layers, inputs))
+    return flight * (around + sum(layers)), flight * (around + sum(inputs)) + largest
+
+
+def loss_bytes(config: ModelConfig, tokens: int) -> int:
+    """What the chunked loss over the vocabulary keeps of `tokens` labelled tokens: the gradients of hidden
+    states and of the output matrix, which it makes in the forward pass. Its logits are forgotten at once.
+
+    0 for heads that predict few labels. A masked language model labels one token in seven; this counts all.
+    """
+    if config.head.kind not in ("language_model", "masked"):
+        return 0
+    shape = config.head_shape()
+    return FLOAT * (shape.table_size or shape.hidden_size) * (tokens + shape.vocab_size)
+
+
+def parse_mesh(text: str) -> ParallelConfig:
+    """ "data=8,shard=8" as a configuration; raises `InputError` for other words."""
+    values: dict[str, int] = {}
+    for word in text.split(","):
+        name, _, number = (part.strip() for part in word.partition("="))
+        if name not in DIMENSIONS:
+            raise unknown("dimension of the mesh", name, DIMENSIONS)
+        if not number.isdigit() or name in values:
+            raise InputError(f"mesh: expected {name}=N once, with a number of processes, got {quote(text)}")
+        values[name] = int(number)
+    return ParallelConfig.from_dict(values, "mesh")

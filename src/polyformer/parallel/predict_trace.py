@@ -1,0 +1,228 @@
+"""What a training pass keeps for its backward pass, traced on the `meta` device, where nothing is computed.
+
+The model's own forward pass runs there, so every member counts as it is. Three things are other than on the
+device where it will run, and are put right: autocast, which does not know `meta`; dropout, whose mask has a
+byte a number; fused attention, which keeps queries, keys, values, the output and a number a query.
+
+For a layer of GPT-2's kind, per token, with B T tokens, E wide, F inside, H heads:
+
+    float32          norms, 2 (4 E + 8);  attention 4 (5 E + H);  feed-forward 4 (E + 2 F);  dropout 2 E
+    bf16 by autocast norms, 2 (4 E + 8);  attention 2 (3 + 4) E + 4 H;  feed-forward 2 (E + 2 F);  dropout 2
+    E,
+                     and of every matrix a copy in bf16: 2 (4 E E + 2 E F) bytes, whatever the batch
+
+(norms keep their input, mean and deviation; under autocast queries, keys and values each have a copy of what
+they read). Korthikanti et al. 2022, section 4.1, count the same for an attention that keeps its scores:
+34 E + 5 H T bytes a token, of which flash attention (Dao et al. 2022) leaves out 5 H T.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from polyformer.architecture import ModelConfig
+from polyformer.model import Transformer, build_model
+from polyformer.stack import Layer, StackConfig
+
+PRODUCTS = {
+    F.linear,
+    F.scaled_dot_product_attention,
+    torch.matmul,
+    torch.bmm,
+    torch.mm,
+    torch.einsum,
+    torch.baddbmm,
+    torch.addmm,
+    Tensor.matmul,
+    Tensor.__matmul__,
+    Tensor.bmm,
+    Tensor.mm,
+}
+"""What autocast computes in half precision."""
+
+LOOKS = {Tensor.__float__: math.inf, Tensor.item: math.inf, Tensor.__bool__: True}
+"""What is answered where code looks at numbers to choose among ways that keep the same."""
+
+
+@dataclass
+class Kept:
+    """Bytes kept for the backward pass.
+
+    layers: inside each layer, in the order of the calls, encoder first. inputs: of those, what a layer that
+    is computed again keeps, its input. before and after: outside of the layers, for the embedding sum and
+    for what follows the last layer.
+    """
+
+    layers: list[int] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    before: int = 0
+    after: int = 0
+
+
+def kept(config: ModelConfig, batch: int, length: int, half: bool) -> Kept:
+    """`trace` of a model of `config`; of layers that are alike two are traced, and stand for all."""
+    sides = {name: stack for name in ("encoder", "decoder") if (stack := getattr(config, name)) is not None}
+    alike = {name: _alike(stack) and stack.num_hidden_layers > 2 for name, stack in sides.items()}
+    short = {
+        name: dataclasses.replace(stack, num_hidden_layers=2) if alike[name] else stack
+        for name, stack in sides.items()
+    }
+    with torch.device("meta"):
+        model = build_model(dataclasses.replace(config, weights=None, **short))
+    assert isinstance(model, Transformer)
+    traced = trace(model, batch, length, half)
+    layers, inputs, place = list[int](), list[int](), 0
+    for name, stack in sides.items():
+        number = short[name].num_hidden_layers
+        more = stack.num_hidden_layers - number
+        for whole, part in ((layers, traced.layers), (inputs, traced.inputs)):
+            whole += part[place : place + number] + more * [part[place + number - 1]]
+        place += number
+    return dataclasses.replace(traced, layers=layers, inputs=inputs)
+
+
+def _alike(stack: StackConfig) -> bool:
+    """Whether all layers of a stack are of one kind."""
+    parts = stack.attention.mechanism, stack.feedforward, stack.block
+    layers = range(1, stack.num_hidden_layers)
+    return stack.num_hidden_groups is None and all(part.at(i) == part.at(0) for part in parts for i in layers)
+
+
+def trace(model: Transformer, batch: int, length: int, half: bool) -> Kept:
+    """What a pass of `model`, on the `meta` device, keeps of [batch, length] tokens (an encoder-decoder: as
+    many of the source too), the head's loss apart; `half`: under autocast to bfloat16."""
+    ids = torch.zeros(batch, length, dtype=torch.long, device="meta")
+    inputs = {"input_ids": ids}
+    if model.encoder is not None and model.decoder is not None:
+        inputs["decoder_input_ids"] = ids
+    recorder = _Recorder(model)
+    handles = [
+        handle for module in model.modules() if isinstance(module, Layer) for handle in recorder.hooks(module)
+    ]
+    try:
+        with (
+            _Emulated(half, recorder.note),
+            torch.autograd.graph.saved_tensors_hooks(recorder.note, lambda x: x),
+        ):
+            output = model.train()(**inputs)
+        del output
+    finally:
+        for handle in handles:
+            handle.remove()
+    return recorder.kept
+
+
+class _Recorder:
+    """Counts every memory once, parameters apart, for the layer in which it is kept first."""
+
+    def __init__(self, model: nn.Module):
+        self.kept, self.inside = Kept(), False
+        self.own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+        self.seen: dict[int, Tensor] = {}
+
+    def note(self, tensor: Tensor) -> Tensor:
+        """Count a tensor that is kept."""
+        key = tensor.untyped_storage()._cdata
+        if key not in self.own and key not in self.seen:
+            self.seen[key] = tensor
+            self.add(tensor.untyped_storage().nbytes())
+        return tensor
+
+    def add(self, number: int) -> None:
+        """Count so many bytes."""
+        if self.inside:
+            self.kept.layers[-1] += number
+        elif self.kept.layers:
+            self.kept.after += number
+        else:
+            self.kept.before += number
+
+    def hooks(self, layer: nn.Module) -> list[Any]:
+        """Tell when `layer` runs."""
+
+        def begin(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            self.inside = True
+            self.kept.layers.append(0)
+            self.kept.inputs.append(arguments[0].nbytes)
+
+        def end(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+            self.inside = False
+
+        return [layer.register_forward_pre_hook(begin, with_kwargs=True), layer.register_forward_hook(end)]
+
+
+class _Emulated(TorchFunctionMode):
+    """Autocast, dropout and fused attention on `meta`, as they are on a device."""
+
+    def __init__(self, half: bool, note: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.half, self.note = half, note
+        self.copies: dict[int, Tensor] = {}  # of weights, which autocast makes once
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func`, or what stands for it."""
+        kwargs = kwargs or {}
+        if self.half and func in PRODUCTS:
+            args = tuple(map(self._cast, args))
+            kwargs = {name: self._cast(value) for name, value in kwargs.items()}
+        if func in LOOKS and args[0].is_meta:
+            return LOOKS[func]
+        if func is F.dropout:
+            return _Masked.apply(args[0])
+        if func is F.scaled_dot_product_attention:
+            return _fused(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _cast(self, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._cast, value))
+        if not isinstance(value, Tensor) or value.dtype != torch.float32:
+            return value
+        if isinstance(value, nn.Parameter):
+            return self.copies.setdefault(id(value), value.to(torch.bfloat16))
+        return value.to(torch.bfloat16)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+    return _Fused.apply(q, k, v, attn_mask)
+
+
+class _Masked(torch.autograd.Function):
+    """Dropout: keeps a byte a number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """As many numbers as x has."""
+        ctx.save_for_backward(torch.empty_like(x, dtype=torch.bool))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Not asked for."""
+        raise NotImplementedError
+
+
+class _Fused(torch.autograd.Function):
+    """Fused attention: keeps q, k, v, the mask, the output and the log-sum-exp."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """[..., Tq, Dv]."""
+        *rows, heads, queries = q.shape[:-1]
+        out = q.new_empty(*rows, queries, heads, v.shape[-1]).transpose(-2, -3)  # as the kernels lay it
+        sums = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+        numbers = None if mask is None else torch.empty(mask.shape, dtype=q.dtype, device=q.device)
+        ctx.save_for_backward(*(x for x in (q, k, v, numbers, out, sums) if x is not None))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Not asked for."""
+        raise NotImplementedError
