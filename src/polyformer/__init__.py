@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from polyformer.presets import model_config as model_config
     from polyformer.presets import register as register
     from polyformer.sequence.context import Context as Context
+    from polyformer.sequence.spread import spread_over as spread_over
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ _HOMES = {
     "list_models": "presets",
     "model_config": "presets",
     "register": "presets",
+    "spread_over": "sequence.spread",
 }
 """The module that each public name is in; all others are patterns, which polyformer.patterns lists."""
 

@@ -50,7 +50,8 @@ class ModelOutput:
     spans. losses: the mean ("prediction") and each auxiliary loss by name, without gradients.
     last_hidden_state: [B, T, E]. hidden_states: the input of every layer and the final output. attentions and
     cross_attentions: one [B, H, Tq, Tk] a layer. The `encoder_` fields are those of the encoder of an
-    encoder-decoder. state: pass it to the next call.
+    encoder-decoder. state: pass it to the next call. slots: [T], which tokens of the sequence these are,
+    where processes share it (`spread_over`).
 
     A pytree of its tensors, predictions among them: `torch.export` gives it back, without the state. Where
     there is a loss they are computed when read in any case, unless a graph is traced.
@@ -67,6 +68,7 @@ class ModelOutput:
     encoder_attentions: tuple[Tensor, ...] | None = None
     state: ModelState | None = None
     losses: dict[str, Tensor] | None = None
+    slots: Tensor | None = None
 
     @property
     def logits(self) -> Tensor:

@@ -10,7 +10,7 @@ from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.explain import explain
 from polyformer.dot_product.relative import Relative
-from polyformer.dot_product.spread.needs import find_needs
+from polyformer.dot_product.spread.needs import find_needs, imbalance
 from polyformer.dot_product.spread.traffic import counted_transfers
 from polyformer.ops.softmax import recorded
 from polyformer.patterns import Causal, Global, Pattern, PerHead, Strided, Window
@@ -150,6 +150,9 @@ def test_a_causal_pattern_is_balanced():
         for own in balanced(4096, 4)
     ]
     assert max(pairs) <= 1.001 * min(pairs)
+    assert imbalance(Causal(), whole, 4) > 1.5
+    assert imbalance(Window(100, 0) | Global(2), whole, 4) < 1.1
+    assert imbalance(None, Context(3, 3), 4) == pytest.approx(4 / 3)
     needs = find_needs(Causal(), whole, Share(None, 0, balanced(4096, 4)))
     assert needs.keys[0] == ((0, 4096),)
 

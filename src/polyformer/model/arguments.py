@@ -124,8 +124,10 @@ class Labels:
         following = next_labels(self.labels, document_ids, tokens.new_valid(self.labels.shape[1]))
         return dataclasses.replace(self, labels=following)
 
-    def of_share(self, share: Share) -> "Labels":
-        """Those of one process's tokens, `labels` shifted already."""
+    def of_share(self, share: Share | None) -> "Labels":
+        """Those of one process's tokens, `labels` shifted already; all where a process has all tokens."""
+        if share is None:
+            return self
         return Labels(None if self.labels is None else share.take(self.labels))
 
     def beside(self, inputs: HeadInput, vocab_size: int) -> HeadInput:

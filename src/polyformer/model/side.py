@@ -14,7 +14,7 @@ from polyformer.depth import Halting
 from polyformer.heads import Head, LastLayer
 from polyformer.model.arguments import OutputOptions
 from polyformer.model.checks import check_ids, check_inputs
-from polyformer.model.spreading import check_spreads
+from polyformer.model.spreading import check_spreads, choose_share
 from polyformer.ops.int8_layers import Int8Embedding
 from polyformer.ops.softmax import recorded
 from polyformer.outputs import ModelState
@@ -50,6 +50,16 @@ class SideOutput:
     auxiliary_losses: AuxiliaryLosses
     halting: Halting | None = None
     share: Share | None = None
+
+    @property
+    def own_tokens(self) -> Tokens:
+        """Those of `hidden`."""
+        return self.tokens if self.share is None else self.tokens.of_share(self.share)
+
+    @property
+    def slots(self) -> Tensor | None:
+        """Which tokens of the sequence these are, [T]; None where they are all."""
+        return None if self.share is None else self.share.slots(self.hidden.device)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,9 +136,7 @@ class Side:
             raise InputError(
                 "state, use_cache: a sequence that is spread over processes is read at once; leave them out"
             )
-        assert inputs.input_ids is not None
-        share = over.share(inputs.input_ids.shape[1], self.name == "decoder")
-        return self._compute(inputs, options, share=share)
+        return self._compute(inputs, options, over=over)
 
     def _compute(
         self,
@@ -136,9 +144,9 @@ class Side:
         options: OutputOptions,
         state: ModelState | None = None,
         cached: bool = True,
-        share: Share | None = None,
+        over: Spreading | None = None,
     ) -> SideOutput:
-        """The stack over all tokens of `inputs`, padding too, or over a share of them."""
+        """The stack over all tokens of `inputs`, padding too, or over this process's share of them."""
         ids = inputs.input_ids
         assert ids is not None
         inputs = self._with_global_tokens(inputs, ids)
@@ -148,6 +156,7 @@ class Side:
         context = tokens.context(new, self.name == "decoder", ids.device)
         if inputs.relation_ids is not None:
             context = related(context, inputs.relation_ids, len(ids), stack.position)
+        share = None if over is None else choose_share(over, context, getattr(self.config, self.name))
         if share is not None:
             context, inputs = spread(context, share, ids.device), inputs.of_share(share)
             ids, pos = share.take(ids), share.take(pos)

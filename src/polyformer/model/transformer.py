@@ -300,10 +300,8 @@ class Transformer(PretrainedMixin):
 
         ids: those of the text or source. encoded: what the encoder of an encoder-decoder computed.
         """
-        own = ran.tokens
-        if ran.share is not None:
-            own, labels = own.of_share(ran.share), labels.of_share(ran.share)
-        valid, table = own.new_valid(ran.hidden.shape[1]), self._output_weight()
+        labels = labels.of_share(ran.share)
+        valid, table = ran.own_tokens.new_valid(ran.hidden.shape[1]), self._output_weight()
         head_input = labels.beside(
             HeadInput(ran.hidden, valid, table, ran.last_layer, ids=ids), self.config.vocab_size
         )
@@ -342,6 +340,7 @@ class Transformer(PretrainedMixin):
             encoder_attentions=tuple(encoded.attentions) if encoded and options.output_attentions else None,
             state=next_state,
             losses=losses,
+            slots=ran.slots,
         )
 
 

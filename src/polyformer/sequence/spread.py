@@ -75,9 +75,9 @@ class Spreading:
     processes: int
     way: str = "auto"
 
-    def share(self, length: int, causal: bool) -> Share:
-        """This process's slots of a sequence: two runs where that balances causal work, else one."""
-        runs = (balanced if causal else contiguous)(length, self.processes)
+    def share(self, length: int, balances: bool) -> Share:
+        """This process's slots of a sequence: an early and a late run where that `balances`, else one."""
+        runs = (balanced if balances else contiguous)(length, self.processes)
         return Share(self.group, self.rank, runs, self.way)
 
 
@@ -104,7 +104,7 @@ def spread_over(group: Any = None, way: str = "auto") -> AbstractContextManager[
 
     All processes call it with the same, whole inputs; each computes its part of the tokens, whose keys and
     values, or sums of them, go to those that need them. `output.loss` is that of the whole sequence in all
-    processes; hidden states and logits are those of the process's own tokens (`Spreading.share` says which).
+    processes; hidden states and logits are those of the process's own tokens, which `output.slots` names.
     Gradients are to be averaged over the processes, as data parallelism does: their mean is the gradient.
 
     group: a torch process group, by default all processes. way: how keys come to queries: "needed" (an

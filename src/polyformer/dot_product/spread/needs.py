@@ -4,9 +4,12 @@ import dataclasses
 import itertools
 
 from polyformer.patterns.base import Pattern
-from polyformer.patterns.layout import Interval, count, intersect, unite
+from polyformer.patterns.layout import Interval, clip, count, intersect, unite
 from polyformer.sequence.context import Context
-from polyformer.sequence.shares import Run, Share
+from polyformer.sequence.shares import Run, Share, contiguous
+
+PROBES = 8
+"""Runs of queries of each process that are asked for their keys, to find how much it has to compute."""
 
 FEW = 4
 """Runs of keys that a run of queries meets in calls of their own; more are one run, with gaps of zeros."""
@@ -53,15 +56,34 @@ class Needs:
         return sum(count(self.sent(sender, rank)) for sender in range(len(self.keys)))
 
 
+def imbalance(pattern: Pattern | None, whole: Context, processes: int) -> float:
+    """How many times the average the busiest process would compute, if each had one run of the slots."""
+    work = []
+    for part in contiguous(whole.q_len, processes):
+        step = -(-(part[0][1] - part[0][0]) // PROBES) or 1
+        edges = sorted({*range(*part[0], step), *_cuts(pattern, whole, part[0]), part[0][1]})
+        keys = [_keys(pattern, whole, a, b) for a, b in itertools.pairwise(edges)]
+        work.append(sum((b - a) * count(own) for (a, b), own in zip(itertools.pairwise(edges), keys)))
+    return max(work) * processes / max(sum(work), 1)
+
+
+def _cuts(pattern: Pattern | None, whole: Context, run: Run) -> list[int]:
+    """Inside a run."""
+    return [] if pattern is None else [edge for edge in pattern.cuts(whole) if run[0] < edge < run[1]]
+
+
+def _keys(pattern: Pattern | None, whole: Context, start: int, stop: int) -> tuple[Interval, ...]:
+    """That these queries may see."""
+    return clip(0, whole.kv_len, whole.kv_len) if pattern is None else pattern.keys(whole, start, stop).some
+
+
 def find_needs(pattern: Pattern | None, whole: Context, share: Share, every: bool = False) -> Needs:
     """The needs of a call of `pattern`, with all that the context forbids in it. every: all need all keys."""
-    everything = ((0, whole.kv_len),) if whole.kv_len else ()
+    pattern = None if every else pattern
 
     def keys_of(start: int, stop: int) -> tuple[Interval, ...]:
-        if pattern is None or every:
-            return everything
-        edges = sorted({start, stop, *(edge for edge in pattern.cuts(whole) if start < edge < stop)})
-        return unite(run for a, b in itertools.pairwise(edges) for run in pattern.keys(whole, a, b).some)
+        edges = sorted({start, stop, *_cuts(pattern, whole, (start, stop))})
+        return unite(run for a, b in itertools.pairwise(edges) for run in _keys(pattern, whole, a, b))
 
     parts = tuple(
         tuple(Part((start, stop), keys_of(start, stop)) for start, stop in runs if start < stop)
