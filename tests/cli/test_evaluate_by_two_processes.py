@@ -11,7 +11,7 @@ import pytest
 from checkpoints import byte_files, save
 from polyformer.cli import main
 from polyformer.commands.evaluate import Options, measure_checkpoint, measure_run
-from polyformer.commands.evaluate_processes import workers
+from polyformer.commands.processes import workers
 
 WORDS = "".join(f"{i} small words and {i % 7} more of them stand here\n" for i in range(40))
 PAIRS = "source\ttarget\n" + "".join(f"word {i}\tWort {i}\n" for i in range(7))

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from polyformer.commands.evaluate_processes import refuse_several, workers
 from polyformer.commands.options import Device, argument, device, option
+from polyformer.commands.processes import refuse_several, workers
 from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:

@@ -7,6 +7,9 @@ writes what is written without in fewer passes of the model, and says on standar
 tokens were accepted. A checkpoint's own generation settings apply where an option is not given. --datastore
 mixes in what followed similar contexts in another text (kNN-LM); with --frozen a model that was trained with
 neighbours (SPALM) reads them.
+
+Several processes (torchrun --nproc-per-node N -m polyformer generate ...) share one model that is too large
+for a device: each has some of the heads and of the feed-forwards; the first prints what one process would.
 """
 
 import secrets
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polyformer.commands.options import Device, argument, device, option
+from polyformer.commands.processes import Shares, divided, refuse_several
 
 if TYPE_CHECKING:
     from polyformer.datastore import Mixture as KnnMixture
@@ -122,12 +126,17 @@ class Options:
 def run(options: Options) -> None:
     """Print the prompt and its continuation."""
     from polyformer.datastore.readers import foreign
-    from polyformer.generation import SpeculationConfig
-    from polyformer.ops.workers import suited
-    from polyformer.recipes.run import writer
-    from polyformer.recipes.writer import Writer
-    from polyformer.tasks import LanguageModelling
 
+    settings = settings_of(options)
+    if options.datastore is not None and options.frozen is None and foreign(Path(options.run)):
+        refuse_several("--datastore")
+        return write_by_transformers(options, settings)
+    with divided(options.device) as shares:
+        write_by(options, settings, shares)
+
+
+def settings_of(options: Options) -> "dict[str, Any]":
+    """The generation settings that are given."""
     settings = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
     if "dola_layers" in settings:
         settings["dola_layers"] = layers_of(settings["dola_layers"])
@@ -135,14 +144,24 @@ def run(options: Options) -> None:
         settings.setdefault("top_k", 4)
     if any(name in settings for name in SAMPLING if name != "top_k" or "penalty_alpha" not in settings):
         settings["do_sample"] = True
-    if options.datastore is not None and options.frozen is None and foreign(Path(options.run)):
-        return write_by_transformers(options, settings)
+    return settings
+
+
+def write_by(options: Options, settings: "dict[str, Any]", shares: Shares) -> None:
+    """Print the prompt and its continuation by a model of ours, of which each process has its share."""
+    from polyformer.generation import SpeculationConfig
+    from polyformer.ops.workers import suited
+    from polyformer.recipes.run import writer
+    from polyformer.recipes.writer import Writer
+    from polyformer.tasks import LanguageModelling
+
     config = generation_config(settings, options.stop)
-    task, model = writer(options.run, LanguageModelling, options.device)
+    task, model = writer(options.run, LanguageModelling, shares.loading(options.device))
+    shares.divide(model)
     if isinstance(task, Writer):
         config = checkpoint_config(task, settings, options.stop)
     if config.method == "sample" and config.sampling.seed is None:  # torch's own is the same in every process
-        config = replace(config, sampling=replace(config.sampling, seed=secrets.randbits(63)))
+        config = replace(config, sampling=replace(config.sampling, seed=shares.agree(secrets.randbits(63))))
     speculation = {name: getattr(options, name) for name in SPECULATION if getattr(options, name) is not None}
     config = replace(config, speculation=SpeculationConfig(**speculation))
     draft = None if options.draft is None else draft_of(options, task)
