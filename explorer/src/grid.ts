@@ -26,6 +26,8 @@ export interface GridContent {
   columnToken(column: number): string;
   /** What is written at a column: its position. */
   columnNumber(column: number): number;
+  /** What columns are: keys, or slots that stand for several tokens. */
+  columnKind: string;
   strips: Strip[];
   /** A picture of the whole, shown where tiles are not ready. */
   preview: HTMLCanvasElement | null;
@@ -276,7 +278,7 @@ export class Grid {
     ctx.fillStyle = color("ink");
     ctx.textBaseline = "top";
     ctx.textAlign = "left";
-    if (across) ctx.fillText(this.words ? "key (token, position) →" : "key (position) →", this.left, 3);
+    if (across) ctx.fillText(`${this.content.columnKind} (${this.words ? "token, " : ""}position) →`, this.left, 3);
     else {
       ctx.save();
       ctx.translate(3, this.above);

@@ -18,6 +18,7 @@ export function headGrid(site: Site, head: number, top: number): GridContent {
     rowToken: (row) => site.queryToken(row),
     columnToken: (column) => site.keyToken(column),
     columnNumber: (column) => site.position(column),
+    columnKind: site.kindOfKeys,
     strips: site.marks.map((mark) => {
       const shown = (value: number | null) => (value === null ? "transparent" : mark.color(value));
       return {

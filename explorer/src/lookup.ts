@@ -24,9 +24,9 @@ function table(lookup: Lookup, site: Site, head: number, query: number): HTMLEle
   const caption = el("caption", {}, `Query ${query} `, bdi(site.queryToken(query)),
     lookup.isTable && own ? `, block ${places[0]}: ` : ": ", el("b", {}, lookup.header.name), links.length ? `; ${links.length} of ${lookup.header.count}` : ", nothing");
   const rows = links.slice(0, ROWS).map(({ key, weight, place }) => el("tr", { "data-entry": key, "data-place": place, "data-weight": weight },
-    !own && el("td", {}, String(place)), el("td", {}, String(key)), lookup.isTable && el("td", {}, lookup.range(key)), el("td", {}, bdi(lookup.said(key), 22)),
+    !own && el("td", {}, String(place)), el("td", {}, String(key)), el("td", {}, lookup.isTable && el("span", { class: "range" }, lookup.range(key)), " ", bdi(lookup.said(key), lookup.isTable ? 12 : 16)),
     el("td", { class: "number" }, figure(weight, 4)), el("td", {}, el("meter", { min: 0, max: 1, value: weight, "aria-hidden": "true" }))));
-  const names = [...(own || !links.length ? [] : ["place"]), kind, ...(lookup.isTable ? ["tokens"] : []), lookup.isTable ? "" : "token", "weight", ""];
+  const names = [...(own || !links.length ? [] : ["place"]), kind, lookup.isTable ? "its tokens" : "token", "weight", ""];
   const head_ = el("thead", {}, el("tr", {}, ...names.map((name) => el("th", { scope: "col" }, name))));
   return el("table", { class: "keys" }, caption, links.length > 0 && head_, el("tbody", {}, ...rows));
 }

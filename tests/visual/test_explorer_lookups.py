@@ -178,7 +178,7 @@ def test_the_soft_permutation_is_shown_beside_the_matrix(opened: Callable[..., P
     assert taken(tab) == {j: pytest.approx(float(weights[2, j]), abs=1e-5) for j in range(6)}
     section = tab.locator(".lookup")
     assert "block 2: blocks sorted into its place; 6 of 6" in section.locator("caption").inner_text()
-    assert section.locator("tr[data-entry='3'] td").nth(1).inner_text() == "12\u201315"
+    assert section.locator("tr[data-entry='3'] .range").inner_text() == "12\u201315"
     picture = section.locator("canvas.places[data-ready=true]")
     colours = picture.evaluate(
         """canvas => {
