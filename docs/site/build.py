@@ -1,8 +1,9 @@
 """Builds the site: `python docs/site/build.py [--external]`, into build/site/html.
 
-The pages are those of `docs`, which read well without the site too, and what is generated from the registry,
-the docstrings, the parsers and the recipes. Warnings are errors, nothing is fetched, and every link within
-the site is followed. `--external` asks for the addresses of other sites instead, which needs a network.
+The pages are those of `docs` and `examples`, which read well without the site too, and what is generated from
+the registry, the docstrings, the parsers and the recipes. Warnings are errors, nothing is fetched, and every
+link within the site is followed. `--external` asks for the addresses of other sites instead, which needs a
+network.
 """
 
 import os
@@ -15,7 +16,7 @@ import reference_pages
 import survey_page
 from links import main as check_links
 from links import rewritten
-from navigation import REPOSITORY, contents
+from navigation import HOME, REPOSITORY, contents
 from translations import tutorial as translated_tutorial
 from tutorials import page as tutorial_page
 
@@ -39,17 +40,27 @@ def sources() -> dict[str, str | Path]:
     result: dict[str, str | Path] = {name.removeprefix("docs/"): ROOT / name for name in others}
     generated = generated_pages()
     pages |= {f"docs/{name}": name for name in generated}
+    examples = {f"examples/{path.name}": path for path in sorted((ROOT / "examples").glob("*.py"))}
+    pages |= {name: f"{name[:-3]}.md" for name in examples}
     for source, page in pages.items():
-        if source.endswith(".py"):
+        if source in examples:
+            text = example(examples[source])
+        elif source.endswith(".py"):
             text = tutorial_page(Path(source).stem)
         elif source.startswith("docs/vi/tutorials/"):
             text = translated_tutorial(ROOT / source)
         else:
             text = generated.get(page) or (ROOT / source).read_text(encoding="utf-8")
-        result[page] = rewritten(text, source, pages, others)
+        result[page] = rewritten(text, source, HOME | pages, others)
     index = (SITE / "index.md").read_text(encoding="utf-8")
     result["index.md"] = f"{index}\n{contents({name[:-3] for name in result if name.endswith('.md')})}\n"
     return result
+
+
+def example(path: Path) -> str:
+    """A program as a page, which the page of all examples leads to."""
+    code = path.read_text(encoding="utf-8").rstrip()
+    return f"---\norphan: true\n---\n\n# {path.name}\n\n[All examples](README.md)\n\n```python\n{code}\n```\n"
 
 
 def generated_pages() -> dict[str, str]:

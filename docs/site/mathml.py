@@ -1,5 +1,7 @@
 """Equations as MathML, made when the site is built: nothing is fetched or computed by a browser."""
 
+import re
+
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
@@ -8,11 +10,16 @@ from sphinx.writers.html5 import HTML5Translator
 
 
 def mathml(latex: str, display: str) -> str:
-    """One equation; `ExtensionError`, which ends the build, for what is no TeX."""
+    """One equation; `ExtensionError`, which ends the build, for what is no TeX, and for commands that would
+    be shown as they are written."""
     try:
-        return convert(latex, display=display)
+        result = convert(latex, display=display)
     except Exception as error:
         raise ExtensionError(f"no equation that latex2mathml reads: {latex}", error) from error
+    unread = re.findall(r">(\\[A-Za-z]+)<", result)
+    if unread:
+        raise ExtensionError(f"latex2mathml does not know {', '.join(unread)}: {latex}")
+    return result
 
 
 def inline(self: HTML5Translator, node: nodes.math) -> None:

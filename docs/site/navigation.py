@@ -15,6 +15,7 @@ PARTS: dict[str, list[str]] = {
         "tutorials/kernels",
         "tutorials/memories",
         "tutorials/longer_texts",
+        "tutorials/transcript",
     ],
     "How-to": [
         "long_texts",
@@ -34,15 +35,20 @@ PARTS: dict[str, list[str]] = {
     "Explanation": ["design", "errata"],
     "Reference": ["reference/api", "reference/cli", "reference/recipes", "results", "claims", "glossary"],
     "Tiếng Việt": ["vi/README", "vi/start", "vi/survey", "vi/tutorials/*", "vi/errata", "vi/glossary"],
-    "Project": ["project/changelog", "project/contributing", "project/security"],
+    "Project": ["project/changelog", "project/contributing", "project/security", "screenshots"],
 }
 
 REPOSITORY = {
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
+    "examples/README.md": "examples.md",
 }
 """Pages that lie beside `docs`, and where they are in the site."""
+
+
+HOME = {"README.md": "index.md"}
+"""What the site has in the place of a file of the repository: links to it lead there."""
 
 
 def contents(pages: set[str]) -> str:
@@ -54,7 +60,7 @@ def contents(pages: set[str]) -> str:
             listed += sorted(fnmatch.filter(pages, name), key=_place) if "*" in name else [name]
         parts.append((title, [page for page in listed if page in pages]))
         named |= set(listed)
-    apart = ("members/", "reference/", "index")
+    apart = ("members/", "reference/", "examples/", "index")
     parts.append(("More", sorted(page for page in pages - named if not page.startswith(apart))))
     return "\n\n".join(_contents(title, names) for title, names in parts if names)
 

@@ -92,7 +92,7 @@ def taken(browser: Browser, address: str, path: Path, dark: bool, height: int) -
     if tab.locator("canvas[data-ready]").count():
         tab.wait_for_selector("canvas[data-ready=true]")
     if "search" in address:
-        tab.wait_for_selector("#search-results li")
+        tab.get_by_text("Search finished").wait_for()
     tab.wait_for_timeout(700)
     saved(tab.screenshot(), path)
     context.close()

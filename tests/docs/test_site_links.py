@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from links import broken, rewritten
+from mathml import mathml
+from navigation import HOME
+from sphinx.errors import ExtensionError
 
 PAGES = {
     "docs/design.md": "design.md",
@@ -43,3 +47,15 @@ def test_broken_links_and_fetches_are_named(tmp_path: Path):
     (tmp_path / "b.html").write_text('<p id="y">')
     (tmp_path / "c.html").write_text("")
     assert broken(tmp_path) == []
+
+
+def test_an_equation_with_an_unknown_command_ends_the_build():
+    assert "arg" in mathml(r"h(x) = \argmax\,[x R]", "block")
+    with pytest.raises(ExtensionError, match=r"does not know \\arg"):
+        mathml(r"\arg\max x", "inline")
+
+
+def test_what_the_site_has_in_the_place_of_a_file_is_linked():
+    assert rewritten("[e](../../README.md)", "docs/vi/a.md", {**HOME, "docs/vi/a.md": "vi/a.md"}, set()) == (
+        "[e](../index.md)\n"
+    )
