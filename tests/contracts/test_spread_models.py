@@ -10,7 +10,7 @@ from polyformer.attention.linear.performer import PerformerConfig
 from polyformer.core.errors import InputError
 from polyformer.model import Transformer
 from polyformer.patterns import Global, Window
-from polyformer.position import AlibiConfig
+from polyformer.position import AlibiConfig, EtcLabelsConfig
 from polyformer.sequence.spread import spread_over
 
 FAMILIES = "Position", "Block", "FeedForward", "Norm", "Head", "Memory", "Depth"
@@ -38,9 +38,11 @@ def all_parts() -> None:
     """A model around every member of the families; those that cannot say so, by their names."""
     refused = set()
     for case in cases():
+        name = case.member.rpartition("-")[0]
         if case.shape == "pair" or case.member.partition("-")[0] not in FAMILIES:
             continue
-        name = case.member.rpartition("-")[0]
+        if case.shape == "encoder" and name.partition("-")[0] not in ("Position", "Head"):
+            continue  # a decoder's layers have the same parts
         if refuses(case):
             refused.add(name)
         else:
@@ -89,6 +91,13 @@ def documents_and_padding() -> None:
             check(Case("tiny", config), 29, labels=labels, **inputs)
 
 
+def segments() -> None:
+    """Labels of global and long tokens, whose sentences other processes may have."""
+    part = with_part(bases()["encoder"], EtcLabelsConfig(global_tokens=2, max_distance=3))
+    config = shrunk(with_part(part, SoftmaxConfig(pattern=Window(4) | Global(2))))
+    check(Case("tiny", config), 29, segment_ids=(torch.arange(29) // 5).expand(2, -1))
+
+
 def recomputed_and_trained() -> None:
     """Activations that are computed again exchange keys again; in training too."""
     torch.manual_seed(0)
@@ -107,7 +116,10 @@ def recomputed_and_trained() -> None:
     assert_same(*results)
 
 
-CHECKS = {2: (all_parts, documents_and_padding, recomputed_and_trained), 4: (documents_and_padding,)}
+CHECKS = {
+    2: (all_parts, documents_and_padding, segments, recomputed_and_trained),
+    4: (documents_and_padding,),
+}
 
 
 def test_processes_compute_what_one_does():

@@ -112,17 +112,23 @@ def a_ring_holds_few_keys() -> None:
 
 
 def half_precision() -> None:
-    """Under autocast parts are computed in bfloat16, and float32 stays near one process."""
-    share, whole = share_of("balanced", LENGTH, "auto"), Context(LENGTH, LENGTH, causal=True)
+    """Under autocast parts are computed in bfloat16 and joined in float32, which stays near one process."""
+    whole, pattern = Context(LENGTH, LENGTH, causal=True), Window(9, 0) | Global(1)
     q, k, v = (x.float() for x in random_inputs(LENGTH))
-    local = [share.take(x, 2) for x in (q, k, v)]
-    context, pattern = spread(whole, share, q.device), Window(9, 0) | Global(1)
-    expected = share.take(attend(q, k, v, pattern=pattern, context=whole), 2)
-    torch.testing.assert_close(attend(*local, pattern=pattern, context=context), expected)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = attend(*local, pattern=pattern, context=context)
-    assert rounded.dtype == torch.bfloat16
-    torch.testing.assert_close(rounded.float(), expected, rtol=0.05, atol=0.05)
+    for way in ("needed", "ring"):
+        share = share_of("balanced", LENGTH, way)
+        local = [share.take(x, 2).requires_grad_() for x in (q, k, v)]
+        context = spread(whole, share, q.device)
+        expected = share.take(attend(q, k, v, pattern=pattern, context=whole), 2)
+        exact = attend(*local, pattern=pattern, context=context)
+        torch.testing.assert_close(exact, expected)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rounded = attend(*local, pattern=pattern, context=context)
+        assert rounded.dtype == torch.bfloat16
+        torch.testing.assert_close(rounded.float(), expected, rtol=0.05, atol=0.05)
+        slopes = [torch.autograd.grad(out.square().sum(), local) for out in (rounded.float(), exact)]
+        for actual, slope in zip(*slopes):
+            torch.testing.assert_close(actual, slope, rtol=0.1, atol=0.1)
 
 
 CHECKS = {

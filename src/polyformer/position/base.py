@@ -102,8 +102,10 @@ class Position(nn.Module):
     def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod | None:
         """What is done to the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D], by any function.
 
-        q_idx counts the queries of q: the slot of one among the keys is `q_idx + context.offset`. One that is
-        written for indices that broadcast is faster marked so: `core.mods.broadcasts`.
+        q_idx counts the queries of q: the slot of one among the keys is `q_idx + context.offset`. Where a
+        sequence is spread over processes (`context.share`), k has this process's keys and kv_idx counts all
+        slots: ask the context for distances and positions. A function that is written for indices that
+        broadcast is faster marked so: `core.mods.broadcasts`.
         """
         return None
 

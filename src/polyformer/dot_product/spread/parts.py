@@ -76,9 +76,8 @@ def keys_at(kv: Tensor, held: tuple[Interval, ...], span: Interval) -> Tensor:
     return rows.new_zeros(*kv.shape[:2], span[1] - span[0], kv.shape[3]).index_copy(2, there, rows)
 
 
-def nothing_seen(request: Request, count: int) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of queries that may see no key."""
-    q, v = request.q, request.v
-    lse = torch.promote_types(q.dtype, torch.float32)
-    out = q.new_zeros(*q.shape[:2], count, v.shape[3])
-    return out, torch.full(out.shape[:3], -torch.inf, dtype=lse, device=q.device)
+def nothing_seen(request: Request, count: int, wide: bool = False) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of queries that may see no key; `wide`: both in float32 or more, to add to."""
+    q, precise = request.q, torch.promote_types(request.q.dtype, torch.float32)
+    out = q.new_zeros(*q.shape[:2], count, request.v.shape[3], dtype=precise if wide else q.dtype)
+    return out, torch.full(out.shape[:3], -torch.inf, dtype=precise, device=q.device)

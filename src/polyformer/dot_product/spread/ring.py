@@ -56,7 +56,7 @@ class _Ring(torch.autograd.Function):
         """The parts of every process's keys in turn, joined as they come."""
         request = _with(request, q, terms)
         own = needs.parts[needs.share.rank]
-        joined = [nothing_seen(request, part.queries[1] - part.queries[0]) for part in own]
+        joined = [nothing_seen(request, part.queries[1] - part.queries[0], wide=True) for part in own]
         chunk = kv
         for owner in _turns(needs.share):
             hop = _start(chunk, needs.share, owner, "keys and values")
@@ -64,8 +64,8 @@ class _Ring(torch.autograd.Function):
                 outs, lses = zip(joined[number], compute(call))
                 joined[number] = join_by_lse(list(outs), list(lses))
             chunk = hop.arrived()
-        outs, lses = zip(*joined, nothing_seen(request, 0))
-        out, lse = torch.cat(outs, 2), torch.cat(lses, 2)
+        outs, lses = zip(*joined, nothing_seen(request, 0, wide=True))
+        out, lse = torch.cat(outs, 2).to(q.dtype), torch.cat(lses, 2)
         ctx.call = request, needs, compute
         ctx.save_for_backward(q, kv, out, lse, *terms)
         return out, lse
@@ -79,7 +79,7 @@ class _Ring(torch.autograd.Function):
         request, needs, compute = ctx.call
         share, chunk, behind = needs.share, kv, None
         leaves = [x.detach().requires_grad_() for x in (q, *terms)]
-        totals = [torch.zeros_like(x) for x in leaves]
+        totals = [torch.zeros_like(x, dtype=lse.dtype) for x in leaves]  # of as many terms as processes
         for owner in _turns(share):
             hop = _start(chunk, share, owner, "keys and values")
             keys = chunk.detach().requires_grad_()
@@ -95,6 +95,7 @@ class _Ring(torch.autograd.Function):
             behind = _start(own, share, owner, "gradients of keys and values", home=True)
             chunk = hop.arrived()
         assert behind is not None
+        totals = [total.to(leaf.dtype) for total, leaf in zip(totals, leaves)]
         return None, None, None, totals[0], behind.arrived(), *totals[1:]
 
 
