@@ -23,6 +23,7 @@ PARTS: dict[str, list[str]] = {
         "models",
         "transformers",
         "runs",
+        "cluster",
         "depth",
         "datastores",
         "agents",
