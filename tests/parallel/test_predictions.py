@@ -189,8 +189,8 @@ def test_layers_that_are_computed_again_keep_their_inputs(half: bool) -> None:
 def test_a_window_exchanges_its_edges_alone() -> None:
     assert exchanged_keys(Full(), 4096, 4, causal=False) == Keys(3072, 3072, 4096, 0), "a ring"
     assert exchanged_keys(None, 4096, 4, causal=True, rings=False) == Keys(3072, 0, 3072, 3072)
-    for causal in (False, True):  # 64 before each of two runs, or on either side of one
-        assert exchanged_keys(Window(64), 4096, 4, causal) == Keys(128, 0, 128, 128)
+    for causal, edges in ((False, 128), (True, 64)):  # of one run: before it, and behind it in an encoder
+        assert exchanged_keys(Window(64), 4096, 4, causal) == Keys(edges, 0, edges, edges)
     mesh = ParallelConfig(context=4)
     rows = {
         pattern: predict(

@@ -7,17 +7,13 @@ from polyformer.attention import SoftmaxConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.core.labels import IGNORED
 from polyformer.dot_product.spread.exchange import total
-from polyformer.dot_product.spread.needs import imbalance
+from polyformer.dot_product.spread.needs import choose_runs
 from polyformer.heads import Head
 from polyformer.memory import NoMemoryConfig
-from polyformer.patterns.implied import implied
 from polyformer.sequence.context import Context
 from polyformer.sequence.shares import Share
 from polyformer.sequence.spread import Spreading
 from polyformer.stack import Stack, StackConfig
-
-UNEVEN = 1.25
-"""How many times the average a process may have to compute before its slots are in two runs."""
 
 
 def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> None:
@@ -46,16 +42,10 @@ def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> N
 
 
 def choose_share(over: Spreading, whole: Context, config: StackConfig) -> Share:
-    """This process's part of the sequence: in one run where that shares out the work of all layers evenly,
-    as windows do, for its neighbours' keys are then at its edges alone; else in two that balance it."""
+    """This process's part of the sequence, the same in all layers."""
     mechanisms = [config.attention.mechanism.at(layer) for layer in range(config.num_hidden_layers)]
     patterns = {part.pattern for part in mechanisms if isinstance(part, SoftmaxConfig)}
-    limits = implied(whole)
-    busiest = 1.0
-    for pattern in patterns:
-        both = limits if pattern is None or limits is None else pattern & limits
-        busiest = max(busiest, imbalance(both or pattern, whole, over.processes))
-    return over.share(whole.q_len, busiest > UNEVEN)
+    return Share(over.group, over.rank, choose_runs(patterns, whole, over.processes), over.way)
 
 
 def loss_of_whole(loss: Tensor, labels: Tensor | None, share: Share | None) -> Tensor:

@@ -19,14 +19,14 @@ import dataclasses
 from collections.abc import Mapping
 
 from polyformer.architecture import ModelConfig
-from polyformer.dot_product.spread.needs import find_needs
+from polyformer.dot_product.spread.needs import choose_runs, find_needs
 from polyformer.dot_product.spread.run import WORTH_A_RING
 from polyformer.feedforward.gated import GatedConfig
 from polyformer.parallel.predict_local import Held, divided
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.implied import implied
 from polyformer.sequence.context import Context
-from polyformer.sequence.shares import Share, balanced, contiguous
+from polyformer.sequence.shares import Run, Share
 from polyformer.stack import StackConfig
 
 FLOAT = 4
@@ -115,13 +115,19 @@ NONE = Keys(0, 0, 0, 0)
 
 
 def exchanged_keys(
-    pattern: Pattern | None, length: int, processes: int, causal: bool, rings: bool = True
+    pattern: Pattern | None,
+    length: int,
+    processes: int,
+    causal: bool,
+    rings: bool = True,
+    runs: tuple[tuple[Run, ...], ...] | None = None,
 ) -> Keys:
     """What attention over a spread sequence exchanges: the keys that the layout names, which stay until the
     backward pass; or, where it names half of them, all of them in a ring, twice, their gradients behind them
-    (Liu et al. 2023, section 3). rings: whether the mechanism may, which dropout keeps it from."""
+    (Liu et al. 2023, section 3). rings: whether the mechanism may, which dropout keeps it from. runs: the
+    slots of every process, by default as for a stack of this pattern alone."""
     whole = Context(length, length, causal=causal)
-    runs = balanced(length, processes) if causal else contiguous(length, processes)
+    runs = choose_runs([pattern], whole, processes) if runs is None else runs
     shown = implied(whole)
     seen = pattern if shown is None else shown if pattern is None else pattern & shown
     needs = find_needs(seen, whole, Share(None, 0, runs))
@@ -142,12 +148,18 @@ def key_exchanges(config: ModelConfig, sizes: Mapping[str, int], work: Work) -> 
         attention, known = stack.attention, dict[Pattern | None, Keys]()
         width = attention.kv_heads * attention.width(config.hidden_size)
         pattern = getattr(attention.mechanism, "pattern", None)
+        patterns = [
+            None if pattern is None else pattern.layer_pattern(layer)
+            for layer in range(stack.num_hidden_layers)
+        ]
+        causal = stack is config.decoder
+        whole = Context(work.length, work.length, causal=causal)
+        runs = choose_runs({*patterns}, whole, sizes["context"])
         rings = not getattr(attention.mechanism, "dropout", 0)
-        for layer in range(stack.num_hidden_layers):
-            own = None if pattern is None else pattern.layer_pattern(layer)
+        for own in patterns:
             if own not in known:
                 known[own] = (
-                    exchanged_keys(own, work.length, sizes["context"], stack is config.decoder, rings)
+                    exchanged_keys(own, work.length, sizes["context"], causal, rings, runs)
                     if sizes["context"] > 1
                     else NONE
                 )

@@ -11,7 +11,7 @@ import torch
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.sequence.context import Context
-from polyformer.sequence.shares import Share, balanced, contiguous
+from polyformer.sequence.shares import Share
 
 WAYS = "auto", "needed", "ring", "all"
 """How keys come to the processes whose queries need them."""
@@ -74,11 +74,6 @@ class Spreading:
     rank: int
     processes: int
     way: str = "auto"
-
-    def share(self, length: int, balances: bool) -> Share:
-        """This process's slots of a sequence: an early and a late run where that `balances`, else one."""
-        runs = (balanced if balances else contiguous)(length, self.processes)
-        return Share(self.group, self.rank, runs, self.way)
 
 
 _spreading: contextvars.ContextVar[Spreading | None] = contextvars.ContextVar("spreading", default=None)

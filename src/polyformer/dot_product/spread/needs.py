@@ -2,11 +2,16 @@
 
 import dataclasses
 import itertools
+from collections.abc import Iterable
 
 from polyformer.patterns.base import Pattern
+from polyformer.patterns.implied import implied
 from polyformer.patterns.layout import Interval, clip, count, intersect, unite
 from polyformer.sequence.context import Context
-from polyformer.sequence.shares import Run, Share, contiguous
+from polyformer.sequence.shares import Run, Share, balanced, contiguous
+
+UNEVEN = 1.25
+"""How many times the average a process may have to compute before its slots are in two runs."""
 
 PROBES = 8
 """Runs of queries of each process that are asked for their keys, to find how much it has to compute."""
@@ -54,6 +59,21 @@ class Needs:
     def received(self, rank: int) -> int:
         """How many keys a process gets from all others."""
         return sum(count(self.sent(sender, rank)) for sender in range(len(self.keys)))
+
+
+def choose_runs(
+    patterns: Iterable[Pattern | None], whole: Context, processes: int
+) -> tuple[tuple[Run, ...], ...]:
+    """The runs of slots of every process, for layers with these patterns.
+
+    One run each where that shares out the work of all layers evenly, as windows do, for the keys of others
+    are then at its edges alone; else an early and a late one, which balance it.
+    """
+    limits, busiest = implied(whole), 1.0
+    for pattern in patterns:
+        both = limits if pattern is None or limits is None else pattern & limits
+        busiest = max(busiest, imbalance(both or pattern, whole, processes))
+    return (balanced if busiest > UNEVEN else contiguous)(whole.q_len, processes)
 
 
 def imbalance(pattern: Pattern | None, whole: Context, processes: int) -> float:
