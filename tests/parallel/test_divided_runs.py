@@ -7,15 +7,18 @@ import math
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from divided_cases import KINDS, difference, run
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
+from polyformer.parallel.peers import answering
 from polyformer.training.checkpoint import Checkpoints
 
 PROCESSES = int(os.environ.get("PROCESSES", "2"))
@@ -105,10 +108,21 @@ def both_processes(folder: Path) -> None:
             run(folder / "refused" / str(number), kind, mesh={"tensor": PROCESSES}, **how)
         said.append(str(caught.value))
     (folder / f"refused-{os.environ['RANK']}").write_text("\n".join(said))
+    silence(folder)
     run(folder / "moved", "decoder", steps=2, mesh={"shard": PROCESSES})
     for mesh, sizes in MESHES.items():
         out = folder / f"taken up by {mesh}"
         write(out, *run(out, "decoder", resume=True, **settings(sizes, {})))
+
+
+def silence(folder: Path) -> None:
+    """What the first process says when no other answers it for a second."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if dist.get_rank() == 0:
+        with pytest.raises(InputError) as caught, answering():
+            dist.all_reduce(torch.ones(1), group=group)
+        (folder / "silence").write_text(str(caught.value))
+    dist.barrier()
 
 
 def write(out: Path, model: torch.nn.Module, result: object) -> None:
@@ -160,6 +174,12 @@ def test_what_cannot_be_divided_is_refused_in_every_process_before_anything_is_w
         for expected, complaint in zip(REFUSED, said):
             assert expected in complaint
     assert {path.name for path in (launched / "refused").rglob("*") if path.is_file()} <= {".lock"}
+
+
+def test_a_process_that_no_longer_answers_is_a_named_error(launched: Path):
+    said = (launched / "silence").read_text()
+    assert said.startswith("another process of this run died or did not answer in time")
+    assert "training.engine.timeout" in said
 
 
 def test_a_plain_run_goes_on_where_a_divided_one_left(launched: Path, alone: Path):

@@ -7,6 +7,8 @@ run. With --data alone, format, columns and task are guessed from the data, and 
 (docs/runs.md).
 """
 
+import os
+from pathlib import Path
 from typing import Any
 
 from polyformer.commands.recipe_options import Options, recipe_data, recipe_name
@@ -27,6 +29,17 @@ EXAMPLES = """examples:
 """
 
 
+def after_restart(options: Options) -> Options:
+    """The options of a process that torchrun started again: it goes on with the run that the first one began
+    in --out, whose recipe says all else."""
+    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if not again or options.out is None or options.stages is not None:
+        return options
+    if not (Path(options.out) / "recipe.yaml").is_file():
+        return options
+    return Options(resume=options.out, imports=options.imports)
+
+
 def run(options: Options) -> None:
     """Train, and print metrics and a sample."""
     from polyformer.commands.training_run import conclude, train
@@ -34,6 +47,7 @@ def run(options: Options) -> None:
     from polyformer.training.engine import is_main
     from polyformer.training.signals import surviving_warnings
 
+    options = after_restart(options)
     recipe = Recipe.from_dict(recipe_data(options))
     if options.print:
         print(recipe.to_yaml(), end="")

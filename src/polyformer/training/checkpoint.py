@@ -205,15 +205,16 @@ def load_model(path: Path, model: nn.Module) -> None:
     put_weights(model, _read_tensors(path, MODEL), path / MODEL)
 
 
-def load_average(paths: list[Path], model: nn.Module) -> None:
-    """Put the mean of the weights of several checkpoints into `model`."""
+def load_average(paths: list[Path], model: nn.Module) -> int:
+    """Put the mean of the weights of several checkpoints into `model`; returns how many."""
     if any(by_parts(path, model) for path in paths):
         from polyformer.training.divided_files import read_average
 
         read_average(paths, model)
-        return
+        return len(paths)
     files = [path / MODEL for path in paths]
     put_weights(model, average_weights(files), files[-1])
+    return len(paths)
 
 
 def by_parts(path: Path, model: nn.Module) -> bool:

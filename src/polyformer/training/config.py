@@ -22,7 +22,13 @@ class EngineConfig(Config):
 
     parallel: ParallelConfig = field(default_factory=ParallelConfig)  # how several processes share the work
 
+    timeout: float | None = (
+        None  # seconds that processes wait for one another; null: torch's, 10 or 30 minutes
+    )
+
     def __post_init__(self) -> None:
+        if self.timeout is not None and not self.timeout > 0:
+            raise InputError(f"timeout: expected seconds above 0, or null for torch's, got {self.timeout}")
         if self.threads is not None:
             at_least(1, threads=self.threads)
 

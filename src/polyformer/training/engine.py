@@ -52,7 +52,7 @@ class Engine:
         )  # before the processes wait for each other
         if config.precision == "fp16" and not config.parallel.whole:
             raise InputError("precision: 'fp16' scales its loss, which needs whole gradients; use 'bf16'")
-        self.accelerator = open_accelerator("cuda" if use_cuda else "cpu")
+        self.accelerator = open_accelerator("cuda" if use_cuda else "cpu", config.timeout)
         self.device = self.accelerator.device
         if config.precision == "fp16" and self.device.type != "cuda":
             raise InputError("precision: 'fp16' needs a CUDA device; on the CPU use 'bf16' or 'no'")

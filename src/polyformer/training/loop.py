@@ -13,6 +13,7 @@ from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import remove_partials
 from polyformer.ops.tuning import adopted
 from polyformer.ops.workers import threads
+from polyformer.parallel.peers import answering
 from polyformer.training.carrying import Carrying
 from polyformer.training.checkpoint import (
     Checkpoints,
@@ -149,6 +150,7 @@ class Training:
             recomputing(self.model, self.config.engine.recompute),
             threads(self.threads),
             adopted(self.choices),
+            answering(),
             open_display(self.config.steps, self.progress.step, self.main) as self.display,
         ):
             self._open()
@@ -221,7 +223,7 @@ class Training:
             if row and self.log is not None:
                 self.log.write(step, row)
                 self.display.report(step, row, self.seconds_left())
-            # Processes must agree when to stop; several ask one another where they exchange numbers anyway.
+            # Processes must agree when to stop; they ask one another where they exchange numbers anyway.
             asked = self.engine.together(self.signals.take()) if due or self.engine.world == 1 else Asked()
             regular = step % self.config.saving.checkpoint_every == 0
             if regular or improved or last or self.out_of_patience() or asked.save or asked.stop:
@@ -327,17 +329,15 @@ class Training:
         if self.log is not None:
             self.log.sync()
         if self.main or self.engine.mesh is not None:
-            machine = self.engine.machine()
-            self.checkpoints.save(self.progress, self.model, self.optimizer, machine, carried)
+            self.checkpoints.save(self.progress, self.model, self.optimizer, self.engine.machine(), carried)
 
     def finish(self) -> None:
         """Put the final weights into the model."""
         self.engine.accelerator.wait_for_everyone()
         final = self.config.saving.final
         if final == "average":
-            paths = self.checkpoints.regular()[-self.config.saving.average :]
-            load_average(paths, self.model)
-            self.display.note(f"averaged the weights of {len(paths)} checkpoints")
+            count = load_average(self.checkpoints.regular()[-self.config.saving.average :], self.model)
+            self.display.note(f"averaged the weights of {count} checkpoints")
         elif final == "best" and self.progress.best_step is not None:
             load_model(self.checkpoints.path(self.progress.best_step), self.model)
         if final != "last":

@@ -1,16 +1,21 @@
 """The processes of a run as accelerate knows them."""
 
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from polyformer.core.errors import InputError
+from polyformer.parallel.peers import answering, meet_again
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-def open_accelerator(device: str) -> "Accelerator":
-    """This program's, on "cpu" or "cuda"; `InputError` where the launcher asks for sharding of its own."""
-    from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType
+def open_accelerator(device: str, timeout: float | None) -> "Accelerator":
+    """This program's, on "cpu" or "cuda"; timeout: seconds that processes wait for one another, None torch's.
+
+    Raises `InputError` where the launcher asks for sharding of its own, or another process does not come.
+    """
+    from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState, PartialState
 
     # accelerate keeps one state per program; a second run, alone in it, may choose differently.
@@ -22,7 +27,11 @@ def open_accelerator(device: str) -> "Accelerator":
     ):
         AcceleratorState._reset_state(reset_partial_state=True)
     buckets = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
-    accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no", kwargs_handlers=[buckets])
+    wait = None if timeout is None else timedelta(seconds=timeout)
+    handlers: list[Any] = [buckets] if wait is None else [buckets, InitProcessGroupKwargs(timeout=wait)]
+    with answering():
+        meet_again("nccl" if device == "cuda" else "gloo", wait)
+        accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no", kwargs_handlers=handlers)
     plain = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
     if accelerator.distributed_type not in plain:
         raise InputError(

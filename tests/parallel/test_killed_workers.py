@@ -1,0 +1,73 @@
+"""Processes killed as the kernel kills: torchrun starts all again, and the run goes on by itself.
+
+One kill here; the environment variable WORKER_KILLS says how many, one in each life of the run.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from polyformer.cli import main
+from polyformer.core.files import read_tensors
+from polyformer.recipes import fit
+from polyformer.training.checkpoint import Checkpoints
+from polyformer.training.metrics import read_metrics
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tiny_recipes import TEXT, tiny_recipe
+
+KILLS = int(os.environ.get("WORKER_KILLS", "1"))
+STEPS = 4 * KILLS + 2
+
+
+def worker(folder: Path) -> None:
+    """`polyformer train`, of which in all lives but the last one process is killed."""
+    life, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+    if life < KILLS and rank == (life + 1) % 2:
+        threading.Thread(target=strike, args=(folder / "run", 4 * life + 2), daemon=True).start()
+    sys.exit(main(["train", str(folder / "recipe.yaml"), "--out", str(folder / "run")]))
+
+
+def strike(run: Path, step: int) -> None:
+    """Kill this process some time after the checkpoint of `step` is there: while it trains, or writes."""
+    while not any(there >= step for there in Checkpoints(run).steps()):
+        time.sleep(0.001)
+    time.sleep(random.Random(step).uniform(0.0, 0.1) if KILLS > 1 else 0.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_run_goes_on_by_itself_after_a_process_was_killed(tmp_path: Path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    training = {"reporting": {"log_every": 1}, "engine": {"parallel": {"shard": 2}, "timeout": 60.0}}
+    exact = {"model": {"dropout": 0.0}}  # processes draw other numbers than one does
+    recipe = tiny_recipe(tmp_path / "text.txt", STEPS, training=training, **exact)
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *torchrun, "--max-restarts", str(KILLS), __file__, str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=100 * (KILLS + 1)
+    )
+    complaints = [line for line in ended.stderr.splitlines() if "polyformer: error" in line]
+    assert ended.returncode == 0, complaints
+    assert ended.stdout.count(f"resumed {tmp_path / 'run'} at step") == KILLS
+    accumulated = {"reporting": {"log_every": 1}, "accumulate": 2}
+    alone = fit(tiny_recipe(tmp_path / "text.txt", STEPS, training=accumulated, **exact), tmp_path / "alone")
+    rows, others = read_metrics(tmp_path / "run"), read_metrics(tmp_path / "alone")
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in others], rel=1e-4)
+    final, expected = read_tensors(tmp_path / "run" / "model.safetensors"), alone.model.state_dict()
+    for name, tensor in final.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)
+
+
+if __name__ == "__main__":
+    worker(Path(sys.argv[1]))
