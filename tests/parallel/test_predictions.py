@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyformer.architecture import ModelConfig
 from polyformer.cli import main
+from polyformer.dot_product.spread.traffic import counted_transfers
 from polyformer.parallel.config import ParallelConfig
 from polyformer.parallel.mesh import open_mesh
 from polyformer.parallel.predict import Prediction, Setting, predict
@@ -24,6 +26,7 @@ from polyformer.parallel.shard import local, shard
 from polyformer.parallel.tensor import divide_heads
 from polyformer.patterns import Full, Window
 from polyformer.presets import create_model, model_config
+from polyformer.sequence.spread import spread_over
 from polyformer.training.recomputing import recomputing
 
 BATCH, LENGTH = 3, 128
@@ -38,20 +41,22 @@ SMALL: dict[str, Any] = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "decoder": ("gpt2", SMALL),
     "gated": ("llama-2-7b", {"num_key_value_heads": 2, **SMALL}),
+    "windows": ("llama-2-7b", {"num_key_value_heads": 2, **SMALL, "attention": "Window(16)"}),
     "encoder": ("bert-base", SMALL),
 }
-MESHES = {"data": {"data": 2}, "shard": {"shard": 2}, "tensor": {"tensor": 2}}
+MESHES = {"data": {"data": 2}, "shard": {"shard": 2}, "tensor": {"tensor": 2}, "context": {"context": 2}}
 SENT = {
     "all-gather of weights": "allgather",
     "reduce-scatter of gradients": "reduce_scatter",
     "all-reduce of gradients": "allreduce",
     "all-reduce of activations": "allreduce",
+    "keys and values": "keys and values",
+    "gradients of keys and values": "gradients of keys and values",
 }
 CASES = [
-    (model, mesh, half)
-    for model in ("decoder", "gated", "encoder")
-    for mesh in MESHES
-    for half in (False, True)
+    *(("decoder", mesh, half) for mesh in MESHES for half in (False, True)),
+    *(("gated", "tensor", False), ("gated", "context", True), ("windows", "context", False)),
+    ("encoder", "shard", True),
 ]
 
 
@@ -89,10 +94,11 @@ def measured(name: str, mesh: str, half: bool) -> dict[str, float]:
     model: Any = create_model(preset, **options).train()
     originals = [parameter.data for parameter in model.parameters()]  # so that no memory has their addresses
     own = {tensor.untyped_storage()._cdata for tensor in originals}
-    if mesh == "shard":
-        shard(model, open_mesh(ParallelConfig(shard=2), "cpu").sharding)
+    processes = open_mesh(ParallelConfig(**MESHES[mesh]), "cpu")
+    if mesh in ("shard", "context"):
+        shard(model, processes.sharding)
     elif mesh == "tensor":
-        divide_heads(model, open_mesh(ParallelConfig(tensor=2), "cpu").device_mesh["tensor"])
+        divide_heads(model, processes.device_mesh["tensor"])
         own |= {local(parameter).untyped_storage()._cdata for parameter in model.parameters()}
     wrapped = nn.parallel.DistributedDataParallel(model) if mesh == "data" else model
     optimizer = torch.optim.AdamW(model.parameters())
@@ -104,13 +110,16 @@ def measured(name: str, mesh: str, half: bool) -> dict[str, float]:
         return tensor
 
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=half)
-    with Sent() as sent:
+    spread = spread_over(processes.group("context")) if mesh == "context" else nullcontext()
+    with Sent() as sent, counted_transfers() as transfers, spread:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), autocast:
             loss = wrapped(input_ids=ids, labels=ids).loss
         own |= {parameter.untyped_storage()._cdata for parameter in model.parameters()}
         kept_bytes = sum(x.untyped_storage().nbytes() for key, x in memories.items() if key not in own)
         memories.clear()
         loss.backward()
+    for transfer in transfers:
+        sent.bytes[transfer.what] = sent.bytes.get(transfer.what, 0) + transfer.sent
     optimizer.step()
     parameters = [*model.parameters()]
     states = [value for state in optimizer.state.values() for value in state.values()]
@@ -126,7 +135,7 @@ def measured(name: str, mesh: str, half: bool) -> dict[str, float]:
 
 
 def test_two_processes_hold_and_send_what_is_predicted(tmp_path: Path) -> None:
-    """Weights, gradients, optimizer and traffic to the byte, activations within 3 %."""
+    """Weights, gradients, optimizer and traffic to the byte, activations within 3 %, along context 30."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ended = subprocess.run(
         [sys.executable, *torchrun, __file__, str(tmp_path / "measured.json")],
@@ -140,8 +149,11 @@ def test_two_processes_hold_and_send_what_is_predicted(tmp_path: Path) -> None:
         prediction = predicted(*case)
         for what in ("parameters", "gradients", "optimizer"):
             assert getattr(prediction.memory, what) == seen.pop(what), (case, what)
-        assert prediction.memory.activations == pytest.approx(seen.pop("activations"), rel=0.03), case
+        near = 0.3 if case[1] == "context" else 0.03  # joining the parts of a spread call keeps copies
+        assert prediction.memory.activations == pytest.approx(seen.pop("activations"), rel=near), case
         sent = {SENT[row.what]: row.sent for row in prediction.exchanges}
+        if case[1] == "context":
+            assert seen.pop("allreduce") < 100, "numbers of the loss"
         assert sent == pytest.approx(seen), case
 
 
@@ -269,6 +281,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     results = [measured(*case) for case in CASES]
+    every: list[Any] = [None, None]
+    dist.all_gather_object(every, results)
+    results = [{name: max(a[name], b[name]) for name in a} for a, b in zip(*every)]
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))
     dist.destroy_process_group()

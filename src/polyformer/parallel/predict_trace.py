@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from polyformer.architecture import ModelConfig
-from polyformer.model import Transformer, build_model
+from polyformer.model import Transformer
+from polyformer.parallel.predict_local import on_meta
 from polyformer.stack import Layer, StackConfig
 
 PRODUCTS = {
@@ -74,10 +75,7 @@ def kept(config: ModelConfig, batch: int, length: int, half: bool) -> Kept:
         name: dataclasses.replace(stack, num_hidden_layers=2) if alike[name] else stack
         for name, stack in sides.items()
     }
-    with torch.device("meta"):
-        model = build_model(dataclasses.replace(config, weights=None, **short))
-    assert isinstance(model, Transformer)
-    traced = trace(model, batch, length, half)
+    traced = trace(on_meta(dataclasses.replace(config, **short)), batch, length, half)
     layers, inputs, place = list[int](), list[int](), 0
     for name, stack in sides.items():
         number = short[name].num_hidden_layers
