@@ -6,6 +6,7 @@ link within the site is followed. `--external` asks for the addresses of other s
 network.
 """
 
+import json
 import os
 import shutil
 import sys
@@ -96,7 +97,19 @@ def main(arguments: list[str]) -> int:
     status = sphinx(
         [*options, "-b", builder, "-c", str(SITE), "-d", str(BUILD / "doctrees"), str(source), str(out)]
     )
-    return status or (0 if external else check_links([str(html)]))
+    if external:
+        print(answers((out / "output.json").read_text(encoding="utf-8")))
+        return status
+    return status or check_links([str(html)])
+
+
+def answers(report: str) -> str:
+    """What Sphinx's report, a JSON object a line, says of the addresses of other sites, in one line."""
+    rows = [json.loads(line) for line in report.splitlines()]
+    states = {row["uri"]: row["status"] for row in rows if row["uri"].startswith(("http:", "https:"))}
+    silent = sum(state in ("broken", "timeout") for state in states.values())
+    network = "; is there a network?" if silent and silent == len(states) else ""
+    return f"{len(states)} addresses of other sites, {silent} without an answer{network}"
 
 
 if __name__ == "__main__":

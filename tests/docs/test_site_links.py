@@ -1,8 +1,10 @@
 """Links of the site: how they are made to fit, and that broken ones are named."""
 
+import json
 from pathlib import Path
 
 import pytest
+from build import answers
 from links import broken, rewritten
 from mathml import mathml
 from navigation import HOME
@@ -59,3 +61,17 @@ def test_what_the_site_has_in_the_place_of_a_file_is_linked():
     assert rewritten("[e](../../README.md)", "docs/vi/a.md", {**HOME, "docs/vi/a.md": "vi/a.md"}, set()) == (
         "[e](../index.md)\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ([], "0 addresses of other sites, 0 without an answer"),
+        (["working", "broken"], "2 addresses of other sites, 1 without an answer"),
+        (["broken", "timeout"], "2 addresses of other sites, 2 without an answer; is there a network?"),
+    ],
+)
+def test_what_other_sites_answered_is_said_in_a_line(states: list[str], said: str):
+    rows = [{"uri": f"https://a.b/{i}", "status": state} for i, state in enumerate(states)]
+    local = {"uri": "#here", "status": "unchecked"}
+    assert answers("\n".join(json.dumps(row) for row in [local, *rows])) == said
