@@ -27,7 +27,7 @@ from polyformer.data.tokenizer_loading import load_tokenizer
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["polyformer.data.prepared.preparing"])
 
-KILLS = int(os.environ.get("KILLS", "4"))
+KILLS = int(os.environ.get("KILLS", "3"))
 
 TEXTS = [f"document {number} says {'tiếng Việt ' * (number % 7)}and little else" for number in range(400)]
 
