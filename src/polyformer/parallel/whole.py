@@ -25,13 +25,15 @@ class Form:
         self.modules = [(module, type(module), _attributes(module)) for module in model.modules()]
 
     def restore(self) -> None:
-        """Make the model plain again, with whole parameters in the first process, and in the others such as
-        hold no numbers (on torch's device "meta"). Every process calls it."""
+        """Make the model plain again, with whole parameters in the first process, on the CPU, as a device may
+        not hold them all; in the others with such as hold no numbers (on torch's "meta"). All call it."""
         whole: dict[int, nn.Parameter] = {}
         for parameter in self.model.parameters():
             tensor = gathered(parameter.detach())
             if tensor is None:
                 tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+            else:
+                tensor = tensor.cpu()
             whole[id(parameter)] = nn.Parameter(tensor, parameter.requires_grad)
         for module, kind, attributes in self.modules:
             for name, parameter in module._parameters.items():
@@ -42,6 +44,8 @@ class Form:
             for name in module.__dict__.keys() - attributes.keys() - KEPT:
                 del module.__dict__[name]
             module.__dict__.update(attributes)
+        if dist.get_rank() == 0:
+            self.model.to("cpu")  # its buffers
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

@@ -119,6 +119,7 @@ def _fit(
         model.save_pretrained(run.folder)
         for name, helper in task.auxiliary_models(joined).items():
             helper.save_pretrained(run.folder / name)
+        joined.to(training.engine.device)  # a divided model ends on the CPU
         scores = score(task, joined, splits, result.metrics)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         run.record(parameters=parameters, **{STEPS: result.step}, metrics=scores)
