@@ -6,7 +6,6 @@ link within the site is followed. `--external` asks for the addresses of other s
 network.
 """
 
-import json
 import os
 import shutil
 import sys
@@ -15,8 +14,8 @@ from pathlib import Path
 import member_pages
 import reference_pages
 import survey_page
+from links import answers, rewritten
 from links import main as check_links
-from links import rewritten
 from navigation import HOME, REPOSITORY, contents
 from translations import tutorial as translated_tutorial
 from tutorials import page as tutorial_page
@@ -101,15 +100,6 @@ def main(arguments: list[str]) -> int:
         print(answers((out / "output.json").read_text(encoding="utf-8")))
         return status
     return status or check_links([str(html)])
-
-
-def answers(report: str) -> str:
-    """What Sphinx's report, a JSON object a line, says of the addresses of other sites, in one line."""
-    rows = [json.loads(line) for line in report.splitlines()]
-    states = {row["uri"]: row["status"] for row in rows if row["uri"].startswith(("http:", "https:"))}
-    silent = sum(state in ("broken", "timeout") for state in states.values())
-    network = "; is there a network?" if silent and silent == len(states) else ""
-    return f"{len(states)} addresses of other sites, {silent} without an answer{network}"
 
 
 if __name__ == "__main__":

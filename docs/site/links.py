@@ -4,6 +4,7 @@
 that a page would fetch from elsewhere.
 """
 
+import json
 import posixpath
 import re
 import sys
@@ -83,6 +84,15 @@ def broken(folder: Path) -> list[str]:
             ):
                 missing[link].add(str(path.relative_to(folder)))
     return [f"{link}: in {', '.join(sorted(places)[:3])}" for link, places in sorted(missing.items())]
+
+
+def answers(report: str) -> str:
+    """What Sphinx's report, a JSON object a line, says of the addresses of other sites, in one line."""
+    rows = [json.loads(line) for line in report.splitlines()]
+    states = {row["uri"]: row["status"] for row in rows if row["uri"].startswith(("http:", "https:"))}
+    silent = sum(state in ("broken", "timeout") for state in states.values())
+    network = "; is there a network?" if silent and silent == len(states) else ""
+    return f"{len(states)} addresses of other sites, {silent} without an answer{network}"
 
 
 def main(arguments: list[str]) -> int:

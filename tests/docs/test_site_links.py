@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from build import answers
-from links import broken, rewritten
+from links import answers, broken, rewritten
 from mathml import mathml
 from navigation import HOME
 from sphinx.errors import ExtensionError
