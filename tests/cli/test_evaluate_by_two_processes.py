@@ -64,6 +64,7 @@ def test_a_datastore_is_searched_by_one_process(
 if __name__ == "__main__":
     with workers("cpu") as shared:
         assert shared.world == 2
+        assert shared.each(lambda items: [10 * item for item in items], range(5)) == [0, 10, 20, 30, 40]
         for name, path in zip(sys.argv[1::2], sys.argv[2::2]):
             options = measure(name, path)
             if not measure_checkpoint(options, shared):
