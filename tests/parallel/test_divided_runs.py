@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "'Deberta' change the scores of whole groups": ("deberta", {}),
     "a memory is not divided": ("memory", {}),
     "precision: 'fp16'": ("decoder", {"precision": "fp16"}),
-    "optimizer: 'adafactor'": ("decoder", {"optimizer": "adafactor"}),
+    "optimizer: 'adafactor'": ("encoder", {"optimizer": "adafactor"}),
 }
 """What a run with tensor parallelism is refused for, by what is said."""
 
