@@ -7,10 +7,11 @@ each, an all-reduce both, 2 (n - 1) / n N (Rajbhandari et al. 2020 (ZeRO), secti
                backward, all others once; its gradients once: ZeRO's third stage, 3 (n - 1) / n N where data
                parallelism has 2
     data       gradients, or the parts of them that `shard` leaves, once a step
-    tensor     all-reduces of [B, T, E]: forward behind each sub-layer, in the precision of products, and again
-               where layers are computed again; backward, in float32, before each sub-layer, once for what is
-               projected together (Shoeybi et al. 2019, section 3, figure 4)
-    context    the keys and values that the layout of the pattern names, or all in a ring; their gradients back
+    tensor     all-reduces of [B, T, E]: forward behind each sub-layer, in the precision of products, and
+               again where layers are computed again; backward, in float32, before each sub-layer, once for
+               what is projected together (Shoeybi et al. 2019, section 3, figure 4)
+    context    the keys and values that the layout of the pattern names, or all in a ring; and back their
+               gradients
     pipeline   [B, T, E] to the next stage and its gradient to the one before
 """
 
