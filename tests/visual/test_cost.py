@@ -41,6 +41,12 @@ def test_an_encoder_has_no_cache_and_activations_grow_with_length():
     assert short.activations > eight_tensors_a_layer
 
 
+def test_windows_over_long_texts_are_counted_without_numbers_to_look_at():
+    model = on_meta(model_config("decoder-tiny").override("attention", "Window(256)"))
+    dense = on_meta(model_config("decoder-tiny"))
+    assert cost(model, 8192).flops < cost(dense, 8192).flops / 4
+
+
 def test_equal_layers_are_shown_once():
     model = on_meta(model_config("decoder-small"))
     text = tree(model)

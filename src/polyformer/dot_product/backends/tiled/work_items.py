@@ -138,8 +138,9 @@ class WorkItem:
         """Learns from queries [N, G, Tq, D] and keys [N, Tk, D] who computes products like theirs, and how
         large scores may be: q_i . k_j is at most |q_i| |k_j|."""
         self.products = ProductWay.of(q, k)
-        # Nothing is known of what relative terms and a score_mod add; a GPU would have to stop for the look.
-        if self.request.score_mod is None and self.request.relative is None and not q.is_cuda:
+        # Nothing is known of what relative terms and a score_mod add; a GPU would have to stop for the look,
+        # and on the meta device there are no numbers.
+        if self.request.score_mod is None and self.request.relative is None and q.is_cpu:
             norms = (torch.linalg.vector_norm(x, dim=-1).amax() for x in (q, k) if x.numel())
             self.small_scores = math.prod(map(float, norms)) * abs(self.factor) <= SMALL
 
