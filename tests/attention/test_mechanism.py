@@ -21,9 +21,9 @@ from polyformer.core.errors import InputError
 from polyformer.patterns import Global, Window
 
 
-def test_by_default_a_mechanism_can_do_everything_but_remember():
+def test_by_default_a_mechanism_can_do_everything_but_remember_and_spread():
     for ability in ABILITIES:
-        if ability != "remembers":
+        if ability not in ("remembers", "spreads"):
             MechanismConfig().require(ability)
     assert Mechanism().new_state(3) is None
 

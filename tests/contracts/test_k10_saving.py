@@ -121,6 +121,9 @@ def test_every_part_can_be_overridden_by_its_name(case: Case):
     for part in parts(case.config, listed=False):
         for field in dataclasses.fields(part):
             value = getattr(part, field.name)
-            if field.name == "bias" and isinstance(value, tuple):  # of attention alone, reached by its path
+            name = field.name
+            if name == "bias" and isinstance(value, tuple):  # of attention alone, reached by its path
                 continue
-            assert case.config.override(field.name, value) is not None
+            if name == "scaled" and value is None:  # of the embedding, where the head's is true or false
+                name = "embedding.scaled"
+            assert case.config.override(name, value) is not None

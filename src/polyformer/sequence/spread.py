@@ -80,8 +80,9 @@ _spreading: contextvars.ContextVar[Spreading | None] = contextvars.ContextVar("s
 
 
 def current_spreading() -> Spreading | None:
-    """How models spread what they read, here and now; None where they do not."""
-    return _spreading.get()
+    """How models spread what they read, here and now; None where they do not, and in a traced graph: a whole
+    model that is compiled reads whole sequences in every process."""
+    return None if torch.compiler.is_compiling() else _spreading.get()
 
 
 @contextlib.contextmanager

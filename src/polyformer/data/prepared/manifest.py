@@ -132,7 +132,7 @@ class Manifest(Config):
         tree: dict[str, Any] = read_json(folder / MANIFEST, dict)
         if tree.get("what") != FORMAT or tree.get("version") != VERSION:
             raise InputError(
-                f"{folder / MANIFEST}: expected {FORMAT!r} of version {VERSION}, got "
+                f"{folder / MANIFEST}: expected {quote(FORMAT)} of version {VERSION}, got "
                 f"{quote(tree.get('what'))} of version {quote(tree.get('version'))}; prepare it again"
             )
         try:
