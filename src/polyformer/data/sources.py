@@ -123,9 +123,8 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
     "height" and "width"; "observations", "actions" and "rewards" (see `polyformer.data.episodes`).
     Prepared text is a `PreparedText`, whose rows have their tokens besides.
     In memory they are `datasets.Dataset`, with `streaming` `datasets.IterableDataset`; both give the same
-    rows, but for what is
-    held out of fewer texts than make two for validation. Labels come as the file has them: texts from CSV and
-    TSV, names where a saved data set has names.
+    rows, but for what is held out of fewer texts than make two for validation. Labels come as the file has
+    them: texts from CSV and TSV, names where a saved data set has names.
     """
     if is_prepared_source(config.path):
         return _prepared_splits(config, needs)

@@ -87,7 +87,7 @@ class Outcome:
 
 def run(config: ImageLocalityClaim) -> dict[str, Outcome]:
     """Train all three, write OUT/image_locality.csv and OUT/images.png, print the table and the verdict."""
-    first = next(iter(read(DataConfig(path=config.data), ImageConfig.needs, config.data)))
+    first: Any = next(iter(read(DataConfig(path=config.data), ImageConfig.needs, config.data)))
     shape = first["height"], first["width"]
     patterns: dict[str, Pattern] = {
         "dense": Full(),
