@@ -55,6 +55,7 @@ def run(options: Options) -> None:
     """Write the vectors, or what is left of them."""
     import torch
 
+    from polyformer.core import launcher
     from polyformer.core.errors import InputError
     from polyformer.embedding.embed import Form, embed
     from polyformer.embedding.encoder import Encoder
@@ -66,7 +67,7 @@ def run(options: Options) -> None:
         raise InputError("--out is missing; see polyformer embed --help")
     if options.unnormalized and options.pooling is None:
         raise InputError("--unnormalized: goes with --pooling; a model's own head says whether it scales")
-    rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    rank, world = launcher.rank(), launcher.world()
     place = choose_device(options.device)
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

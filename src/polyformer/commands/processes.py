@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from polyformer.core import launcher
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
     import torch
+    from accelerate import Accelerator
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -21,19 +23,13 @@ if TYPE_CHECKING:
 @contextmanager
 def workers(device: str) -> "Iterator[Workers]":
     """The processes of this command, each on a device of its own where there are GPUs."""
-    from polyformer.recipes.run import choose_device
     from polyformer.tasks.base import Workers
 
     if not several():
         yield Workers()
         return
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=choose_device(device).type == "cpu")
-    try:
+    with _joined(device) as accelerator:
         yield Workers.of(accelerator)  # type: ignore[arg-type]
-    finally:
-        accelerator.end_training()  # closes what they exchange sums through
 
 
 @contextmanager
@@ -43,17 +39,26 @@ def divided(device: str) -> "Iterator[Shares]":
     if not several():
         yield Shares()
         return
-    from accelerate import Accelerator
     from torch.distributed.device_mesh import init_device_mesh
+
+    with _joined(device) as accelerator:
+        place, number = accelerator.device, accelerator.num_processes
+        mesh = init_device_mesh(place.type, (number,), mesh_dim_names=("tensor",))
+        first, nowhere = accelerator.is_main_process, Path(os.devnull)
+        with nullcontext() if first else nowhere.open("w") as dropped, redirect_stdout(dropped or sys.stdout):
+            yield Shares(place, mesh)
+
+
+@contextmanager
+def _joined(device: str) -> "Iterator[Accelerator]":
+    """The group of all processes, open, and closed at the end."""
+    from accelerate import Accelerator
 
     from polyformer.recipes.run import choose_device
 
     accelerator = Accelerator(cpu=choose_device(device).type == "cpu")
-    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,), mesh_dim_names=("tensor",))
-    first, nowhere = accelerator.is_main_process, Path(os.devnull)
     try:
-        with nullcontext() if first else nowhere.open("w") as dropped, redirect_stdout(dropped or sys.stdout):
-            yield Shares(accelerator.device, mesh)
+        yield accelerator
     finally:
         accelerator.end_training()
 
@@ -95,4 +100,4 @@ def refuse_several(what: str) -> None:
 
 def several() -> bool:
     """Whether a launcher started more processes than one."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return launcher.world() > 1

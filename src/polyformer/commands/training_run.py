@@ -17,7 +17,8 @@ def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **ho
 
     After a signal it exits with status 128 + the signal's number, as is usual.
     """
-    from polyformer.recipes.fit import fit, world
+    from polyformer.core.launcher import world
+    from polyformer.recipes.fit import fit
     from polyformer.recipes.run import choose_device, new_folder
     from polyformer.recipes.stages import fit_stages
     from polyformer.training.signals import Interrupted

@@ -24,7 +24,7 @@ from polyformer.outputs import ModelOutput
 from polyformer.parallel.config import PipelineSchedule, check_microbatches
 from polyformer.parallel.holders import Holders
 from polyformer.parallel.microbatches import same_shape
-from polyformer.parallel.stages import Stage, check, num_layers, parts, spans, stacks
+from polyformer.parallel.stages import Stage, check, spans, stacks
 
 Batch = dict[str, Tensor]
 
@@ -45,13 +45,14 @@ class Pipeline:
         per_process: int = 1,
         precision: Callable[[], AbstractContextManager[object]] = nullcontext,
     ):
-        self.model, layers = check(model), num_layers(check(model))
+        self.model = check(model)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.group, self.per_process = group, per_process
         self.schedule: PipelineSchedule = schedule
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
-        self.spans = spans(layers, self.size * per_process)
+        self.layers = [len(stack.groups) for stack in stacks(self.model).values()]
+        self.spans = spans(sum(self.layers), self.size * per_process)
         self.last = len(self.spans) - 1
         self.own = range(self.rank, len(self.spans), self.size)
         own = [self.spans[rank :: self.size] for rank in range(self.size)]
@@ -128,17 +129,12 @@ class Pipeline:
         where its first layers are behind."""
         if number == 0:
             return (torch.empty(rows, lengths[0], dtype=torch.long, device=device),)
-        target = len(stacks(self.model)) == 2 and "encoder" not in parts(self.model, self._before(number))
+        target = len(self.layers) == 2 and self.spans[number].start > self.layers[0]
         sizes = lengths if target else lengths[:1]
         width = self.model.config.hidden_size
         return tuple(
             torch.empty(rows, size, width, dtype=self.dtype, device=device).requires_grad_() for size in sizes
         )
-
-    def _before(self, number: int) -> range:
-        """The last layer before stage `number`, as a range."""
-        start = self.spans[number].start
-        return range(start - 1, start)
 
     def _sum_gradients(self) -> None:
         """Parameters in several stages get the sum of their gradients, so that they stay one."""
@@ -201,8 +197,7 @@ class Pipeline:
             return tensor
 
         def predictions() -> Any:
-            value = None if output is None else output.logits
-            return from_last(value)
+            return from_last(None if output is None else output.logits)
 
         loss = from_last(None if output is None else output.loss)
         hidden = from_last(None if output is None else output.last_hidden_state)

@@ -29,6 +29,7 @@ from polyformer.feedforward.dense import Dense
 from polyformer.feedforward.experts import Experts
 from polyformer.feedforward.gated import Gated
 from polyformer.ops.linear import Linear, linear
+from polyformer.parallel.shard import stacks
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.per_head import PerHead
 from polyformer.patterns.user_defined import MaskModPattern
@@ -45,12 +46,12 @@ BY_DISTANCE = (Alibi, T5Bias, Shaw)
 def divide_heads(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     """Divide every stack of `model` over `mesh`, [tensor]; `InputError`, before anything is changed, for a
     part that cannot be. Returns notes of what stays whole in every process."""
-    stacks = {name: module for name, module in model.named_modules() if isinstance(module, Stack)}
-    if not stacks:
+    divided = stacks(model)
+    if not divided:
         raise InputError("tensor: this model has no stack of layers to divide; use shard")
-    for name, stack in stacks.items():
+    for name, stack in divided.items():
         _check(name, stack, mesh.size())
-    for stack in stacks.values():
+    for stack in divided.values():
         stack.position.__dict__["relative"] = functools.partial(_own_terms, stack.position, mesh)
         for layer in stack.layers:
             assert isinstance(layer, Layer)
@@ -58,7 +59,7 @@ def divide_heads(model: nn.Module, mesh: DeviceMesh) -> list[str]:
             for attention in (layer.attention, layer.cross_attention):
                 if attention is not None:
                     _keep_own_heads(attention, mesh)
-    kinds = {type(layer.feedforward).__name__ for stack in stacks.values() for layer in stack.layers}
+    kinds = {type(layer.feedforward).__name__ for stack in divided.values() for layer in stack.layers}
     others = sorted(kinds - {part.__name__ for part in (Dense, Gated, Experts, Chunked)})
     return [f"tensor: {quote(kind)} is whole in every process" for kind in others]
 

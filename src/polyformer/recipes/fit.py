@@ -1,7 +1,6 @@
 """`fit`: a recipe made into a trained model, in a folder of its own."""
 
 import dataclasses
-import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -222,8 +221,3 @@ def score(task: Task, model: nn.Module, splits: Splits, measured: dict[str, floa
     if splits.test is not None:
         scores["test"] = task.score(model, splits.test)
     return scores
-
-
-def world() -> int:
-    """How many processes the run has."""
-    return int(os.environ.get("WORLD_SIZE", "1"))

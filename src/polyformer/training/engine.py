@@ -1,6 +1,5 @@
 """Where and how the passes run: device, processes, precision, compilation. Built on `accelerate`."""
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from polyformer.core import launcher
 from polyformer.core.errors import InputError
 from polyformer.ops.tuning import store
 from polyformer.ops.workers import usual_threads
@@ -30,7 +30,7 @@ HALVES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def is_main() -> bool:
     """Whether this process is the only one of its run, or the first; known before there is an engine."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return launcher.rank() == 0
 
 
 class Engine:
@@ -47,9 +47,7 @@ class Engine:
             )
         use_cuda = config.device != "cpu" and torch.cuda.is_available()
         self.config = config
-        config.parallel.sizes(
-            int(os.environ.get("WORLD_SIZE", "1"))
-        )  # before the processes wait for each other
+        config.parallel.sizes(launcher.world())  # before the processes wait for each other
         if config.precision == "fp16" and not config.parallel.whole:
             raise InputError("precision: 'fp16' scales its loss, which needs whole gradients; use 'bf16'")
         self.accelerator = open_accelerator("cuda" if use_cuda else "cpu", config.timeout)
