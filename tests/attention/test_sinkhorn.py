@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyformer.attention import SinkhornConfig, SortCutConfig
 from polyformer.attention.sinkhorn.balancing import balanced
+from polyformer.attention.sinkhorn.blocks import mixed
 from polyformer.attention.sinkhorn.sinkhorn import Sinkhorn, SinkhornState
 from polyformer.core.errors import InputError
 from polyformer.ops.softmax import recorded
@@ -227,6 +228,15 @@ def test_low_temperatures_have_finite_gradients():
         y, _ = module.train()(*inputs, context, None, None)
         for slope in torch.autograd.grad(y.square().sum(), [*inputs, *module.parameters()]):
             assert slope.isfinite().all()
+
+
+def test_a_place_of_subnormal_mass_is_empty_and_has_finite_gradients():
+    s = torch.tensor([[[[1.0, 1e-40]]]], requires_grad=True)
+    keys, filled = torch.ones(1, 1, 2, 2, 4), torch.tensor([1.0, 0.0, 1.0, 1.0]).view(1, 1, 2, 2, 1)
+    sorted_keys, sorted_values, log_mass = mixed(s, keys, keys, filled)
+    assert log_mass.flatten().tolist() == [0.0, -torch.inf]
+    total = (sorted_keys + sorted_values).sum() + log_mass[..., :1].sum()
+    assert torch.autograd.grad(total, s)[0].isfinite().all()
 
 
 def test_longer_texts_are_refused():

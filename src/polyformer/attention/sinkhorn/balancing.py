@@ -16,6 +16,16 @@ FLOOR = -1e30
 """The log of nothing: infinities would make the gradients of rows without a block NaN."""
 
 
+def least_mass(dtype: torch.dtype) -> float:
+    """The mass below which a place of a sorted block counts as empty.
+
+    The gradient of what is divided by a mass has its inverse, which overflows for subnormal masses; a softmax
+    that has any other key cannot tell such a mass from none.
+    """
+    numbers = torch.finfo(dtype)
+    return numbers.tiny / numbers.eps
+
+
 def gumbel(like: Tensor) -> Tensor:
     """Gumbel noise of the same shape, from torch's generator."""
     tiny = torch.finfo(like.dtype).tiny
