@@ -56,6 +56,75 @@ def test_clip_reads_images_and_texts_by_its_parts():
     assert {call.stack for call in recorded_calls(read.model, read.inputs)} == {"decoder"}
 
 
+VISION, DECODER = {"image_size": 24, "patch_size": 8, **SIZE}, {"vocab_size": 40, **SIZE}
+
+
+def llava() -> Any:
+    vision, text = transformers.CLIPVisionConfig(**VISION), transformers.LlamaConfig(**DECODER)
+    return transformers.LlavaModel(transformers.LlavaConfig(vision_config=vision, text_config=text))
+
+
+def siglip() -> Any:
+    return transformers.SiglipModel(transformers.SiglipConfig(vision_config=VISION, text_config=DECODER))
+
+
+def idefics3() -> Any:
+    text = transformers.LlamaConfig(pad_token_id=0, **DECODER)
+    return transformers.Idefics3Model(transformers.Idefics3Config(vision_config=VISION, text_config=text))
+
+
+def gemma3() -> Any:
+    vision, text = (
+        transformers.SiglipVisionConfig(**VISION),
+        {"head_dim": 16, "num_key_value_heads": 2, **DECODER},
+    )
+    return transformers.Gemma3Model(transformers.Gemma3Config(vision_config=vision, text_config=text))
+
+
+@pytest.mark.parametrize("make", [llava, siglip, idefics3, gemma3])
+def test_models_of_images_and_texts_are_seen_part_by_part(make: Callable[[], Any]):
+    torch.manual_seed(0)
+    model = make().eval()
+    seen, read = reading(model, pixels(40, 30), processor(24, 24), {}), reading(model, [3, 4, 5, 6], None, {})
+    assert seen.picture is not None
+    assert len(seen.tokens["encoder"]) == 9 + seen.picture.first
+    for part in (seen, read):
+        calls = recorded_calls(part.model, part.inputs)
+        assert [call.layer for call in calls] == [0, 1]
+        for call in calls:
+            weights = measured(call).weights()
+            torch.testing.assert_close(weights.sum(2), torch.ones(weights.shape[:2]))
+
+
+def test_images_that_a_model_reads_with_a_text_alone_are_refused():
+    vilt = transformers.ViltModel(transformers.ViltConfig(image_size=24, patch_size=8, **SIZE))
+    with pytest.raises(InputError, match="ViltModel cannot read pixel_values alone: You have to specify"):
+        reading(vilt, pixels(24, 24), processor(24, 24), {})
+
+
+def test_the_share_of_a_sink_is_missing_from_the_keys():
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(
+        head_dim=16, num_key_value_heads=2, num_local_experts=2, num_experts_per_tok=1, **DECODER
+    )
+    model = transformers.GptOssModel._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.self_attn.sinks.copy_(torch.tensor([-1.0, 2.0]))
+    read = reading(model, [3, 4, 5, 6, 7], None, {})
+    with torch.no_grad():
+        expected = model(**read.inputs, output_attentions=True).attentions
+    for call, weights in zip(recorded_calls(read.model, read.inputs), expected, strict=True):
+        site = measured(call)
+        assert site.lse is not None
+        torch.testing.assert_close(site.weights(), weights[0], atol=1e-5, rtol=1e-4)
+        (mark,) = call.marks
+        torch.testing.assert_close(mark.values[0], 1 - weights[0].sum(2), atol=1e-5, rtol=1e-4)
+        # What a page computes of stored queries and keys: exp(score - lse) of the first query's own key.
+        score = (call.request.q[0, :, 0] * call.request.k[0, :, 0]).sum(1) * call.request.scale
+        torch.testing.assert_close((score - torch.tensor(site.lse[:, 0])).exp(), weights[0, :, 0, 0])
+
+
 HEIGHT, WIDTH = 28, 40  # 7 x 10 patches, which no windows of 4 x 4 fill, and then 4 x 5
 
 

@@ -18,6 +18,9 @@ from polyformer.core.tap import Tap
 
 Of = Literal["tokens", "queries", "keys"]
 
+SINK = "share of the sink"
+"""What of a query's attention goes to a score without a key, as gpt-oss learns for each head."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mark:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers.utils import output_capturing
 
 from polyformer.core.errors import InputError
+from polyformer.core.marks import SINK, mark
 from polyformer.dot_product.attend import attend
 from polyformer.inside.dense import Table, added, as_entries, soft_capped
 from polyformer.inside.layer import Attached, attached
@@ -106,6 +107,7 @@ def _with_sink(
         return attend(q, k, v, **settings), None
     out, lse = attend(q, k, v, return_lse=True, **settings)
     share = torch.sigmoid(lse - sink.view(1, -1, 1)).unsqueeze(-1)
+    mark(SINK, lambda: (1 - share).squeeze(-1), "queries")
     return (out * share).to(out.dtype), share
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.core.marks import Said
+from polyformer.core.marks import SINK, Mark, Said
 from polyformer.dot_product.request import Request
 from polyformer.visual.explorer.allowed_keys import AllowedKeys
-from polyformer.visual.explorer.exact_weights import Tile, tiles, with_rows
+from polyformer.visual.explorer.exact_weights import Tile, beside_sink, tiles, with_rows
 from polyformer.visual.explorer.summaries import Summaries
 from polyformer.visual.explorer.value_matrix import Mix, value_matrix
 
@@ -46,6 +46,9 @@ class Call:
     def tiles(self) -> Iterator[Tile]:
         """Of softmax attention the weights, a run of queries at a time."""
         assert self.request is not None
+        sink = next((said for said in self.marks if isinstance(said, Mark) and said.name == SINK), None)
+        if sink is not None:
+            return beside_sink(tiles(self.request), sink.values[0].float())
         if self.projected is None:
             return tiles(self.request)
         rows, request = self.projected

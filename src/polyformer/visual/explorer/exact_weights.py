@@ -61,6 +61,14 @@ def tiles(request: Request) -> Iterator[Tile]:
         yield Tile(start, stop, columns, weights, allowed, lse, tuple(changes))
 
 
+def beside_sink(ordinary: Iterator[Tile], sink: Tensor) -> Iterator[Tile]:
+    """The tiles, where of each query's attention the share `sink` [H, Tq], float32, goes to no key."""
+    for tile in ordinary:
+        keys = 1 - sink[:, tile.start : tile.stop].to(tile.weights.device)
+        weights, lse = tile.weights * keys.unsqueeze(2), tile.lse - keys.log()
+        yield dataclasses.replace(tile, weights=weights, lse=lse)
+
+
 def with_rows(ordinary: Iterator[Tile], rows: Tensor, others: Iterator[Tile]) -> Iterator[Tile]:
     """The tiles of all queries, those of the queries `rows` [G] in place of the ordinary; both on the CPU."""
     parts = list(others)

@@ -9,14 +9,20 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.visual.explorer.own_images import image
-from polyformer.visual.explorer.reading import Picture, Reading
+from polyformer.visual.explorer.reading import Picture, Reading, run_alone
 from polyformer.visual.explorer.windows import Windows
+
+PARTS = ("vision_model", "vision_tower", "visual"), ("text_model", "language_model")
+"""What models of transformers call their part for images, and that for texts."""
 
 
 def part_for(model: Any, images: bool) -> Any:
-    """Of a model that reads images and texts apart, as CLIP does, the part for one; itself for any other."""
-    parts = getattr(model, "vision_model", None), getattr(model, "text_model", None)
-    return model if None in parts else parts[0] if images else parts[1]
+    """Of a model with a part for images and one for texts, as CLIP and LLaVA, that for one; itself for any
+    other."""
+    vision, text = (
+        next(filter(None, (getattr(model, name, None) for name in names)), None) for names in PARTS
+    )
+    return model if vision is None or text is None else vision if images else text
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,6 +39,11 @@ class OtherImages:
         pixels = pixels.repeat(3 // pixels.shape[2], 2)
         values = self.processor(images=pixels, input_data_format="channels_last", return_tensors="pt")
         values = values["pixel_values"].to(next(self.model.parameters()).device)
+        if values.dim() != 4 or len(values) != 1:
+            raise InputError(
+                f"model: {type(self.processor).__name__} makes pixel_values {[*values.shape]} of an image, "
+                "and only those of [1, C, H, W] can be shown on the picture"
+            )
         patch, windows = self._patch(), Windows(self.model)
         if windows.layers:
             return self._of_windows(values, patch, windows)
@@ -56,7 +67,7 @@ class OtherImages:
     def _of_windows(self, values: Tensor, patch: tuple[int, int], windows: Windows) -> Reading:
         """Of a model whose stages have fewer and larger patches, one after the other."""
         with torch.no_grad(), windows.watched():
-            self.model(pixel_values=values)
+            run_alone(self.model, {"pixel_values": values})
         grids = windows.stages()
         high, wide = next(iter(grids.values()))
         return Reading(
@@ -84,7 +95,7 @@ class OtherImages:
 
     @torch.no_grad()
     def _tokens(self, values: Tensor) -> int:
-        hidden = getattr(self.model(pixel_values=values), "last_hidden_state", None)
+        hidden = getattr(run_alone(self.model, {"pixel_values": values}), "last_hidden_state", None)
         return hidden.shape[1] if isinstance(hidden, Tensor) and hidden.dim() == 3 else -1
 
     def _seen(self, values: Tensor) -> np.ndarray:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from polyformer.core.errors import InputError
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Picture:
@@ -49,3 +51,16 @@ class Reading:
 def shown(rows: Mapping[str, Tensor], decode: Callable[[int], str]) -> dict[str, list[str]]:
     """As what each token of each row [1, T] is shown."""
     return {stack: [decode(number) for number in ids[0].tolist()] for stack, ids in rows.items()}
+
+
+def run_alone(model: Any, inputs: Mapping[str, Tensor]) -> Any:
+    """What a model of transformers makes of the inputs; raises `InputError` where it asks for more, as those
+    do that read an image and a text together, or fails in any other way."""
+    try:
+        return model(**inputs)
+    except InputError:
+        raise
+    except Exception as error:  # each model raises its own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        names = " and ".join(inputs)
+        raise InputError(f"model: {type(model).__name__} cannot read {names} alone: {reason}") from error

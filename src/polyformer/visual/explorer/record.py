@@ -20,6 +20,7 @@ from polyformer.model import Transformer
 from polyformer.ops.softmax import recorded
 from polyformer.stack.global_projections import GLOBAL
 from polyformer.visual.explorer.calls import Call
+from polyformer.visual.explorer.reading import run_alone
 from polyformer.visual.explorer.windows import Windows
 
 IMPLEMENTATION = "polyformer"
@@ -184,13 +185,13 @@ def _of_theirs(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
     model.set_attn_implementation(IMPLEMENTATION)
     calls: list[Call] = []
     try:
-        with contextlib.ExitStack() as stack, observed() as requests:
+        with contextlib.ExitStack() as stack, observed() as requests, marked() as marks:
             windows = Windows(model)
             stack.enter_context(windows.watched())
             for layer in layers:
-                hooks = _TheirHooks(layer=layer, requests=requests, calls=calls, windows=windows)
+                hooks = _TheirHooks(layer=layer, requests=requests, calls=calls, marks=marks, windows=windows)
                 stack.enter_context(hooked(layer.module, hooks.before, hooks.after))
-            model(**inputs)
+            run_alone(model, inputs)
     finally:
         model.set_attn_implementation(implementation)
     return calls
@@ -205,10 +206,11 @@ class _TheirHooks(_Watching):
 
     def after(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         """Adds the call; a layer is of a decoder where it sees the past alone, or reads another sequence."""
+        marks = self.new_marks()
         for request in self.own:
             if self.layer.module in self.windows.layers:
                 self.calls.append(self.windows.call(self.layer, request))
                 continue
             own = "decoder" if request.context.causal or self.layer.cross else "encoder"
             keys = "encoder" if self.layer.cross else own
-            self.calls.append(Call(own, keys, self.layer.index, "softmax", request=request))
+            self.calls.append(Call(own, keys, self.layer.index, "softmax", request=request, marks=marks))
