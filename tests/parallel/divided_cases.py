@@ -12,13 +12,14 @@ from polyformer.core.files import read_tensors
 from polyformer.parallel.config import ParallelConfig
 from polyformer.presets import create_model
 from polyformer.training.config import ReportingConfig, SavingConfig, TrainingConfig
-from polyformer.training.loop import Result, train
+from polyformer.training.loop import Result, Training, train
 from polyformer.training.metrics import read_metrics
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.schedules import ScheduleConfig
 from polyformer.training.task import Batch, share
 
 WORDS, LENGTH = 22, 12
+FINAL = "final.safetensors"
 
 SMALL: dict[str, Any] = {
     "vocab_size": WORDS,
@@ -122,7 +123,7 @@ def run(
     mesh: dict[str, int] | None = None,
     **engine: Any,
 ) -> tuple[nn.Module, Result]:
-    """Train the model of `kind` into `out` on a mesh."""
+    """Train the model of `kind` into `out` on a mesh; the run writes final.safetensors, but of "decoder"."""
     config: Config = TrainingConfig(
         steps=steps,
         accumulate=accumulate,
@@ -137,7 +138,10 @@ def run(
     chosen = OptimizerConfig.from_dict({"kind": optimizer, "lr": lr})
     constant = ScheduleConfig.from_dict({"kind": "constant"})
     task = Texts(KINDS.get(kind, {}).get("length", LENGTH))
-    return model, train(model, task, config, chosen, constant, out, seed=3, resume=resume)
+    if kind == "decoder":
+        return model, train(model, task, config, chosen, constant, out, seed=3, resume=resume)
+    training = Training(model, task, config, chosen, constant, out, 3, resume, None)
+    return model, training.run({out / FINAL: model})
 
 
 def difference(
@@ -151,6 +155,6 @@ def difference(
         for name in figures:
             if name in row:
                 largest = max(largest, abs(row[name] - other[name]) / max(abs(row[name]), 1e-3))
-    tensors, theirs = (read_tensors(run / "final.safetensors") for run in (first, second))
+    tensors, theirs = (read_tensors(run / FINAL) for run in (first, second))
     assert tensors.keys() == theirs.keys()
     return max([largest, *(float((tensors[name] - theirs[name]).abs().max()) for name in tensors)])

@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from divided_cases import KINDS, difference, run
+from divided_cases import FINAL, KINDS, build, difference, run
+from torch.distributed.device_mesh import init_device_mesh
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.parallel.peers import answering
+from polyformer.parallel.shard import shard
+from polyformer.parallel.whole import export, gathered
 from polyformer.training.checkpoint import Checkpoints
 
 PROCESSES = int(os.environ.get("PROCESSES", "2"))
@@ -108,11 +111,21 @@ def both_processes(folder: Path) -> None:
             run(folder / "refused" / str(number), kind, mesh={"tensor": PROCESSES}, **how)
         said.append(str(caught.value))
     (folder / f"refused-{os.environ['RANK']}").write_text("\n".join(said))
+    unwritable(folder)
     silence(folder)
     run(folder / "moved", "decoder", steps=2, mesh={"shard": PROCESSES})
     for mesh, sizes in MESHES.items():
         out = folder / f"taken up by {mesh}"
         write(out, *run(out, "decoder", resume=True, **settings(sizes, {})))
+
+
+def unwritable(folder: Path) -> None:
+    """All processes hear that the first cannot write the whole model."""
+    model = build("shaw")
+    shard(model, init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("shard",)))
+    (folder / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot write .*model.safetensors: .*"):
+        export(folder / "file" / "model.safetensors", model, gathered)
 
 
 def silence(folder: Path) -> None:
@@ -126,9 +139,15 @@ def silence(folder: Path) -> None:
 
 
 def write(out: Path, model: torch.nn.Module, result: object) -> None:
-    """The final weights, which the first process has."""
-    if os.environ.get("RANK", "0") == "0":
-        write_tensors(out / "final.safetensors", model.state_dict())
+    """The final weights, which the first process has in memory, and those of them that the run wrote."""
+    if os.environ.get("RANK", "0") != "0":
+        assert all(parameter.is_meta for parameter in model.parameters())
+        return
+    if not (out / FINAL).exists():
+        write_tensors(out / FINAL, model.state_dict())
+    again = out / "again.safetensors"
+    write_tensors(again, model.state_dict())
+    assert again.read_bytes() == (out / FINAL).read_bytes()
 
 
 @pytest.fixture(scope="module")

@@ -119,9 +119,9 @@ def compare(name: str, model: Any, batches: list[Batch], schedule: Any, per_proc
         torch.testing.assert_close(output.loss, other.loss, rtol=0, atol=1e-10)
         torch.testing.assert_close(output.last_hidden_state, other.last_hidden_state, rtol=0, atol=1e-10)
         torch.testing.assert_close(output.logits, other.logits, rtol=0, atol=1e-10)
-    pipeline.holders.collect()
+    pipeline.holders.rejoin()
+    collected = {n: pipeline.holders.fetch(value) for n, value in model.state_dict(keep_vars=True).items()}
     if dist.get_rank() == 0:
-        collected = model.state_dict()
         assert collected.keys() == whole.state_dict().keys()
         for parameter_name, value in whole.state_dict().items():
             assert torch.equal(collected[parameter_name], value), f"{name}: {parameter_name}"

@@ -6,7 +6,6 @@ Weights are safetensors, everything else is JSON; nothing here ever reads a pick
 import errno
 import json
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -16,10 +15,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from polyformer.core.errors import InputError
 from polyformer.core.parsing import JSON_BYTES, parse_json
+from polyformer.core.tensor_files import in_file_order, write_one_by_one
 
 NO_SPACE = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -120,8 +120,8 @@ def writing(path: str | Path) -> Iterator[None]:
     """Turns the operating system's refusals to write `path` into `InputError`."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        number = _error_number(error)
+    except OSError as error:
+        number = error.errno or 0
         if number in NO_SPACE:
             raise InputError(
                 f"cannot write {path}: no space left ({os.strerror(number)}); "
@@ -130,13 +130,6 @@ def writing(path: str | Path) -> Iterator[None]:
         if number:
             raise InputError(f"cannot write {path}: {os.strerror(number)}") from error
         raise
-
-
-def _error_number(error: Exception) -> int:
-    if isinstance(error, OSError):
-        return error.errno or 0
-    match = re.search(r"os error (\d+)", str(error))  # safetensors keeps the number only in its text
-    return int(match.group(1)) if match else 0
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -151,14 +144,8 @@ def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """`write_tensors` straight to `path`: for use inside `atomic_directory`, which syncs once for all."""
     tied = tied_names(tensors)
-    kept: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if name not in tied:
-            whole = tensor.detach().cpu().contiguous()
-            # A view of a larger memory would drag the rest of it along, or be refused as overlapping.
-            kept[name] = whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
-    # One entry only: the library writes several in random order.
-    save_file(kept, path, metadata={"format": "pt"})
+    kept = {name: tensor for name, tensor in tensors.items() if name not in tied}
+    write_one_by_one(path, kept, (kept[name] for name in in_file_order(kept)))
 
 
 def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:

@@ -84,6 +84,12 @@ def save(model: PretrainedMixin, folder: Path) -> None:
     """Write `model` in the format of this library."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, dict(model.state_dict()))
+    save_beside_weights(model, folder)
+
+
+def save_beside_weights(model: PretrainedMixin, folder: Path) -> None:
+    """Write all that `save` does but the weights, which must be in `folder` already: config.json says to
+    those who look that a model is there, so it comes last."""
     write_generation(model, folder)
     write_unused_tensors(model.unused_tensors, folder)
     atomic_write(folder / CONFIG, model.config.to_json().encode())

@@ -1,4 +1,4 @@
-"""Which processes of a pipeline hold which tensors of a model, and all of them in the first one again."""
+"""Which processes of a pipeline hold which tensors of a model, and how the first gets those of others."""
 
 import itertools
 from collections.abc import Iterable
@@ -36,37 +36,41 @@ class Holders:
                         self.ranks[id(tensor)] = ranks
 
     def of(self, tensor: Tensor) -> tuple[int, ...]:
-        """The ranks that hold `tensor`."""
+        """The ranks that hold `tensor`, one of the model's; none for what no stage needs."""
         return self.ranks[id(tensor)]
 
     def drop(self) -> None:
         """Take what this rank does not hold out of the model, and its numbers out of memory."""
-        for uses, ranks in zip(self.uses.values(), self.ranks.values()):
+        for key, ranks in list(self.ranks.items()):
             if ranks and self.rank not in ranks:
-                table, name = uses[0]
-                _put(uses, torch.empty_like(table[name], device="meta"))
+                table, name = self.uses[key][0]
+                empty = _put(self.uses[key], torch.empty_like(table[name], device="meta"))
+                self.ranks[id(empty)] = self.ranks.pop(key)
         for parent, child in places(self.model):
             module = getattr(parent, child)
             if module is not None and any(tensor.is_meta for tensor in _tensors([module])):
                 self.dropped.append((parent, child, module))
                 setattr(parent, child, Absent())
 
-    def collect(self) -> None:
-        """Put back what was taken out, with its numbers in the first rank. Every rank calls it."""
+    def rejoin(self) -> None:
+        """Put back the modules that were taken out, without their numbers, which `fetch` gets."""
         for parent, child, module in self.dropped:
             setattr(parent, child, module)
         self.dropped = []
-        for uses, ranks in zip(self.uses.values(), self.ranks.values()):
-            table, name = uses[0]
-            tensor = table[name]
-            if not ranks or ranks[0] == 0:
-                continue
-            if self.rank == ranks[0]:
-                dist.send(tensor.detach().contiguous(), group=self.group, group_dst=0)
-            elif self.rank == 0:
-                received = torch.empty_like(tensor, device=self.device)
-                dist.recv(received, group=self.group, group_src=ranks[0])
-                _put(uses, received)
+
+    def fetch(self, tensor: Tensor) -> Tensor | None:
+        """The numbers of a tensor of the model, which is rejoined, in the first rank; None in the others.
+        Every rank calls it, for all tensors in the same order."""
+        ranks = self.of(tensor)
+        if not ranks or ranks[0] == 0:
+            return tensor if self.rank == 0 else None
+        if self.rank == ranks[0]:
+            dist.send(tensor.detach().contiguous(), group=self.group, group_dst=0)
+        if self.rank:
+            return None
+        received = torch.empty_like(tensor, device=self.device)
+        dist.recv(received, group=self.group, group_src=ranks[0])
+        return received
 
     @property
     def device(self) -> torch.device:
@@ -75,13 +79,14 @@ class Holders:
         return next(own).device
 
 
-def _put(uses: list[Use], tensor: Tensor) -> None:
-    """`tensor` wherever a parameter or buffer stood, as what that was."""
+def _put(uses: list[Use], tensor: Tensor) -> Tensor:
+    """`tensor` wherever a parameter or buffer stood, as what that was; returns it as that."""
     table, name = uses[0]
     before = table[name]
     new = nn.Parameter(tensor, before.requires_grad) if isinstance(before, nn.Parameter) else tensor
     for table, name in uses:
         table[name] = new
+    return new
 
 
 def _tensors(modules: Iterable[nn.Module]) -> Iterable[Tensor]:

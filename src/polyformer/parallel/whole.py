@@ -1,6 +1,7 @@
-"""A divided model made whole again: its tensors gathered one after another on the first process."""
+"""A divided model made whole again: its tensors gathered one after another, and written as they come."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,8 +11,16 @@ from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from polyformer.core.errors import InputError
+from polyformer.core.files import atomic_write, read_tensors
+from polyformer.core.tensor_files import in_file_order, write_one_by_one
+from polyformer.parallel.checkpoint import raise_together
+
 KEPT = {"_parameters", "_buffers"}
 """What a module may hold other values of when it is put back."""
+
+Fetch = Callable[[Tensor], Tensor | None]
+"""All of a tensor in the first process, None in the others; all call it, for the same tensors in turn."""
 
 
 class Form:
@@ -24,21 +33,32 @@ class Form:
         self.model = model
         self.modules = [(module, type(module), _attributes(module)) for module in model.modules()]
 
-    def restore(self) -> None:
-        """Make the model plain again, with whole parameters in the first process, on the CPU, as a device may
-        not hold them all; in the others with such as hold no numbers (on torch's "meta"). All call it."""
-        whole: dict[int, nn.Parameter] = {}
-        for parameter in self.model.parameters():
-            tensor = gathered(parameter.detach())
-            if tensor is None:
-                tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-            else:
-                tensor = tensor.cpu()
-            whole[id(parameter)] = nn.Parameter(tensor, parameter.requires_grad)
+    def restore(self, fetch: Fetch, files: Mapping[Path, nn.Module]) -> None:
+        """Write parts of the model into files, then make it plain again. All processes call it.
+
+        files: what to write where, as safetensors. The first process has whole tensors afterwards: maps of
+        the files, which the system may take out of memory, and what is in none of them on the CPU, as a
+        device may not hold it all. Parameters of the others hold no numbers (they are on torch's "meta").
+        Raises `InputError` in every process where a file cannot be written.
+        """
+        whole: dict[int, Tensor] = {}
+        for path, module in files.items():
+            whole |= export(path, module, fetch)
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            if id(tensor) not in whole:
+                got = fetch(tensor)
+                whole[id(tensor)] = _empty(tensor) if got is None else got.detach().cpu()
+        parameters = {
+            id(parameter): nn.Parameter(whole[id(parameter)], parameter.requires_grad)
+            for parameter in self.model.parameters()
+        }
         for module, kind, attributes in self.modules:
             for name, parameter in module._parameters.items():
                 if parameter is not None:
-                    module._parameters[name] = whole[id(parameter)]
+                    module._parameters[name] = parameters[id(parameter)]
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_meta:  # of a module that other processes had
+                    module._buffers[name] = whole[id(buffer)]
             module.__class__ = kind
             _module_state_mapping.pop(module, None)
             for name in module.__dict__.keys() - attributes.keys() - KEPT:
@@ -46,6 +66,32 @@ class Form:
             module.__dict__.update(attributes)
         if dist.get_rank() == 0:
             self.model.to("cpu")  # its buffers
+
+
+def export(path: Path, module: nn.Module, fetch: Fetch) -> dict[int, Tensor]:
+    """Write the tensors of a divided `module`, tied ones once, into `path`; no process ever holds two whole
+    ones. Returns each by the `id` of what it was, in the first process as a map of the file."""
+    named = module.state_dict(keep_vars=True)
+    names: dict[int, str] = {}
+    for name, tensor in named.items():
+        names.setdefault(id(tensor), name)
+    tensors = {name: named[name] for name in names.values()}
+    order, complaint = in_file_order(tensors), None
+    whole = (tensor for name in order if (tensor := fetch(tensors[name])) is not None)
+    if dist.get_rank() == 0:
+        try:
+            atomic_write(path, lambda partial: write_one_by_one(partial, tensors, whole))
+        except InputError as error:
+            complaint = str(error)
+    for _ in whole:
+        pass  # the others send what a full disk does not take
+    raise_together(complaint)
+    stored = read_tensors(path) if dist.get_rank() == 0 else {}
+    return {id(tensor): stored.get(name, _empty(tensor)) for name, tensor in tensors.items()}
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
@@ -58,7 +104,8 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 def gathered(tensor: Tensor) -> Tensor | None:
     """All of `tensor` in the first process, None in the others. Every process calls it."""
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    with torch.no_grad():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole if dist.get_rank() == 0 else None
 
 

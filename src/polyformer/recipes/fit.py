@@ -13,7 +13,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.data import DataConfig, Splits, Tokenizer, load
 from polyformer.data.fingerprint import Fingerprint, fingerprint
 from polyformer.model import AnyConfig, Transformer, build_model, read_config
-from polyformer.model.saving import read_generation
+from polyformer.model.saving import WEIGHTS, read_generation, save_beside_weights
 from polyformer.recipes.distill import Distilling
 from polyformer.recipes.pretrained_vectors import copy_vectors, freeze_vectors
 from polyformer.recipes.recipe import Recipe
@@ -112,12 +112,13 @@ def _fit(
     if is_main():
         facts = {DATA: data} if start is None else {DATA: data, "start": str(Path(start).absolute())}
         run.begin(recipe, tokenizer, model, **facts)
-    result = training.run()
+    auxiliary = task.auxiliary_models(joined)
+    models = {run.folder: model, **{run.folder / name: helper for name, helper in auxiliary.items()}}
+    result = training.run({folder / WEIGHTS: trained for folder, trained in models.items()})
     scores: Scores = {}
     if is_main():
-        model.save_pretrained(run.folder)
-        for name, helper in task.auxiliary_models(joined).items():
-            helper.save_pretrained(run.folder / name)
+        for folder, trained in models.items():
+            save_beside_weights(trained, folder)
         joined.to(training.engine.device)  # a divided model ends on the CPU
         scores = score(task, joined, splits, result.metrics)
         parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -1,7 +1,8 @@
 """Where and how the passes run: device, processes, precision, compilation. Built on `accelerate`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from polyformer.core import launcher
 from polyformer.core.errors import InputError
+from polyformer.core.files import write_tensors
 from polyformer.ops.tuning import store
 from polyformer.ops.workers import usual_threads
 from polyformer.parallel.mesh import Mesh, open_mesh
@@ -96,7 +98,7 @@ class Engine:
 
     def place_model(self, model: nn.Module, task: Task) -> list[str]:
         """Bring the weights to the device: all of them, or those that are this process's part, which changes
-        `model` until `restore`. Returns notes for the user; raises `InputError` where `task` cannot be."""
+        `model` until `finish`. Returns notes for the user; raises `InputError` where `task` cannot be."""
         self.check_task(task)
         if self.mesh is None:
             model.to(self.device)
@@ -153,14 +155,23 @@ class Engine:
         with unsharded(model):
             yield
 
-    def restore(self) -> None:
-        """Make a divided model plain again: whole in the first process, without numbers in the others."""
+    def finish(self, files: Mapping[Path, nn.Module]) -> None:
+        """Write the weights of models, the one that was placed or parts of it, into files, tied ones once.
+
+        A divided model is plain afterwards: whole in the first process, without numbers in the others.
+        """
+        if self.form is None:
+            for path, module in files.items() if self.rank == 0 else ():
+                write_tensors(path, dict(module.state_dict()))
+            return
+        from polyformer.parallel.whole import gathered
+
+        fetch = gathered
         if self.pipeline is not None:
-            self.pipeline.holders.collect()
-            self.pipeline = None
-        if self.form is not None:
-            self.form.restore()
-            self.form = None
+            fetch = self.pipeline.holders.fetch
+            self.pipeline.holders.rejoin()
+        self.form.restore(fetch, files)
+        self.form = self.pipeline = None
 
     def wrap(self, model: nn.Module) -> None:
         """Take `model` (on `device`) as the one that runs; its own names and attributes stay as they are."""

@@ -1,7 +1,7 @@
 """The training loop: one for every task, resumable at any step, the same on one process or several."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,8 @@ from polyformer.training.seeding import seed_step
 from polyformer.training.signals import Asked, Interrupted, Signals
 from polyformer.training.state import Progress, check_progress
 from polyformer.training.task import Task
+
+NOTHING: Mapping[Path, nn.Module] = {}
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,9 @@ class Training:
         self.choices, more = self.engine.choices(saved)
         self.notes += notes + more
 
-    def run(self) -> Result:
-        """All remaining steps, and the end."""
+    def run(self, files: Mapping[Path, nn.Module] = NOTHING) -> Result:
+        """All remaining steps, and the end; files: where to write the final weights of what, as safetensors:
+        the model, or parts of it."""
         with (
             recomputing(self.model, self.config.engine.recompute),
             threads(self.threads),
@@ -158,7 +161,7 @@ class Training:
                 while self.progress.step < self.config.steps and not self.out_of_patience():
                     self.step(self.feed.next())
                     self.after_step()
-            self.finish()
+            self.finish(files)
         if self.log is not None:
             self.log.close()
             if self.config.reporting.curves:
@@ -331,8 +334,8 @@ class Training:
         if self.main or self.engine.mesh is not None:
             self.checkpoints.save(self.progress, self.model, self.optimizer, self.engine.machine(), carried)
 
-    def finish(self) -> None:
-        """Put the final weights into the model."""
+    def finish(self, files: Mapping[Path, nn.Module]) -> None:
+        """Put the final weights into the model and into files."""
         self.engine.accelerator.wait_for_everyone()
         final = self.config.saving.final
         if final == "average":
@@ -342,5 +345,5 @@ class Training:
             load_model(self.checkpoints.path(self.progress.best_step), self.model)
         if final != "last":
             self.progress.metrics = self.measure()
-        self.engine.restore()
+        self.engine.finish(files)
         self.model.eval()
