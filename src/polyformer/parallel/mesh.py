@@ -1,5 +1,6 @@
 """The processes of a run as a grid, torch's `DeviceMesh`, with the dimensions of `ParallelConfig`."""
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,14 @@ def open_mesh(config: ParallelConfig, device_type: str) -> Mesh:
     device_type: "cpu" or "cuda". Raises `InputError` in every process where their number does not fit.
     """
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
 
     sizes = config.sizes(dist.get_world_size())
-    return Mesh(init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=DIMENSIONS))
+    return Mesh(_device_mesh(tuple(sizes.values()), device_type, dist.group.WORLD))
+
+
+@functools.cache
+def _device_mesh(sizes: tuple[int, ...], device_type: str, world: "ProcessGroup") -> "DeviceMesh":
+    """The same for all runs of a process: every group has threads of its own, which last as long as it."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(device_type, sizes, mesh_dim_names=DIMENSIONS)
