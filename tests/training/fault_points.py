@@ -33,7 +33,7 @@ class FaultPoints:
         self.wrap(os, "fsync", lambda handle: f"/proc/self/fd/{handle}", before="fsync")
         self.wrap(Path, "write_bytes", str, after="torn")
         self.wrap(Path, "write_text", str, after="torn")
-        self.wrap(files, "save_file", lambda tensors, path: str(path), before="write", after="torn")
+        self.wrap(files, "write_one_by_one", lambda path, like: str(path), after="torn")
 
     def wrap(
         self, owner: Any, name: str, place: Callable[..., str], before: str = "", after: str = ""
