@@ -1,4 +1,4 @@
-"""Processes killed as the kernel kills: torchrun starts all again, and the run goes on by itself.
+"""Processes killed as the kernel kills: torchrun starts all again, and the run goes on by itself. One hangs.
 
 One kill here; the environment variable WORKER_KILLS says how many, one in each life of the run.
 """
@@ -6,6 +6,7 @@ One kill here; the environment variable WORKER_KILLS says how many, one in each 
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -36,12 +37,56 @@ def worker(folder: Path) -> None:
     sys.exit(main(["train", str(folder / "recipe.yaml"), "--out", str(folder / "run")]))
 
 
-def strike(run: Path, step: int) -> None:
+def strike(run: Path, step: int, how: signal.Signals = signal.SIGKILL) -> None:
     """Kill this process some time after the checkpoint of `step` is there: while it trains, or writes."""
     while not any(there >= step for there in Checkpoints(run).steps()):
         time.sleep(0.001)
     time.sleep(random.Random(step).uniform(0.0, 0.1) if KILLS > 1 else 0.0)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), how)
+
+
+def hanging(folder: Path) -> None:
+    """`polyformer train` in two processes, of which the second stops in the middle, its connections open."""
+    rank = os.environ["RANK"]
+    if rank == "1":
+        threading.Thread(target=strike, args=(folder / "run", 2, signal.SIGSTOP), daemon=True).start()
+    (folder / f"ready-{rank}").touch()  # so that neither waits for the other's start
+    while len(list(folder.glob("ready-*"))) < 2:
+        time.sleep(0.01)
+    sys.exit(main(["train", str(folder / "recipe.yaml"), "--out", str(folder / "run")]))
+
+
+def test_a_process_that_hangs_ends_the_others_with_an_error_that_says_what_to_do(tmp_path: Path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    training = {"engine": {"parallel": {"shard": 2}, "timeout": 5.0}}
+    recipe = tiny_recipe(tmp_path / "text.txt", 10**6, training=training)
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment = {**os.environ, **address, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(tmp_path), "hang"],
+            env={**environment, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    try:
+        _, said = workers[0].communicate(timeout=60)
+        assert workers[1].poll() is None
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    complaint = next(line for line in said.splitlines() if line.startswith("polyformer: error"))
+    for words in ("process 0 of 2", "Timed out waiting 5000ms", "--resume", "training.engine.timeout"):
+        assert words in complaint
+    assert Checkpoints(tmp_path / "run").latest() is not None
 
 
 def test_a_run_goes_on_by_itself_after_a_process_was_killed(tmp_path: Path):
@@ -70,4 +115,4 @@ def test_a_run_goes_on_by_itself_after_a_process_was_killed(tmp_path: Path):
 
 
 if __name__ == "__main__":
-    worker(Path(sys.argv[1]))
+    (hanging if sys.argv[2:] == ["hang"] else worker)(Path(sys.argv[1]))

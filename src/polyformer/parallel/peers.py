@@ -8,6 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from polyformer.core import launcher
 from polyformer.core.errors import InputError, shortened
 
 SIGNS = ("gloo", "connection closed", "connection reset", "timed out waiting", "nccl")
@@ -41,7 +42,8 @@ def answering() -> Iterator[None]:
         if not isinstance(error, dist.DistError) and not any(sign in text.lower() for sign in SIGNS):
             raise
         raise InputError(
-            f"another process of this run died or did not answer in time ({shortened(text, 300)}); what was "
-            "saved before is intact: look at what that process said, and go on with --resume, or by itself "
+            f"another process of this run died or did not answer in time (process {launcher.rank()} of "
+            f"{launcher.world()} says so: {shortened(text, 300)}); what was saved before is intact: look at "
+            "what the one said that says something else or nothing, and go on with --resume, or by itself "
             "under torchrun --max-restarts N; training.engine.timeout says for how many seconds they wait"
         ) from error
