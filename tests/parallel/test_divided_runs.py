@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from polyformer.training.checkpoint import Checkpoints
 
 PROCESSES = int(os.environ.get("PROCESSES", "2"))
 
-MESHES: dict[str, dict[str, int]] = {
+MESHES: dict[str, dict[str, Any]] = {
     2: {
         "shard": {"shard": 2},
         "tensor": {"tensor": 2},
@@ -40,23 +41,34 @@ MESHES: dict[str, dict[str, int]] = {
         "both": {"shard": 2, "tensor": 2},
         "texts": {"context": 2, "tensor": 2},
         "stages": {"data": 2, "pipeline": 2},
+        "layers": {"pipeline": 2, "shard": 2},
+        "gpipe": {"pipeline": 2, "shard": 2, "pipeline_schedule": "gpipe"},
+        "interleaved": {"pipeline": 2, "shard": 2, "stages": 2},
     },
 }[PROCESSES]
 """Those of so many processes, by name."""
 
-LEFT_OUT = {
+MOVED = {2: {"shard": 2}, 4: {"pipeline": 2, "shard": 2}}[PROCESSES]
+"""That of a run with which one process goes on."""
+
+TAKEN_UP = [mesh for mesh in MESHES if mesh != "interleaved"]
+"""Those that go on with the run of one process."""
+
+LEFT_OUT: dict[str, Collection[str]] = {
     "shard": {"heads", "shaw", "frozen"},
     "tensor": {"albert", "heads", "encoder", "frozen"},
     "context": {"heads", "frozen"},
     "pipeline": {"heads", "shaw", "frozen"},
+    "gpipe": KINDS.keys() - {"decoder", "encoder_decoder", "experts"},
+    "interleaved": KINDS.keys() - {"encoder_decoder"},  # others have fewer layers than there are stages
 }
-"""What two processes need not do: it is asked for by `EXTRA`, or on another mesh."""
+"""What two processes need not do, for it is asked for by `EXTRA` or on another mesh; and other schedules."""
 
 RUNS = [
     (mesh, kind)
     for mesh, sizes in MESHES.items()
     for kind in KINDS
-    if (PROCESSES > 2 or kind not in LEFT_OUT[mesh])
+    if not (kind in LEFT_OUT.get(mesh, ()) and (PROCESSES == 2 or "pipeline" in sizes))
     and not (sizes.keys() & {"tensor", "pipeline"} and kind == "reversible")  # refused, as below
     and not ("context" in sizes and kind in ("encoder_decoder", "experts"))  # one process needs whole texts
 ]
@@ -72,7 +84,7 @@ ALSO = [
     (mesh, name)
     for mesh in MESHES
     for name in EXTRA
-    if mesh not in ("context", "texts", "pipeline")
+    if mesh not in ("context", "texts", "pipeline", "gpipe", "interleaved")
     and (PROCESSES > 2 or (name == "recomputed") == (mesh == "tensor"))
 ]
 """Which of them on which mesh."""
@@ -113,10 +125,10 @@ def both_processes(folder: Path) -> None:
     (folder / f"refused-{os.environ['RANK']}").write_text("\n".join(said))
     unwritable(folder)
     silence(folder)
-    run(folder / "moved", "decoder", steps=2, mesh={"shard": PROCESSES})
-    for mesh, sizes in MESHES.items():
+    run(folder / "moved", "decoder", steps=2, **settings(MOVED, {}))
+    for mesh in TAKEN_UP:
         out = folder / f"taken up by {mesh}"
-        write(out, *run(out, "decoder", resume=True, **settings(sizes, {})))
+        write(out, *run(out, "decoder", resume=True, **settings(MESHES[mesh], {})))
 
 
 def unwritable(folder: Path) -> None:
@@ -154,12 +166,12 @@ def write(out: Path, model: torch.nn.Module, result: object) -> None:
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder where two processes left their runs; that in "taken up" was begun by one."""
     folder = tmp_path_factory.mktemp("divided")
-    for mesh in MESHES:
+    for mesh in TAKEN_UP:
         run(folder / f"taken up by {mesh}", "decoder", steps=2, accumulate=PROCESSES)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES)]
     command = [sys.executable, *torchrun, __file__, str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150 * PROCESSES)
     assert ended.returncode == 0, ended.stdout[-1000:] + ended.stderr[:6000]
     assert "the layers of decoder are gathered all at once: a reversible stack" in ended.stdout
     return folder
@@ -209,7 +221,7 @@ def test_a_plain_run_goes_on_where_a_divided_one_left(launched: Path, alone: Pat
     assert difference(alone / "decoder", launched / "moved") < 1e-10
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", TAKEN_UP)
 def test_a_divided_run_goes_on_where_a_plain_one_left(mesh: str, launched: Path, alone: Path):
     assert difference(alone / "decoder", launched / f"taken up by {mesh}") < 1e-10
 

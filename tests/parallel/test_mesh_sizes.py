@@ -79,7 +79,10 @@ def test_microbatches_that_a_schedule_cannot_run_are_refused(options: dict, accu
     ("options", "complaint"),
     [
         ({"stages": 2}, "stages: expected 1, or more in a pipeline"),
-        ({"pipeline": 2, "shard": 2}, "pipeline: not together with shard yet, got pipeline 2 x shard 2"),
+        (
+            {"pipeline": 2, "context": 2},
+            "pipeline: not together with context yet, got pipeline 2 x context 2",
+        ),
     ],
 )
 def test_what_a_pipeline_does_not_go_with_is_refused(options: dict, complaint: str):

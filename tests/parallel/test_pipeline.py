@@ -1,9 +1,12 @@
 """Two processes with half of a model's layers each compute what one does. Real processes, gloo on the CPU."""
 
 import copy
+import gc
 import os
 import subprocess
 import sys
+import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 import polyformer
 from polyformer.core.errors import InputError
-from polyformer.parallel.pipeline import Pipeline
+from polyformer.parallel.pipeline import KEPT, Pipeline
+from polyformer.parallel.shard import shard, unsharded
 
 SMALL: dict[str, Any] = {
     "vocab_size": 23,
@@ -25,6 +30,9 @@ SMALL: dict[str, Any] = {
     "dropout": 0.0,
 }
 Batch = dict[str, Tensor]
+
+SHARDED = "decoder", "untied", "experts with a loss of their own", "encoder-decoder"
+"""The cases that are run again with half of all parameters in each process."""
 
 
 def decoder(**changes: Any) -> Any:
@@ -127,12 +135,56 @@ def compare(name: str, model: Any, batches: list[Batch], schedule: Any, per_proc
             assert torch.equal(collected[parameter_name], value), f"{name}: {parameter_name}"
 
 
+def compare_sharded(name: str, model: Any, batches: list[Batch], schedule: Any, per_process: int) -> None:
+    """One stage, whose parameters both processes have a half of, with batches of their own."""
+    assert per_process == 1
+    rank, whole, shares = dist.get_rank(), copy.deepcopy(model), [0.1, 0.2, 0.3, 0.4]
+    expected = one_process(whole, batches, shares)
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    mesh = init_device_mesh("cpu", (2,))
+    assert alone is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipeline = Pipeline(model, alone, schedule, divide=lambda root: shard(model, mesh, root))  # type: ignore[arg-type]
+        for _ in range(2):  # gradients are added to those that are there
+            losses = pipeline.step(batches[rank::2], [2 * share for share in shares[rank::2]])
+    assert losses == pytest.approx(expected[rank::2], rel=0, abs=1e-10), name
+    gradients = {n: 2 * p.grad for n, p in whole.named_parameters() if p.grad is not None}
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.to_local().numel() < parameter.numel()
+        if parameter_name in gradients:
+            gradient = parameter.grad.full_tensor()
+            torch.testing.assert_close(gradient, gradients[parameter_name], rtol=0, atol=1e-10, msg=name)
+    norm = torch.stack([gradient.pow(2).sum() for gradient in gradients.values()]).sum().sqrt()
+    torch.testing.assert_close(pipeline.norm(), norm)
+    model.eval()
+    with unsharded(pipeline.root):
+        logits = pipeline.evaluate(batches[0]).logits
+    torch.testing.assert_close(logits, whole.eval()(**batches[0]).logits, rtol=0, atol=1e-10)
+
+
+def many_shapes() -> None:
+    """Texts of many lengths leave the buffers of a few behind."""
+    pipeline = Pipeline(decoder(), dist.group.WORLD)  # type: ignore[arg-type]
+    schedules = []
+    for length in (5, 6, 7, 5, 8, 9, 10, 5):
+        pipeline.step([packed(2, length, 0)] * 2, [0.5, 0.5])
+        schedules.append(weakref.ref(next(reversed(pipeline.schedules.values()))))
+    gc.collect()
+    assert len({id(there) for schedule in schedules if (there := schedule()) is not None}) == KEPT
+    assert schedules[0]() is schedules[-1]()
+
+
 def both_processes(out: Path) -> None:
     """What each of the two runs."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for name, case in cases().items():
         compare(name, *case)
+    for name, case in cases().items():
+        if name in SHARDED:
+            compare_sharded(name, *case)
+    many_shapes()
     refused = decoder()
     with pytest.raises(InputError, match="accumulate: the schedule '1f1b' needs"):
         Pipeline(refused, dist.group.WORLD).step([packed(2, 5, 0)], [1.0])  # type: ignore[arg-type]

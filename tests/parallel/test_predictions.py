@@ -244,7 +244,7 @@ def test_every_dimension_divides_what_it_says() -> None:
         ("gpt2 --mesh tensro=5", "unknown dimension of the mesh 'tensro': did you mean 'tensor'?"),
         ("gpt2 --mesh data=x", "mesh: expected data=N once, with a number of processes, got 'data=x'"),
         ("gpt2 --mesh pipeline=13", "pipeline: 13 stages for 12 layers; use at most one a layer"),
-        ("gpt2 --mesh pipeline=2,tensor=2", "pipeline: not together with tensor yet"),
+        ("gpt2 --mesh pipeline=2,context=2", "pipeline: not together with context yet"),
         ("gpt2 --mesh pipeline=4 --accumulate 2", "needs as many microbatches as stages, 4, got 2"),
         ("gpt2 --mesh data=2 --length 2048", "--length: gpt2 takes 1024 tokens at most, got 2048"),
         ("gpt2 --mesh data=2 --batch 0", "--batch: expected 1 or more, got 0"),

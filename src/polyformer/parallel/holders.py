@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from polyformer.model import Transformer
+from polyformer.parallel.shard import full
 from polyformer.parallel.stages import Absent, needed, places
 
 Use = tuple[dict[str, Any], str]
@@ -24,28 +25,28 @@ class Holders:
     def __init__(self, model: Transformer, layers: list[list[range]], group: dist.ProcessGroup):
         self.model, self.group, self.rank = model, group, dist.get_rank(group)
         self.dropped: list[tuple[nn.Module, str, nn.Module]] = []
+        self.source: dict[int, int] = {}  # of each tensor of the rejoined model, by its id
         held = [{id(tensor) for tensor in _tensors(needed(model, own))} for own in layers]
-        self.ranks: dict[int, tuple[int, ...]] = {}
-        self.uses: dict[int, list[Use]] = {}
+        uses: dict[int, list[Use]] = {}
         for module in model.modules():
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
                     if tensor is not None:
-                        self.uses.setdefault(id(tensor), []).append((table, name))
-                        ranks = tuple(rank for rank in range(len(layers)) if id(tensor) in held[rank])
-                        self.ranks[id(tensor)] = ranks
+                        uses.setdefault(id(tensor), []).append((table, name))
+        ranks = range(len(layers))
+        self.held = [(use, tuple(rank for rank in ranks if key in held[rank])) for key, use in uses.items()]
 
-    def of(self, tensor: Tensor) -> tuple[int, ...]:
-        """The ranks that hold `tensor`, one of the model's; none for what no stage needs."""
-        return self.ranks[id(tensor)]
+    def now(self) -> Iterable[tuple[Tensor, tuple[int, ...]]]:
+        """The tensors as they are now, some of them divided since, and the ranks that hold each; none for
+        what no stage needs."""
+        return ((table[name], ranks) for ((table, name), *_), ranks in self.held)
 
     def drop(self) -> None:
         """Take what this rank does not hold out of the model, and its numbers out of memory."""
-        for key, ranks in list(self.ranks.items()):
+        for uses, ranks in self.held:
             if ranks and self.rank not in ranks:
-                table, name = self.uses[key][0]
-                empty = _put(self.uses[key], torch.empty_like(table[name], device="meta"))
-                self.ranks[id(empty)] = self.ranks.pop(key)
+                table, name = uses[0]
+                _put(uses, torch.empty_like(table[name], device="meta"))
         for parent, child in places(self.model):
             module = getattr(parent, child)
             if module is not None and any(tensor.is_meta for tensor in _tensors([module])):
@@ -57,19 +58,23 @@ class Holders:
         for parent, child, module in self.dropped:
             setattr(parent, child, module)
         self.dropped = []
+        self.source = {id(tensor): next(iter(ranks), 0) for tensor, ranks in self.now()}
 
     def fetch(self, tensor: Tensor) -> Tensor | None:
-        """The numbers of a tensor of the model, which is rejoined, in the first rank; None in the others.
-        Every rank calls it, for all tensors in the same order."""
-        ranks = self.of(tensor)
-        if not ranks or ranks[0] == 0:
-            return tensor if self.rank == 0 else None
-        if self.rank == ranks[0]:
-            dist.send(tensor.detach().contiguous(), group=self.group, group_dst=0)
+        """All of a tensor of the model, which is rejoined, in the first of all processes; None in the others.
+        Every process calls it, for all tensors in the same order."""
+        source = self.source[id(tensor)]
+        whole = full(tensor) if self.rank == source else None
+        if dist.get_process_group_ranks(self.group)[0] != 0:
+            return None  # a copy, or those that have other parts of the first ones' tensors
+        if source == 0:
+            return whole
+        if whole is not None:
+            dist.send(whole.contiguous(), group=self.group, group_dst=0)
         if self.rank:
             return None
         received = torch.empty_like(tensor, device=self.device)
-        dist.recv(received, group=self.group, group_src=ranks[0])
+        dist.recv(received, group=self.group, group_src=source)
         return received
 
     @property
@@ -79,14 +84,13 @@ class Holders:
         return next(own).device
 
 
-def _put(uses: list[Use], tensor: Tensor) -> Tensor:
-    """`tensor` wherever a parameter or buffer stood, as what that was; returns it as that."""
+def _put(uses: list[Use], tensor: Tensor) -> None:
+    """`tensor` wherever a parameter or buffer stood, as what that was."""
     table, name = uses[0]
     before = table[name]
     new = nn.Parameter(tensor, before.requires_grad) if isinstance(before, nn.Parameter) else tensor
     for table, name in uses:
         table[name] = new
-    return new
 
 
 def _tensors(modules: Iterable[nn.Module]) -> Iterable[Tensor]:

@@ -48,8 +48,10 @@ class Mesh:
     def sharding(self) -> "DeviceMesh":
         """What weights are divided over, [shard], with whole copies along its first dimension where there
         are several: [data, shard]. Processes that share texts divide the weights too: their gradients are
-        averaged in the same exchange."""
+        averaged in the same exchange. A pipeline sums over its copies after the last microbatch."""
         copies, parts = self.device_mesh["data"], self.device_mesh["shard"]
+        if self.size("pipeline") > 1:
+            return parts
         if self.size("context") > 1:
             parts = self.device_mesh["shard", "context"]._flatten("shard_context")
             return type(parts)._concatenate([copies, parts]) if self.size("data") > 1 else parts

@@ -6,6 +6,7 @@ activations of as many microbatches as there are stages (Narayanan et al. 2019, 
 stages in each process, interleaves them for shorter waits (Narayanan et al. 2021, section 2.2).
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -24,16 +25,21 @@ from polyformer.outputs import ModelOutput
 from polyformer.parallel.config import PipelineSchedule, check_microbatches
 from polyformer.parallel.holders import Holders
 from polyformer.parallel.microbatches import same_shape
-from polyformer.parallel.stages import Stage, check, spans, stacks
+from polyformer.parallel.shard import gradient_norm, local
+from polyformer.parallel.stages import Root, Stage, check, spans, stacks
 
 Batch = dict[str, Tensor]
+
+KEPT = 4
+"""Schedules, by the shapes of their microbatches, that stay with what they receive into."""
 
 
 class Pipeline:
     """This process's stages of `model`, from which all else is taken out.
 
     group: the processes of the pipeline, in the order of their stages. per_process: stages of each process;
-    the stages s, s + P, s + 2 P, ... are of process s of P.
+    the stages s, s + P, s + 2 P, ... are of process s of P. divide: divides what this process has further
+    (`shard.py`, `tensor.py`), and brings it to its device.
     Raises `InputError` for models that need all their layers in one process.
     """
 
@@ -44,32 +50,34 @@ class Pipeline:
         schedule: PipelineSchedule = "1f1b",
         per_process: int = 1,
         precision: Callable[[], AbstractContextManager[object]] = nullcontext,
+        divide: Callable[[Root], object] = lambda _: None,
     ):
         self.model = check(model)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.group, self.per_process = group, per_process
         self.schedule: PipelineSchedule = schedule
-        parameter = next(model.parameters())
-        self.device, self.dtype = parameter.device, parameter.dtype
         self.layers = [len(stack.groups) for stack in stacks(self.model).values()]
         self.spans = spans(sum(self.layers), self.size * per_process)
         self.last = len(self.spans) - 1
         self.own = range(self.rank, len(self.spans), self.size)
         own = [self.spans[rank :: self.size] for rank in range(self.size)]
         self.holders = Holders(self.model, own, group)
-        self.shared = self._shared()
         self.holders.drop()
-        self.stages = {stage: Stage(self.model, self.spans[stage], precision) for stage in self.own}
-        self.schedules: dict[tuple[Any, ...], Any] = {}  # by the sizes of microbatches
+        self.root = Root(self.model)
+        divide(self.root)
+        parameter = next(model.parameters())
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self.shared = self._shared()
+        self.stages = {stage: Stage(self.root, self.spans[stage], precision) for stage in self.own}
+        self.schedules: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # by sizes, the last used last
 
     def _shared(self) -> dict[nn.Parameter, tuple[bool, dist.ProcessGroup]]:
         """This process's parameters that others have too: whether it is their first, and their group."""
         members = dist.get_process_group_ranks(self.group)
         groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         shared = {}
-        for parameter in self.model.parameters():
-            ranks = self.holders.of(parameter)
-            if self.rank in ranks and len(ranks) > 1:
+        for parameter, ranks in self.holders.now():
+            if isinstance(parameter, nn.Parameter) and self.rank in ranks and len(ranks) > 1:
                 if ranks not in groups:
                     world = [members[rank] for rank in ranks]
                     groups[ranks] = dist.new_group(world, use_local_synchronization=True)  # type: ignore[assignment]
@@ -99,7 +107,11 @@ class Pipeline:
     def _run(self, lengths: tuple[int, int], rows: int, microbatches: int) -> Any:
         """The schedule for microbatches of these sizes."""
         key = lengths, rows, microbatches
-        if key not in self.schedules:
+        if key in self.schedules:
+            self.schedules.move_to_end(key)
+        else:
+            if len(self.schedules) == KEPT:
+                self.schedules.popitem(last=False)
             stages = [self._stage(stage, rows // microbatches, lengths) for stage in self.own]
             common: dict[str, Any] = {"n_microbatches": microbatches, "loss_fn": _share, "scale_grads": False}
             if self.per_process > 1:
@@ -148,11 +160,8 @@ class Pipeline:
 
     def norm(self) -> Tensor:
         """The norm of the whole gradient, float64."""
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for parameter in self.model.parameters():
-            counts = parameter not in self.shared or self.shared[parameter][0]
-            if counts and parameter.grad is not None:
-                total += torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square()
+        counted = (p for p in self.model.parameters() if p not in self.shared or self.shared[p][0])
+        total = gradient_norm(counted).square().to(self.device)
         dist.all_reduce(total, group=self.group)
         return total.sqrt()
 
@@ -167,13 +176,11 @@ class Pipeline:
                 values = self._read(number, len(values[0]), _lengths(batch), self.device)
                 for value in values:
                     dist.recv(value, group=self.group, group_src=(number - 1) % self.size)
-            with stage.precision():
-                if stage.last:
-                    output = stage.output(*values, **rest)[0]
-                    continue
-                values = tuple(
-                    value.to(self.dtype).contiguous() for value in stage.hidden(*values, **rest)[0]
-                )
+            read = stage.evaluated(*values, **rest)
+            if isinstance(read, ModelOutput):
+                output = read
+                continue
+            values = tuple(value.to(self.dtype).contiguous() for value in read)
             if self.size > 1:
                 for value in values:
                     dist.send(value, group=self.group, group_dst=(number + 1) % self.size)
@@ -212,7 +219,7 @@ def _share(loss: Tensor, share: Tensor) -> Tensor:
 def _sum_gradient(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
     if parameter.requires_grad:
         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        dist.all_reduce(parameter.grad, group=group)
+        dist.all_reduce(local(parameter.grad), group=group)
 
 
 class Pipelined(nn.Module):

@@ -23,10 +23,11 @@ from polyformer.core.errors import InputError, quote
 from polyformer.stack import Layer, Stack
 
 
-def shard(model: nn.Module, mesh: DeviceMesh) -> list[str]:
+def shard(model: nn.Module, mesh: DeviceMesh, root: nn.Module | None = None) -> list[str]:
     """Divide the parameters of `model` over `mesh`, [shard] or [data, shard]; returns notes for the user.
 
-    The model may be on the CPU: each process takes its part of one unit after another to the mesh's device.
+    root: what is called to run it, `model` itself or a module around it. The model may be on the CPU: each
+    process takes its part of one unit after another to the mesh's device.
     """
     _check(model)
     notes = []
@@ -35,15 +36,21 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> list[str]:
         if reason:
             notes.append(f"shard: the layers of {name or 'the model'} are gathered all at once: {reason}")
             continue
-        for layer in stack.layers:
+        for layer in layers(stack):
             fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    fully_shard(model if root is None else root, mesh=mesh)
     return notes
 
 
 def stacks(model: nn.Module) -> dict[str, Stack]:
-    """The stacks of layers in `model`, by name."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, Stack)}
+    """The stacks in `model` of which this process has layers, by name."""
+    named = model.named_modules()
+    return {name: module for name, module in named if isinstance(module, Stack) and layers(module)}
+
+
+def layers(stack: Stack) -> list[Layer]:
+    """Those that this process has: of a pipeline's stage the others are in other processes."""
+    return [layer for layer in stack.layers if isinstance(layer, Layer)]
 
 
 def why_whole(model: nn.Module, stack: Stack) -> str | None:
@@ -132,7 +139,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
         for group in groups:
             dist.all_reduce(total, group=group)
         totals.append(total)
-    return torch.stack(totals).sum().sqrt()
+    return torch.stack(totals).sum().sqrt() if totals else torch.zeros((), dtype=torch.float64)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
@@ -147,6 +154,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], most: float, norm: Tensor
 def local(tensor: Tensor) -> Tensor:
     """This process's part of `tensor`: the memory itself; all of it where it is not divided."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def full(tensor: Tensor) -> Tensor:
+    """All of `tensor`, without its graph, in the processes that have parts of it, which all call it."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _mesh(tensor: Tensor) -> DeviceMesh | None:

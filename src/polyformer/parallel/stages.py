@@ -118,20 +118,36 @@ def places(model: Transformer) -> list[tuple[nn.Module, str]]:
     return parents
 
 
+class Root(nn.Module):
+    """What a process has of a model, through which every pass of its stages goes: so sharding has one module
+    outside of all others, whose calls it can follow."""
+
+    def __init__(self, model: Transformer):
+        super().__init__()
+        self.model = model
+
+    def forward(self, run: Callable[..., Any], *values: Any, **batch: Tensor) -> Any:
+        """run(*values, **batch)."""
+        return run(*values, **batch)
+
+
 class Stage(nn.Module):
-    """The layers `span` of a model: from ids [B, T] in the first stage, from what the stage before returns in
-    later ones. It returns hidden states [B, T, E], in the decoder of an encoder-decoder behind those of the
-    source [B, S, E]; the last one returns the loss.
+    """The layers `span` of the model in `root`: from ids [B, T] in the first stage, from what the stage
+    before returns in later ones. It returns hidden states [B, T, E], in the decoder of an encoder-decoder
+    behind those of the source [B, S, E]; the last one returns the loss.
 
     precision: makes the context in which it computes. What its layers add to the loss enters the gradients
     where it arises, so it need not travel.
     """
 
-    def __init__(
-        self, model: Transformer, span: range, precision: Callable[[], AbstractContextManager[object]]
-    ):
+    root: Root
+    model: Transformer
+
+    def __init__(self, root: Root, span: range, precision: Callable[[], AbstractContextManager[object]]):
         super().__init__()
-        self.model, self.precision = model, precision
+        # Not as its modules: torch's schedules forget the gradients of sharded ones at their beginning.
+        self.__dict__.update(root=root, model=root.model)
+        self.precision, model = precision, root.model
         self.dtype = next(model.parameters()).dtype
         self.parts = parts(model, span)
         self.reads_source = len(stacks(model)) == 2
@@ -141,6 +157,10 @@ class Stage(nn.Module):
     def forward(self, *values: Tensor, **batch: Tensor) -> Tensor | tuple[Tensor, ...]:
         """See the class; floating-point values are in the type of the parameters."""
         share = float(batch.pop(SHARE))
+        return self.root(self._pass, share, *values, **batch)
+
+    def _pass(self, share: float, *values: Tensor, **batch: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """`forward` of a microbatch whose loss counts by `share`."""
         with self.precision():
             if self.last:
                 output, losses = self.output(*values, **batch)
@@ -154,6 +174,11 @@ class Stage(nn.Module):
         self.losses.append(added.detach().double())
         x = _WithLoss.apply(x, added, share) if losses else x
         return x if len(hidden) == 1 else (hidden[0].to(self.dtype).clone(), x)
+
+    def evaluated(self, *values: Tensor, **batch: Tensor) -> ModelOutput | list[Tensor]:
+        """What the model returns, by the last stage; what the next one reads, by any other. No gradients."""
+        with self.precision():
+            return self.root(self.output if self.last else self.hidden, *values, **batch)[0]
 
     def hidden(self, *values: Tensor, **batch: Tensor) -> tuple[list[Tensor], AuxiliaryLosses]:
         """What the next stage reads, and what the layers add to the training loss."""
@@ -234,7 +259,7 @@ class _WithLoss(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, loss: Tensor, share: float) -> Tensor:
         """hidden."""
         ctx.share, ctx.loss = share, loss.new_ones(())
-        return hidden.view_as(hidden)
+        return hidden.clone()  # no view, behind which `fully_shard` could not follow changes in place
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:

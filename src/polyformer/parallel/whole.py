@@ -15,6 +15,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, read_tensors
 from polyformer.core.tensor_files import in_file_order, write_one_by_one
 from polyformer.parallel.checkpoint import raise_together
+from polyformer.parallel.shard import full
 
 KEPT = {"_parameters", "_buffers"}
 """What a module may hold other values of when it is put back."""
@@ -104,8 +105,7 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 def gathered(tensor: Tensor) -> Tensor | None:
     """All of `tensor` in the first process, None in the others. Every process calls it."""
-    with torch.no_grad():
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    whole = full(tensor)
     return whole if dist.get_rank() == 0 else None
 
 

@@ -103,28 +103,44 @@ class Engine:
         if self.mesh is None:
             model.to(self.device)
             return []
-        from polyformer.parallel.shard import compile_layers, shard
         from polyformer.parallel.whole import Form
 
         self.form = Form(model)
+        parallel, notes = self.config.parallel, []
+        if parallel.pipeline == 1:
+            return self._divide(model, model)
+        from polyformer.parallel.pipeline import Pipeline
+
+        self.pipeline = Pipeline(
+            model,
+            self.mesh.group("pipeline"),
+            parallel.pipeline_schedule,
+            parallel.stages,
+            self.autocast,
+            lambda root: notes.extend(self._divide(model, root)),
+        )
+        return notes
+
+    def _divide(self, model: nn.Module, root: nn.Module) -> list[str]:
+        """Divide what this process has of `model` further, and bring it to the device; returns notes.
+
+        root: what is called to run it, `model` itself or a module around it.
+        """
+        from polyformer.parallel.shard import compile_layers, shard
+
+        assert self.mesh is not None
         notes = []
         if self.mesh.size("tensor") > 1:
             from polyformer.parallel.tensor import divide_heads
 
             notes += divide_heads(model, self.mesh.device_mesh["tensor"])
-        parallel = self.config.parallel
-        divided = parallel.pipeline == 1 and self.mesh.sharding.size() > 1
+        divided = self.mesh.sharding.size() > 1
         if not divided:
             model.to(self.device)
         if self.config.compile:
             compile_layers(model)
         if divided:
-            notes += shard(model, self.mesh.sharding)
-        if parallel.pipeline > 1:
-            from polyformer.parallel.pipeline import Pipeline
-
-            group, stages = self.mesh.group("pipeline"), parallel.stages
-            self.pipeline = Pipeline(model, group, parallel.pipeline_schedule, stages, self.autocast)
+            notes += shard(model, self.mesh.sharding, root)
         return notes
 
     def build(self, config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -145,14 +161,15 @@ class Engine:
     def readable(self, model: nn.Module) -> Iterator[None]:
         """While it lasts, what is no layer of a stack can be read outside `model.forward`, and all processes
         have the first one's buffers."""
-        if self.mesh is None or self.pipeline is not None:
+        if self.mesh is None:
             yield
             return
         from polyformer.parallel.shard import unsharded
 
-        for buffer in model.buffers():
-            torch.distributed.broadcast(buffer, 0)
-        with unsharded(model):
+        if self.pipeline is None:
+            for buffer in model.buffers():
+                torch.distributed.broadcast(buffer, 0)
+        with unsharded(model if self.pipeline is None else self.pipeline.root):
             yield
 
     def finish(self, files: Mapping[Path, nn.Module]) -> None:

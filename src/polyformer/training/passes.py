@@ -30,10 +30,11 @@ def run_passes(engine: Engine, carrying: Carrying, group: Group) -> torch.Tensor
 
 def _by_stages(engine: Engine, pipeline: "Pipeline", group: Group) -> torch.Tensor:
     """The same, where the batches of the step are microbatches."""
-    shares = [float(weight / group.total) for weight in group.weights]
+    assert engine.mesh is not None
+    # Gradients are averaged over the parts of a copy, and summed over copies.
+    shares = [float(weight * engine.mesh.size("shard") / group.total) for weight in group.weights]
     losses = pipeline.step([engine.place(batch) for batch in group.batches], shares)
-    if engine.data_world > 1:
-        assert engine.mesh is not None
+    if engine.mesh.size("data") > 1:
         pipeline.sum_over_copies(engine.mesh.group("data"))
     total = sum(loss * weight for loss, weight in zip(losses, group.weights))
     return torch.tensor(total, dtype=torch.float64, device=engine.device)
