@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from polyformer.core.state import State
+from polyformer.sequence.shares import Share
 from polyformer.sequence.tokens import Tokens
 from polyformer.stack import LayerState
 
@@ -22,6 +23,7 @@ class ModelState(State):
     source: Tensor | None = None  # encoder output [B, S, E]; None once every layer has projected it
     source_valid: Tensor | None = None  # [B, S]
     source_length: int = 0
+    source_share: Share | None = None  # which of its tokens `source` has, where processes share them
 
     def reorder_beams(self, index: Tensor) -> "ModelState":
         """As `reorder_`, for an index among rows of one input each: source and padding stay in place."""

@@ -10,7 +10,7 @@ from polyformer.attention.linear.performer import PerformerConfig
 from polyformer.core.errors import InputError
 from polyformer.model import Transformer
 from polyformer.patterns import Global, Window
-from polyformer.position import AlibiConfig, EtcLabelsConfig
+from polyformer.position import AlibiConfig, EtcLabelsConfig, T5BiasConfig
 from polyformer.sequence.spread import spread_over
 
 FAMILIES = "Position", "Block", "FeedForward", "Norm", "Head", "Memory", "Depth"
@@ -60,11 +60,11 @@ def refuses(case: Case) -> bool:
     return False
 
 
-def check(case: Case, length: int = 11, **inputs: torch.Tensor) -> None:
+def check(case: Case, length: int = 11, way: str = "auto", **inputs: torch.Tensor) -> None:
     model, batch = case.model(), case.labels(case.batch(length=length)) | inputs
     whole = model(**batch)
     expected = gradients(model, whole.loss)
-    with spread_over():
+    with spread_over(way=way):
         output = model(**batch)
     slots = output.slots
     assert slots is not None
@@ -98,6 +98,18 @@ def segments() -> None:
     check(Case("tiny", config), 29, segment_ids=(torch.arange(29) // 5).expand(2, -1))
 
 
+def sources() -> None:
+    """Encoder-decoders, whose target and source are both shared, by every way that keys get to queries."""
+    short = torch.ones(2, 29, dtype=torch.long)
+    short[0, 9:] = 0
+    windows = SoftmaxConfig(pattern=Window(3))
+    for part in (SoftmaxConfig(), windows, PerformerConfig(features=6), T5BiasConfig()):
+        case = Case("tiny", shrunk(with_part(bases()["pair"], part)))
+        for way in ("auto", "all") if isinstance(part, SoftmaxConfig) else ("auto",):
+            check(case, 29, way, attention_mask=short)
+            check(case, 3 * dist.get_world_size() - 1, way)  # of a target so short that some have none of it
+
+
 def recomputed_and_trained() -> None:
     """Activations that are computed again exchange keys again; in training too."""
     torch.manual_seed(0)
@@ -117,8 +129,8 @@ def recomputed_and_trained() -> None:
 
 
 CHECKS = {
-    2: (all_parts, documents_and_padding, segments, recomputed_and_trained),
-    4: (documents_and_padding,),
+    2: (all_parts, documents_and_padding, segments, sources, recomputed_and_trained),
+    4: (documents_and_padding, sources),
 }
 
 

@@ -132,7 +132,7 @@ class Spread:
     @property
     def received(self) -> int:
         """How many keys come to this process."""
-        share = self.needs.share
+        share = self.needs.share.keys
         if self.way == "ring":
             return sum(stop - start for runs in share.runs for start, stop in runs) - share.length
         return self.needs.received(share.rank)

@@ -24,7 +24,7 @@ from polyformer.position import related
 from polyformer.sequence.context import Context
 from polyformer.sequence.inputs import ModelInputs
 from polyformer.sequence.shares import Share
-from polyformer.sequence.spread import Spreading, current_spreading, spread
+from polyformer.sequence.spread import Spreading, current_spreading, spread, spread_source
 from polyformer.sequence.tokens import NO_TOKENS, Tokens
 from polyformer.sequence.unpadding import unpadding
 from polyformer.stack import AdaptiveEmbedding, Embedding, LayerState, Source, Stack, StackConfig
@@ -95,7 +95,7 @@ class Side:
         self._check(inputs, state)
         over = current_spreading()
         if over is not None:
-            return self._compute_share(inputs, options, over, state)
+            return self._compute_share(inputs, options, over, state, cached)
         plain = state is None and not options.output_attentions and not self.config.head.again
         padding = unpadding(inputs) if plain and unpads and self._is_unrestricted() else None
         if padding is None:
@@ -123,20 +123,22 @@ class Side:
         return dense and self.stack.depth is None
 
     def _compute_share(
-        self, inputs: ModelInputs, options: OutputOptions, over: Spreading, state: ModelState | None
+        self,
+        inputs: ModelInputs,
+        options: OutputOptions,
+        over: Spreading,
+        state: ModelState | None,
+        cached: bool,
     ) -> SideOutput:
-        """The stack over this process's share of the tokens of `inputs`, padding too."""
-        if self.config.encoder is not None and self.config.decoder is not None:
-            raise InputError(
-                "encoder-decoder: only texts of an encoder or a decoder alone are spread over processes"
-            )
+        """The stack over this process's share of the tokens of `inputs`, padding too; of a source in `state`
+        too."""
         config: StackConfig = getattr(self.config, self.name)
         check_spreads(config, self.stack, self.head, self.config.head.kind)
-        if state is not None:
+        if state is not None and (state.source_share is None or cached):
             raise InputError(
                 "state, use_cache: a sequence that is spread over processes is read at once; leave them out"
             )
-        return self._compute(inputs, options, over=over)
+        return self._compute(inputs, options, state, cached, over)
 
     def _compute(
         self,
@@ -162,7 +164,10 @@ class Side:
             ids, pos = share.take(ids), share.take(pos)
         source = None
         if state is not None and self.config.encoder is not None:
-            source = Source(state.source, Context(new, state.source_length, kv_valid=state.source_valid))
+            read = Context(new, state.source_length, kv_valid=state.source_valid)
+            if share is not None and state.source_share is not None:
+                read = spread_source(read, share, state.source_share)
+            source = Source(state.source, read)
         layer_states = state.layers if state is not None and cached else None
         x = self._embedded(ids, pos, inputs)
         again = self.config.head.again

@@ -346,4 +346,5 @@ class Transformer(PretrainedMixin):
 
 def _source_state(encoded: SideOutput, layers: tuple[LayerState, ...]) -> ModelState:
     """The state of a decoder that has read the source and no token of the target."""
-    return ModelState(NO_TOKENS, layers, encoded.hidden, encoded.tokens.valid, encoded.tokens.length)
+    tokens = encoded.tokens
+    return ModelState(NO_TOKENS, layers, encoded.hidden, tokens.valid, tokens.length, encoded.share)

@@ -36,13 +36,29 @@ class Share:
 
     group: the torch process group over which the sequence is spread. rank: this process in it. runs: those of
     every process, in rising order, which is the order of its tokens. way: how keys get to the processes whose
-    queries need them: "needed", "ring", "all" or "auto" (`dot_product/spread/`).
+    queries need them: "needed", "ring", "all" or "auto" (`dot_product/spread/`). source: the runs of another
+    sequence that is read, of every process; None where the sequence reads itself.
     """
 
     group: Any
     rank: int
     runs: tuple[tuple[Run, ...], ...]
     way: str = "auto"
+    source: tuple[tuple[Run, ...], ...] | None = None
+
+    @property
+    def key_runs(self) -> tuple[tuple[Run, ...], ...]:
+        """The runs of keys that every process holds."""
+        return self.runs if self.source is None else self.source
+
+    @property
+    def keys(self) -> "Share":
+        """The share of what is read: of the source, or itself."""
+        return self if self.source is None else Share(self.group, self.rank, self.source, self.way)
+
+    def reading(self, source: "Share") -> "Share":
+        """This process's queries, and the keys that it holds of another sequence."""
+        return dataclasses.replace(self, source=source.runs)
 
     @property
     def own(self) -> tuple[Run, ...]:

@@ -29,7 +29,7 @@ def spread(whole: Context, share: Share, device: torch.device) -> Context:
     if whole.q_len != whole.kv_len or whole.offset:
         raise InputError(
             f"context: expected a sequence that attends to itself, got {whole.q_len} queries and "
-            f"{whole.kv_len} keys; a state or a source cannot be spread over processes"
+            f"{whole.kv_len} keys; a state cannot be spread over processes"
         )
     changes = {}
     for name in TABLES:
@@ -43,6 +43,20 @@ def spread(whole: Context, share: Share, device: torch.device) -> Context:
     changes["relations"] = None if whole.relations is None else share.take(whole.relations, 1)
     lengths = {"q_len": share.length, "kv_len": share.length, "q_start": None}
     return dataclasses.replace(whole, **lengths, **changes, memo={}, share=share, whole=whole)
+
+
+def spread_source(whole: Context, share: Share, source: Share) -> Context:
+    """`whole`, the context of queries over all of a source, as the process has it: `share` of the queries and
+    `source` of the keys."""
+    return dataclasses.replace(
+        whole,
+        q_len=share.length,
+        kv_len=source.length,
+        kv_valid=None if whole.kv_valid is None else source.take(whole.kv_valid),
+        memo={},
+        share=share.reading(source),
+        whole=whole,
+    )
 
 
 def cut(whole: Context, queries: tuple[int, int], keys: tuple[int, int], device: torch.device) -> Context:

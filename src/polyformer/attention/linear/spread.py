@@ -18,7 +18,7 @@ from polyformer.attention.linear.sums import Sums, no_sums
 from polyformer.attention.linear.weights import bounded, finite_top
 from polyformer.dot_product.spread.exchange import anchored, gather
 from polyformer.sequence.context import Context
-from polyformer.sequence.shares import Run
+from polyformer.sequence.shares import Run, Share
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +44,8 @@ def spread_attention(inputs: Inputs, context: Context) -> Tensor:
     """Output [B, H, T, Dv] of this process's queries; `inputs` has its own keys."""
     share = context.share
     assert share is not None
+    if share.source is not None:
+        return _attend_to_source(inputs, share)
     both = context.kv_doc is not None and not inputs.causal
     parts, last = [], 0
     for start, stop in share.own:
@@ -61,6 +63,14 @@ def spread_attention(inputs: Inputs, context: Context) -> Tensor:
     ]
     outs = [_attend(part, doc, run, everybody) for part, doc, run in parts]
     return anchored(torch.cat(outs, 2), gathered)
+
+
+def _attend_to_source(inputs: Inputs, share: Share) -> Tensor:
+    """Output of this process's queries over a source, of which it has some keys."""
+    gathered = gather(_packed(*summed(inputs, None, False)), share, "sums of keys")
+    everybody = [Summed(*_unpacked(sums, inputs), (0, 0), None) for sums in gathered]
+    fresh = no_sums(inputs.weight[..., 0].numel(), inputs.v.shape[3], inputs.kernel)
+    return anchored(read(inputs, joined(fresh, everybody, None)), gathered)
 
 
 def _attend(part: Inputs, doc: Tensor | None, run: Run, everybody: Sequence[Summed]) -> Tensor:

@@ -105,10 +105,10 @@ def exchange(k: Tensor, v: Tensor, needs: Needs, what: str = "keys and values") 
     k [B, Hkv, T, D], v [B, Hkv, T, Dv]: of the slots that the process holds, in its order, which rises.
     """
     share, rank = needs.share, needs.share.rank
-    processes, held = range(len(share.runs)), share.slots(k.device)
+    processes, held = range(len(share.runs)), share.keys.slots(k.device)
     sent = [_slots(needs.sent(rank, peer), k.device) for peer in processes]
     received = [_slots(needs.sent(peer, rank), k.device) for peer in processes]
-    own = _slots(intersect(needs.keys[rank], unite(share.own)), k.device)
+    own = _slots(intersect(needs.keys[rank], unite(share.keys.own)), k.device)
     rows = torch.cat([k, v], -1).movedim(2, 0)
     arrived = _ToPeers.apply(
         rows.index_select(0, torch.searchsorted(held, torch.cat(sent))),

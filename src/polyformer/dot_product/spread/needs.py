@@ -48,12 +48,12 @@ class Needs:
         """The slots whose keys one process sends to another, in rising order."""
         if sender == receiver:
             return ()
-        return intersect(self.keys[receiver], unite(self.share.runs[sender]))
+        return intersect(self.keys[receiver], unite(self.share.key_runs[sender]))
 
     def part_needed(self) -> float:
         """Of the keys that processes do not hold themselves, the part that their queries need."""
         processes = len(self.keys)
-        every = (processes - 1) * sum(stop - start for runs in self.share.runs for start, stop in runs)
+        every = (processes - 1) * sum(stop - start for runs in self.share.key_runs for start, stop in runs)
         return sum(map(self.received, range(processes))) / max(every, 1)
 
     def received(self, rank: int) -> int:

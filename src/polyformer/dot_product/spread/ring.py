@@ -135,7 +135,7 @@ def _calls(request: Request, needs: Needs, owner: int, kv: Tensor) -> Iterator[t
     width = request.q.shape[3]
     for number, (first, part) in enumerate(numbered(needs.parts[needs.share.rank])):
         at = 0
-        for start, stop in needs.share.runs[owner]:
+        for start, stop in needs.share.key_runs[owner]:
             seen = intersect(part.keys, ((start, stop),))
             if seen:
                 span = seen[0][0], seen[-1][1]
@@ -168,7 +168,7 @@ def _start(x: Tensor, share: Share, owner: int, what: str, home: bool = False) -
     if processes == 1 or (not home and owner == (share.rank + 1) % processes):
         return _Hop(x, x, [])
     x = x.contiguous()
-    runs = share.runs[(owner - 1) % processes]
+    runs = share.key_runs[(owner - 1) % processes]
     length = sum(stop - start for start, stop in runs)
     incoming = x.new_empty(*x.shape[:2], length, x.shape[3])
     group = share.group or dist.group.WORLD
