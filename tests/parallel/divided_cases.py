@@ -18,7 +18,7 @@ from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.schedules import ScheduleConfig
 from polyformer.training.task import Batch, share
 
-WORDS, LENGTH = 22, 12
+WORDS, LENGTH = 23, 12
 FINAL = "final.safetensors"
 
 SMALL: dict[str, Any] = {
@@ -37,7 +37,23 @@ ENCODER: dict[str, Any] = {"preset": "encoder-tiny", "head": "masked", **SMALL}
 KINDS: dict[str, dict[str, Any]] = {
     "decoder": {**DECODER, "position": "rope", "feedforward": "gated", "num_key_value_heads": 2},
     "encoder": {**ENCODER, "position": "alibi"},
-    "encoder_decoder": {"preset": "transformer-tiny", "special.bos": 1, **SMALL, "position": "t5"},
+    "encoder_decoder": {
+        "preset": "transformer-tiny",
+        "special.bos": 1,
+        **SMALL,
+        "vocab_size": 24,
+        "position": "t5",
+        "head.label_smoothing": 0.1,
+    },
+    "untied": {
+        "preset": "transformer-tiny",
+        "special.bos": 1,
+        **SMALL,
+        "embedding.tied": False,
+        "embedding.shared": False,
+        "head.bias": True,
+        "head.frozen_bias": True,
+    },
     "experts": {**DECODER, "feedforward": "experts(experts=4)"},
     "windows": {**DECODER, "attention": "Window(8)", "length": 61},
     "heads": {

@@ -96,6 +96,7 @@ class AdaptiveSoftmax(Head):
         embedded = shape.adaptive is not None and shape.adaptive.tables == clusters.tables
         self.tie_projs = _tied_projections(config, number, projects and embedded)
         self.single = clusters.tables == 1
+        self.divides = not shape.tied
         widths = [clusters.width(0 if self.single else i, width) for i in range(number)]
         tokens = clusters.tokens(vocab)
         self.tables = nn.ModuleList(

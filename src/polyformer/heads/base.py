@@ -113,6 +113,9 @@ class Head(nn.Module):
     predicts_sentence = False  # whether it takes sentence_labels
     reads_neighbours = False  # whether it takes neighbour_ids
     spreads = False  # whether its loss is a mean over labels of single tokens, each made of that token alone
+    divides = (
+        False  # whether it can do with some of the rows of the token table: by an `Output`, or with none
+    )
     reads_choices = False  # whether texts [B, C, T] are the C choices of B questions
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:

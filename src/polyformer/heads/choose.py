@@ -71,6 +71,7 @@ class Choose(Head):
     def __init__(self, config: ChooseConfig, shape: HeadShape):
         super().__init__()
         self.text = config.text.build(shape)
+        self.divides = self.text.divides
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         """Texts [B C, T, E] in the order of their questions; without `choices` they are all of one."""

@@ -85,6 +85,8 @@ class ClassifyConfig(HeadConfig):
 class Classify(Head):
     """labels [B] in 0..num_labels-1, or [B, num_labels] of other problems; predictions [B, num_labels]."""
 
+    divides = True
+
     def __init__(self, hidden_size: int, config: ClassifyConfig):
         super().__init__()
         self.pooling, self.problem = config.pooling, config.problem
@@ -157,6 +159,7 @@ class Tag(Head):
     """labels [B, T], -100 where a token has none; predictions [B, T, num_labels]."""
 
     spreads = True
+    divides = True
 
     def __init__(self, hidden_size: int, config: TagConfig):
         super().__init__()
@@ -221,6 +224,8 @@ QUESTION = 1e6
 
 class Span(Head):
     """labels [B, 2], first and last token of the answer or -100; predictions [B, T, 2], padding at -inf."""
+
+    divides = True
 
     def __init__(self, hidden_size: int, config: SpanConfig):
         super().__init__()

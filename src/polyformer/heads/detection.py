@@ -43,6 +43,7 @@ class Detect(Head):
     """labels [B, T], 1 for replaced tokens, 0 for others, -100 for none; predictions [B, T]."""
 
     spreads = True
+    divides = True
 
     def __init__(self, hidden_size: int, config: DetectConfig):
         super().__init__()

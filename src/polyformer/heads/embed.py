@@ -47,6 +47,8 @@ class EmbedConfig(HeadConfig):
 class Embed(Head):
     """Predictions [B, E]; no labels."""
 
+    divides = True
+
     def __init__(self, hidden_size: int, config: EmbedConfig):
         super().__init__()
         self.config = config

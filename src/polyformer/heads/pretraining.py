@@ -80,6 +80,7 @@ class Pretraining(Head):
         self.tokens, self.sentence = config.tokens.build(shape), config.sentence.build(shape)
         self.predicts_next = self.tokens.predicts_next
         self.reads_choices = self.sentence.reads_choices
+        self.divides = self.tokens.divides and self.sentence.divides
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
         """loss = loss of the tokens + loss of the text, of which either may be missing."""

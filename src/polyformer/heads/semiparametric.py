@@ -53,6 +53,7 @@ class SemiparametricHead(LanguageModelHead):
 
     reads_neighbours = True
     spreads = False
+    divides = False  # it looks up rows of any token
 
     def __init__(self, shape: HeadShape, config: SemiparametricConfig):
         super().__init__(shape, config)

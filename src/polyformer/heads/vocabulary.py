@@ -55,10 +55,34 @@ class LanguageModelConfig(VocabularyConfig):
         return LanguageModelHead(shape, self)
 
 
+class Output:
+    """What heads make of hidden states [..., E], a matrix over the vocabulary [V, E] and a bias [V].
+
+    `polyformer.parallel.vocabulary` has another, for processes that have some of the rows each.
+    """
+
+    def loss(
+        self,
+        hidden: Tensor,
+        weight: Tensor | Int8Weight,
+        bias: Tensor | None,
+        labels: Tensor,
+        smoothing: float,
+    ) -> Tensor:
+        """As `linear_cross_entropy`, which never builds the logits [..., V] at once."""
+        return linear_cross_entropy(hidden, as_matrix(weight), bias, labels, smoothing)
+
+    def logits(self, hidden: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
+        """[..., V]."""
+        return matrix_product(hidden, weight, bias)
+
+
 class VocabularyHead(Head):
     """logits = transform(hidden) W^T + b, where W is the token table itself when `tied`."""
 
+    divides = True
     bias: Tensor | None
+    output = Output()
 
     def __init__(self, shape: HeadShape, bias: bool, smoothing: float = 0.0, frozen: bool = False):
         super().__init__()
@@ -85,7 +109,7 @@ class VocabularyHead(Head):
         return inputs.hidden
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        """The loss never builds the logits [B, T, V] at once; they are computed only when asked for."""
+        """The logits [B, T, V] are computed only when they are asked for."""
         weight = inputs.table if self.weight is None else self.weight
         assert not isinstance(weight, AdaptiveEmbedding)
         bias = self.bias  # read now: `torch.func.functional_call` lends other tensors for this call alone
@@ -93,8 +117,8 @@ class VocabularyHead(Head):
         loss = None
         if labels is not None:
             smoothing = self.smoothing if self.training else 0.0
-            loss = linear_cross_entropy(hidden, as_matrix(weight), bias, labels, smoothing)
-        return loss, lambda: matrix_product(hidden, weight, bias)
+            loss = self.output.loss(hidden, weight, bias, labels, smoothing)
+        return loss, lambda: self.output.logits(hidden, weight, bias)
 
 
 class LanguageModelHead(VocabularyHead):

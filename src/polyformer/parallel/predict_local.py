@@ -10,6 +10,7 @@ from torch import nn
 from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.feedforward.base import SizedConfig
+from polyformer.heads.adaptive import AdaptiveSoftmax
 from polyformer.model import Transformer, build_model
 from polyformer.parallel.stages import needed, num_layers, spans
 
@@ -35,12 +36,12 @@ def divided(config: ModelConfig, tensor: int) -> ModelConfig:
     """The model of one of `tensor` processes: so many times fewer heads and inner numbers.
 
     Queries, keys, values and the first matrices of a feed-forward are divided by what they put out, the
-    others by what they read (Shoeybi et al. 2019, section 3); norms, residual vectors and vocabulary are
-    whole in each. Raises `InputError` where it does not divide.
+    others by what they read, a vocabulary by its rows (Shoeybi et al. 2019, section 3); norms and residual
+    vectors are whole in each. Raises `InputError` where it does not divide.
     """
     if tensor == 1:
         return config
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"vocab_size": own_rows(config, tensor)}
     for name in ("encoder", "decoder"):
         stack = getattr(config, name)
         if stack is None:
@@ -71,6 +72,14 @@ def divided(config: ModelConfig, tensor: int) -> ModelConfig:
             ),
         )
     return dataclasses.replace(config, **changes)
+
+
+def own_rows(config: ModelConfig, tensor: int) -> int:
+    """Rows of the token table in the first of `tensor` processes: all where it is not divided."""
+    with torch.device("meta"):
+        head = config.head.build(config.head_shape())
+    whole = config.embedding.adaptive is not None or isinstance(head, AdaptiveSoftmax) or not head.divides
+    return config.vocab_size if whole else -(-config.vocab_size // tensor)
 
 
 def on_meta(config: ModelConfig) -> Transformer:

@@ -9,7 +9,8 @@ each, an all-reduce both, 2 (n - 1) / n N (Rajbhandari et al. 2020 (ZeRO), secti
     data       gradients, or the parts of them that `shard` leaves, once a step
     tensor     all-reduces of [B, T, E]: forward behind each sub-layer, in the precision of products, and
                again where layers are computed again; backward, in float32, before each sub-layer, once for
-               what is projected together (Shoeybi et al. 2019, section 3, figure 4)
+               what is projected together (Shoeybi et al. 2019, section 3, figure 4); of a divided vocabulary
+               [B, T, E] of the token vectors, and three numbers a token and [B, T, E] of the loss
     context    the keys and values that the layout of the pattern names, or all in a ring; and back their
                gradients
     pipeline   [B, T, E] to the next stage and its gradient to the one before
@@ -22,7 +23,7 @@ from polyformer.architecture import ModelConfig
 from polyformer.dot_product.spread.needs import choose_runs, find_needs
 from polyformer.dot_product.spread.run import WORTH_A_RING
 from polyformer.feedforward.gated import GatedConfig
-from polyformer.parallel.predict_local import Held, divided
+from polyformer.parallel.predict_local import Held, divided, own_rows
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.implied import implied
 from polyformer.sequence.context import Context
@@ -73,6 +74,7 @@ def exchanges(config: ModelConfig, sizes: Mapping[str, int], held: Held, work: W
     if (n := sizes["tensor"]) > 1:
         sums, gradients = (number / sizes["pipeline"] for number in _sums(config))
         inside = vectors * (forward * sums * work.size / FLOAT + gradients)
+        inside += _vocabulary_sums(config, n, vectors)
         rows.append(Exchange("tensor", "all-reduce of activations", 2 * (n - 1) / n * inside * work.passes))
     if sizes["context"] > 1:
         keys = key_exchanges(divided(config, sizes["tensor"]), sizes, work)
@@ -95,6 +97,17 @@ def _sums(config: ModelConfig) -> tuple[int, int]:
         forward += stack.num_hidden_layers * (3 if crosses else 2)
         backward += stack.num_hidden_layers * (1 + read + (3 if crosses else 0))  # q; k and v of the source
     return forward, backward
+
+
+def _vocabulary_sums(config: ModelConfig, tensor: int, vectors: int) -> float:
+    """Bytes of the sums over a vocabulary that is divided by `tensor`; vectors: those of [B, T, E]."""
+    if own_rows(config, tensor) == config.vocab_size:
+        return 0
+    width, shape = config.embedding.width(config.hidden_size), config.head_shape()
+    token = width * len(_stacks(config))
+    if config.head.kind in ("language_model", "masked"):
+        token += 3 + (shape.table_size or shape.hidden_size)
+    return vectors * token / config.hidden_size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,13 @@
-"""Heads and feed-forwards divided over processes that read the same batches: tensor parallelism.
+"""Heads, feed-forwards and vocabulary divided over processes that read the same batches: tensor parallelism.
 
     attention       W_q, W_k, W_v by rows of [out, in], whole heads each; W_o by columns
     feed-forward    W_up (and W_gate) by rows, W_down by columns; so in every expert
+    vocabulary      the token table and the output matrix by rows (`polyformer.parallel.vocabulary`)
 
 A process computes some heads and some of the inner layer for all tokens. Between its two products nothing is
 exchanged; after the second the outputs are summed over processes, and in the backward pass the gradients of
-the input. Norms, embeddings and the output vocabulary stay whole in every process, and see the same numbers
-there. Plans of torch's `parallelize_module`; Shoeybi et al. 2019 (Megatron-LM), section 3.
+the input. Norms and positions stay whole in every process, and see the same numbers there. Plans of torch's
+`parallelize_module`; Shoeybi et al. 2019 (Megatron-LM), section 3.
 
 Dropout inside heads and inner layers drops the same places of every process's share.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Placement, Shard
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from polyformer.attention.softmax_attention import SoftmaxAttention
@@ -29,7 +30,9 @@ from polyformer.feedforward.dense import Dense
 from polyformer.feedforward.experts import Experts
 from polyformer.feedforward.gated import Gated
 from polyformer.ops.linear import Linear, linear
+from polyformer.parallel.parts import divided, part, shown, summed
 from polyformer.parallel.shard import stacks
+from polyformer.parallel.vocabulary import divide_vocabulary
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.per_head import PerHead
 from polyformer.patterns.user_defined import MaskModPattern
@@ -44,14 +47,14 @@ BY_DISTANCE = (Alibi, T5Bias, Shaw)
 
 
 def divide_heads(model: nn.Module, mesh: DeviceMesh) -> list[str]:
-    """Divide every stack of `model` over `mesh`, [tensor]; `InputError`, before anything is changed, for a
-    part that cannot be. Returns notes of what stays whole in every process."""
-    divided = stacks(model)
-    if not divided:
+    """Divide every stack of `model`, and its vocabulary, over `mesh`, [tensor]; `InputError`, before anything
+    is changed, for a stack that cannot be. Returns notes of what stays whole in every process."""
+    sides = stacks(model)
+    if not sides:
         raise InputError("tensor: this model has no stack of layers to divide; use shard")
-    for name, stack in divided.items():
+    for name, stack in sides.items():
         _check(name, stack, mesh.size())
-    for stack in divided.values():
+    for stack in sides.values():
         stack.position.__dict__["relative"] = functools.partial(_own_terms, stack.position, mesh)
         for layer in stack.layers:
             assert isinstance(layer, Layer)
@@ -59,9 +62,10 @@ def divide_heads(model: nn.Module, mesh: DeviceMesh) -> list[str]:
             for attention in (layer.attention, layer.cross_attention):
                 if attention is not None:
                     _keep_own_heads(attention, mesh)
-    kinds = {type(layer.feedforward).__name__ for stack in divided.values() for layer in stack.layers}
+    kinds = {type(layer.feedforward).__name__ for stack in sides.values() for layer in stack.layers}
     others = sorted(kinds - {part.__name__ for part in (Dense, Gated, Experts, Chunked)})
-    return [f"tensor: {quote(kind)} is whole in every process" for kind in others]
+    notes = [f"tensor: {quote(kind)} is whole in every process" for kind in others]
+    return notes + divide_vocabulary(model, mesh)
 
 
 class Columns(Linear):
@@ -98,24 +102,6 @@ class Rows(Linear):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
-def shown(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """x itself; its gradient is the sum of those of all processes, each of which uses x in its own way."""
-    whole = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
-    return whole.to_local(grad_placements=[Partial()])
-
-
-def summed(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The sum of all processes' x, with x's gradient that of the sum."""
-    return (
-        DTensor.from_local(x, mesh, [Partial()], run_check=False).redistribute(mesh, [Replicate()]).to_local()
-    )
-
-
-def part(weight: Tensor) -> Tensor:
-    """This process's rows or columns of a divided weight, differentiably."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
-
-
 class Style(ParallelStyle):
     """How one linear layer of ours is divided: its class afterwards, and its tensors' placements."""
 
@@ -127,8 +113,7 @@ class Style(ParallelStyle):
         for name, placement in self.placements.items():
             whole = getattr(module, name)
             if whole is not None:
-                own = distribute_tensor(whole.detach(), device_mesh, [placement], src_data_rank=None)
-                module.register_parameter(name, nn.Parameter(own, whole.requires_grad))
+                module.register_parameter(name, divided(whole, device_mesh, placement))
         module.__class__ = self.kind
         module.__dict__["mesh"] = device_mesh
         return module
