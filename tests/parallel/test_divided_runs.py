@@ -1,6 +1,6 @@
 """Runs whose model is divided over processes compute what one process does. Real processes, gloo.
 
-Two of them; with the environment variable PROCESSES=4 four, on meshes of two dimensions.
+Two of them; with the environment variable PROCESSES=4 four, on meshes of two dimensions, and with 8 of three.
 """
 
 import math
@@ -43,25 +43,35 @@ MESHES: dict[str, dict[str, Any]] = {
         "texts": {"context": 2, "tensor": 2},
         "stages": {"data": 2, "pipeline": 2},
         "layers": {"pipeline": 2, "shard": 2},
+        "heads of layers": {"pipeline": 2, "tensor": 2},
         "gpipe": {"pipeline": 2, "shard": 2, "pipeline_schedule": "gpipe"},
         "interleaved": {"pipeline": 2, "shard": 2, "stages": 2},
+    },
+    8: {
+        "copies of stages": {"data": 2, "pipeline": 2, "shard": 2},
+        "three ways": {"pipeline": 2, "shard": 2, "tensor": 2},
     },
 }[PROCESSES]
 """Those of so many processes, by name."""
 
-MOVED = {2: {"shard": 2}, 4: {"pipeline": 2, "shard": 2}}[PROCESSES]
+MOVED = {"shard": 2} if PROCESSES == 2 else {"pipeline": 2, "shard": 2}
 """That of a run with which one process goes on."""
 
 TAKEN_UP = [mesh for mesh in MESHES if mesh != "interleaved"]
 """Those that go on with the run of one process."""
+
+MOST = {"decoder", "encoder_decoder", "experts"}
+"""Those in which most can go wrong."""
 
 LEFT_OUT: dict[str, Collection[str]] = {
     "shard": {"heads", "shaw", "frozen", "untied"},
     "tensor": {"heads", "shaw", "frozen"},
     "context": {"heads", "frozen", "untied"},
     "pipeline": {"heads", "shaw", "frozen", "untied"},
-    "gpipe": KINDS.keys() - {"decoder", "encoder_decoder", "experts"},
+    "gpipe": KINDS.keys() - MOST,
     "interleaved": KINDS.keys() - {"encoder_decoder"},  # others have fewer layers than there are stages
+    "copies of stages": KINDS.keys() - MOST,
+    "three ways": KINDS.keys() - MOST,
 }
 """What two processes need not do, for it is asked for by `EXTRA` or on another mesh; and other schedules."""
 
@@ -86,6 +96,7 @@ ALSO = [
     for mesh in MESHES
     for name in EXTRA
     if mesh not in ("context", "texts", "pipeline", "gpipe", "interleaved")
+    and PROCESSES < 8
     and (PROCESSES > 2 or (name == "recomputed") == (mesh == "tensor"))
 ]
 """Which of them on which mesh."""
@@ -121,7 +132,7 @@ def both_processes(folder: Path) -> None:
     said = []
     for number, (kind, how) in enumerate(REFUSED.values()):
         with pytest.raises(InputError) as caught:
-            run(folder / "refused" / str(number), kind, mesh={"tensor": PROCESSES}, **how)
+            run(folder / "refused" / str(number), kind, mesh={"tensor": 2}, **how)
         said.append(str(caught.value))
     (folder / f"refused-{os.environ['RANK']}").write_text("\n".join(said))
     unwritable(folder)
@@ -175,7 +186,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150 * PROCESSES)
     assert ended.returncode == 0, ended.stdout[-1000:] + ended.stderr[:6000]
-    assert "the layers of decoder are gathered all at once: a reversible stack" in ended.stdout
+    gathered = "the layers of decoder are gathered all at once: a reversible stack"
+    assert gathered in ended.stdout or ("shard", "reversible") not in RUNS
     return folder
 
 

@@ -35,12 +35,11 @@ class ParallelConfig(Config):
             raise InputError(
                 f"stages: expected 1, or more in a pipeline with the schedule '1f1b', got {self.stages}"
             )
-        for name in ("context", "tensor"):
-            if self.pipeline > 1 and getattr(self, name) > 1:
-                raise InputError(
-                    f"pipeline: not together with {name} yet, got pipeline {self.pipeline} x {name} "
-                    f"{getattr(self, name)}; use it with data and shard"
-                )
+        if self.pipeline > 1 and self.context > 1:
+            raise InputError(
+                f"pipeline: not together with context yet, got pipeline {self.pipeline} x context "
+                f"{self.context}; use it with data, shard and tensor"
+            )
 
     def check_accumulated(self, batches: int) -> None:
         """Raises `InputError` where a pipeline cannot run so many microbatches."""

@@ -17,7 +17,7 @@ Use = tuple[dict[str, Any], str]
 
 
 class Holders:
-    """Parameters and buffers of `model`, whole as yet, by the ranks that will hold them.
+    """Parameters and buffers of `model`, which has all as yet, by the ranks that will hold them.
 
     layers: of each rank of `group` the runs of layers that it has.
     """
@@ -46,7 +46,8 @@ class Holders:
         for uses, ranks in self.held:
             if ranks and self.rank not in ranks:
                 table, name = uses[0]
-                _put(uses, torch.empty_like(table[name], device="meta"))
+                tensor = table[name]
+                _put(uses, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
         for parent, child in places(self.model):
             module = getattr(parent, child)
             if module is not None and any(tensor.is_meta for tensor in _tensors([module])):

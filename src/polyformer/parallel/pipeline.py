@@ -39,7 +39,7 @@ class Pipeline:
 
     group: the processes of the pipeline, in the order of their stages. per_process: stages of each process;
     the stages s, s + P, s + 2 P, ... are of process s of P. divide: divides what this process has further
-    (`shard.py`, `tensor.py`), and brings it to its device.
+    (`shard.py`), and brings it to its device; heads are divided before (`tensor.py`).
     Raises `InputError` for models that need all their layers in one process.
     """
 

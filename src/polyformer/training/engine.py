@@ -107,8 +107,12 @@ class Engine:
 
         self.form = Form(model)
         parallel, notes = self.config.parallel, []
+        if self.mesh.size("tensor") > 1:
+            from polyformer.parallel.tensor import divide_heads
+
+            notes += divide_heads(model, self.mesh.device_mesh["tensor"])
         if parallel.pipeline == 1:
-            return self._divide(model, model)
+            return notes + self._place(model, model)
         from polyformer.parallel.pipeline import Pipeline
 
         self.pipeline = Pipeline(
@@ -117,31 +121,24 @@ class Engine:
             parallel.pipeline_schedule,
             parallel.stages,
             self.autocast,
-            lambda root: notes.extend(self._divide(model, root)),
+            lambda root: notes.extend(self._place(model, root)),
         )
         return notes
 
-    def _divide(self, model: nn.Module, root: nn.Module) -> list[str]:
-        """Divide what this process has of `model` further, and bring it to the device; returns notes.
+    def _place(self, model: nn.Module, root: nn.Module) -> list[str]:
+        """Bring what this process has of `model` to the device, or its part of that; returns notes.
 
         root: what is called to run it, `model` itself or a module around it.
         """
         from polyformer.parallel.shard import compile_layers, shard
 
         assert self.mesh is not None
-        notes = []
-        if self.mesh.size("tensor") > 1:
-            from polyformer.parallel.tensor import divide_heads
-
-            notes += divide_heads(model, self.mesh.device_mesh["tensor"])
         divided = self.mesh.sharding.size() > 1
         if not divided:
             model.to(self.device)
         if self.config.compile:
             compile_layers(model)
-        if divided:
-            notes += shard(model, self.mesh.sharding, root)
-        return notes
+        return shard(model, self.mesh.sharding, root) if divided else []
 
     def build(self, config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of `model`, which is in its place."""
