@@ -8,6 +8,7 @@ from launching import launch, run_checks
 from polyformer.attention import SoftmaxConfig
 from polyformer.attention.linear.performer import PerformerConfig
 from polyformer.core.errors import InputError
+from polyformer.feedforward import ExpertsConfig
 from polyformer.model import Transformer
 from polyformer.patterns import Global, Window
 from polyformer.position import AlibiConfig, EtcLabelsConfig, T5BiasConfig
@@ -17,7 +18,6 @@ FAMILIES = "Position", "Block", "FeedForward", "Norm", "Head", "Memory", "Depth"
 REFUSED = {
     "Depth-act",
     "Depth-exits",
-    "FeedForward-experts",
     "FeedForward-separable_convolution",
     "Head-choose",
     "Head-classify",
@@ -60,8 +60,11 @@ def refuses(case: Case) -> bool:
     return False
 
 
-def check(case: Case, length: int = 11, way: str = "auto", **inputs: torch.Tensor) -> None:
-    model, batch = case.model(), case.labels(case.batch(length=length)) | inputs
+def check(
+    case: Case, length: int = 11, way: str = "auto", trained: bool = False, **inputs: torch.Tensor
+) -> None:
+    model = without_dropout(case.model().train(trained))
+    batch = case.labels(case.batch(length=length)) | inputs
     whole = model(**batch)
     expected = gradients(model, whole.loss)
     with spread_over(way=way):
@@ -110,6 +113,16 @@ def sources() -> None:
             check(case, 3 * dist.get_world_size() - 1, way)  # of a target so short that some have none of it
 
 
+def experts() -> None:
+    """Their balance and the room that they have are of all tokens, wherever these are."""
+    documents = (torch.arange(29) // 9).expand(2, -1)
+    mask = torch.ones(2, 29, dtype=torch.long)
+    mask[0, 20:] = 0
+    part = ExpertsConfig(experts=3, capacity=0.7, balance=0.1)
+    for shape, inputs in (("decoder", {"document_ids": documents}), ("encoder", {"attention_mask": mask})):
+        check(Case("tiny", shrunk(with_part(bases()[shape], part))), 29, trained=True, **inputs)
+
+
 def recomputed_and_trained() -> None:
     """Activations that are computed again exchange keys again; in training too."""
     torch.manual_seed(0)
@@ -120,17 +133,22 @@ def recomputed_and_trained() -> None:
     results = []
     for recompute in (False, True):
         model.decoder.recompute = recompute
-        for module in model.modules():
-            if hasattr(module, "p"):
-                module.p = 0.0
         with spread_over():
-            results.append(gradients(model.train(), model(ids, labels=ids).loss))
+            results.append(gradients(without_dropout(model.train()), model(ids, labels=ids).loss))
     assert_same(*results)
 
 
+def without_dropout(model: Transformer) -> Transformer:
+    """Which would draw other places in each process."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
 CHECKS = {
-    2: (all_parts, documents_and_padding, segments, sources, recomputed_and_trained),
-    4: (documents_and_padding, sources),
+    2: (all_parts, documents_and_padding, segments, sources, experts, recomputed_and_trained),
+    4: (documents_and_padding, sources, experts),
 }
 
 

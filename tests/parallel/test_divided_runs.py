@@ -81,7 +81,6 @@ RUNS = [
     for kind in KINDS
     if not (kind in LEFT_OUT.get(mesh, ()) and (PROCESSES == 2 or "pipeline" in sizes))
     and not (sizes.keys() & {"tensor", "pipeline"} and kind == "reversible")  # refused, as below
-    and not ("context" in sizes and kind == "experts")  # one process needs whole texts
 ]
 
 EXTRA: dict[str, tuple[str, dict[str, Any]]] = {

@@ -17,11 +17,13 @@ class FeedForwardConfig(Config):
     """Family of feed-forwards: `build(hidden_size)` makes the module.
 
     `tokenwise` says that what it makes of a token depends on that token alone; `stateful` that in decoding
-    it reads what it kept of earlier tokens.
+    it reads what it kept of earlier tokens; `exchanges` that it asks other processes for what it needs of
+    their tokens, where a sequence is spread over them.
     """
 
     tokenwise: ClassVar[bool] = True
     stateful: ClassVar[bool] = False
+    exchanges: ClassVar[bool] = False
 
     def build(self, hidden_size: int) -> "FeedForward":
         """The module, in a model of `hidden_size`."""

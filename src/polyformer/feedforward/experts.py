@@ -11,7 +11,10 @@ Padding is sent nowhere and counted nowhere. Cost: top_k expert passes a token, 
 ceil(capacity * top_k * t / X): those whose choice of e comes after so many others are passed on by the
 residual stream alone. Deviations: the papers count over the batch and the whole length, where a token's fate
 depends on other rows and later tokens; here on its own past. An evaluation drops nothing. The router is
-computed in float32. Shazeer et al. 2017, section 2; Lepikhin et al. 2021, section 2.2; Fedus et al. 2022, 2.
+computed in float32. Of a sequence that is spread over processes all tokens count, wherever they are: the
+processes sum F_e and P_e, and show one another their choices where there is a capacity.
+
+Shazeer et al. 2017, section 2; Lepikhin et al. 2021, section 2.2; Fedus et al. 2022 (Switch), section 2.
 """
 
 import dataclasses
@@ -25,9 +28,11 @@ from torch import Tensor, nn
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError, quote
 from polyformer.core.marks import mark
+from polyformer.dot_product.spread.exchange import everywhere, total, total_of_parts
 from polyformer.feedforward.base import FeedForward, FeedForwardConfig
 from polyformer.ops.linear import ExactLinear, linear
 from polyformer.sequence.context import Context
+from polyformer.sequence.shares import Share
 
 
 def dense() -> FeedForwardConfig:
@@ -50,6 +55,7 @@ class ExpertsConfig(FeedForwardConfig):
     kind: ClassVar[str] = "experts"
     paper: ClassVar[str] = "Shazeer et al. 2017; Fedus et al. 2022 (Switch), section 2"
     tokenwise: ClassVar[bool] = False
+    exchanges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.expert.tokenwise:
@@ -126,13 +132,23 @@ class Experts(FeedForward):
         gates = top.softmax(-1) if self.config.gates == "chosen" else probabilities.gather(-1, chosen)
         real = _real(x, context)
         if self.config.balance:
-            add_auxiliary_loss("balance", self.config.balance * balance(probabilities, chosen, real))
+            over = None if context is None else context.share
+            balanced = balance(probabilities, chosen, real, over)
+            add_auxiliary_loss("balance", self.config.balance * balanced)
         taken = real.unsqueeze(-1).expand_as(chosen)
         if self.training and self.config.capacity is not None:
-            share = self.config.capacity * self.config.top_k / self.config.experts
-            doc = None if context is None else context.q_doc
-            taken = taken & within(chosen, self.config.experts, real, doc, share)
+            part = self.config.capacity * self.config.top_k / self.config.experts
+            taken = taken & self._within(chosen, context, part)
         return chosen, gates, taken
+
+    def _within(self, chosen: Tensor, context: Context | None, part: float) -> Tensor:
+        """`within` of the tokens of `context`, which other processes may have too."""
+        over = None if context is None else context.share
+        if context is not None and over is not None:
+            chosen, context = everywhere(chosen, over, "choices of experts"), context.whole
+        doc = None if context is None else context.q_doc
+        room = within(chosen, self.config.experts, _real(chosen, context), doc, part)
+        return room if over is None else over.take(room, 1)
 
     def _mark(self, chosen: Tensor, gates: Tensor, taken: Tensor) -> None:
         """Which experts read each token, the first choice first, and how much each counts."""
@@ -161,12 +177,18 @@ class Experts(FeedForward):
         return (read * weights.unsqueeze(2)).sum(-1).to(read.dtype)
 
 
-def balance(probabilities: Tensor, chosen: Tensor, real: Tensor) -> Tensor:
-    """X sum_e F_e P_e of probabilities [B, T, X], choices [B, T, k] and real tokens [B, T]; 1 if equal."""
+def balance(probabilities: Tensor, chosen: Tensor, real: Tensor, over: Share | None = None) -> Tensor:
+    """X sum_e F_e P_e of probabilities [B, T, X], choices [B, T, k] and real tokens [B, T]; 1 if equal.
+
+    over: the processes that have the other tokens of the rows; the result is that of all tokens.
+    """
     experts, weight = probabilities.shape[-1], real.unsqueeze(-1).to(probabilities.dtype)
-    count = weight.sum().clamp_min(1)
-    share = (_counts(chosen, experts) * weight).sum((0, 1)) / (count * chosen.shape[-1])
-    return experts * (share * (probabilities * weight).sum((0, 1)) / count).sum()
+    counts, sums = (_counts(chosen, experts) * weight).sum((0, 1)), (probabilities * weight).sum((0, 1))
+    count = weight.sum()
+    if over is not None:
+        counts, count, sums = total(counts, over), total(count, over), total_of_parts(sums, over)
+    count = count.clamp_min(1)
+    return experts * (counts / (count * chosen.shape[-1]) * sums / count).sum()
 
 
 def within(chosen: Tensor, experts: int, real: Tensor, doc: Tensor | None, share: float) -> Tensor:

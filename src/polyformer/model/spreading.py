@@ -26,7 +26,9 @@ def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> N
     refused = {
         "memory": None if isinstance(config.memory, NoMemoryConfig) else config.memory.kind,
         "depth": None if stack.depth is None else config.depth.kind,
-        "feedforward": next((part.kind for part in feedforwards if not part.tokenwise), None),
+        "feedforward": next(
+            (part.kind for part in feedforwards if not (part.tokenwise or part.exchanges)), None
+        ),
         "norm": None if config.norm.tokenwise else config.norm.kind,
         "head": None if head.spreads else kind,
         "convolution": None if config.convolution is None else "convolution",

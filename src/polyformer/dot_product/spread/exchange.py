@@ -73,6 +73,23 @@ def total(x: Tensor, share: Share) -> Tensor:
     return x
 
 
+def total_of_parts(x: Tensor, share: Share) -> Tensor:
+    """The sum of x over the processes of a share; its gradient counts this process's part as often as there
+    are processes, so that the mean of their gradients is that of the sum."""
+    part = x * len(share.runs)
+    return part + (total(x.detach(), share) - part).detach()
+
+
+def everywhere(x: Tensor, share: Share, what: str) -> Tensor:
+    """x [B, T, ...] of all slots, from that of each process's tokens; without a gradient."""
+    lengths = [sum(stop - start for start, stop in runs) for runs in share.runs]
+    room = x.new_zeros(x.shape[0], max(lengths), *x.shape[2:])
+    room[:, : x.shape[1]] = x.detach()
+    gathered = gather(room, share, what)
+    tokens = torch.cat([theirs[:, :length] for theirs, length in zip(gathered, lengths)], 1)
+    return tokens[:, torch.cat([_slots(runs, x.device) for runs in share.runs]).argsort()]
+
+
 def gather(x: Tensor, share: Share, what: str) -> Tensor:
     """x of every process of a share, which has one shape in all: [P, ...]."""
     return _Gathered.apply(x, share.group, what) if len(share.runs) > 1 else x.unsqueeze(0)
