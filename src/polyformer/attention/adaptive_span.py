@@ -13,6 +13,7 @@ after each step. Cost: 2 * min(ramp + z_h, max_span) * (D + Dv) a query, twice t
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -59,6 +60,11 @@ class AdaptiveSpanConfig(MechanismConfig):
     def build(self, num_heads: int, head_size: int) -> "AdaptiveSpan":
         """With a span of its own for every head."""
         return AdaptiveSpan(self, num_heads)
+
+    def pattern_of(self, spans: Sequence[float]) -> Pattern:
+        """The keys that heads with these spans attend to."""
+        reach = (min(self.max_span, math.ceil(span + self.ramp) - 1) for span in spans)
+        return Spans(tuple((rounded(span),) for span in reach))
 
     def definition(self) -> "AdaptiveSpanConfig":
         """All pairs at once, without the layout of the spans."""
@@ -134,11 +140,9 @@ class AdaptiveSpan(Mechanism):
 
     def _pattern(self) -> Pattern:
         """As wide as each head's m is above 0; max_span while a graph is traced and nothing can be read."""
-        most = self.config.max_span
         if torch.compiler.is_compiling():
-            return Spans(((most,),))
-        spans = (min(most, math.ceil(span + self.config.ramp) - 1) for span in self.spans().tolist())
-        return Spans(tuple((rounded(span),) for span in spans))
+            return Spans(((self.config.max_span,),))
+        return self.config.pattern_of(self.spans().tolist())
 
 
 def spans(model: nn.Module) -> dict[str, list[float]]:

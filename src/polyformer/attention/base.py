@@ -101,6 +101,11 @@ class MechanismConfig(Config):
         """The same function computed by its plain equation, which tests compare the fast form with."""
         raise NotImplementedError
 
+    def summed(self) -> int | None:
+        """Into sums over how many features the processes of a spread sequence put their keys, before they
+        exchange them; None where they exchange keys."""
+        return None
+
     def cross(self) -> "MechanismConfig":
         """The cross-attention of a layer that has this mechanism: full softmax attention by default.
 

@@ -13,6 +13,7 @@ from polyformer.dot_product.plan import Leaf, plan
 from polyformer.dot_product.recalled import recall, recall_key, remember
 from polyformer.dot_product.relative import Relative
 from polyformer.dot_product.request import Request, is_autocast, prepare
+from polyformer.ops.precision import autocast_device
 from polyformer.patterns.base import MaskMod, Pattern, ScoreMod, Where
 from polyformer.sequence.context import Context
 
@@ -125,7 +126,7 @@ def _run(
             return remember(key, request)(request.q, request.k, request.v), None
         return steps.run()
 
-    device = request.q.device.type
+    device = autocast_device(request.q)
     isolated = run_isolated if request.context.share is None else _run_together
     if not is_autocast(device):
         return isolated(request, run)

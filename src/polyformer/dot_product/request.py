@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 
 from polyformer.core.errors import InputError
 from polyformer.dot_product.relative import Relative
+from polyformer.ops.precision import autocast_device
 from polyformer.ops.softmax import recording
 from polyformer.patterns.base import MaskMod, Pattern, ScoreMod, Where
 from polyformer.patterns.implied import implied
@@ -138,7 +139,7 @@ def is_autocast(device: str) -> bool:
 
 def _autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
     """The inputs in autocast's type where it is on: all but float64 and what has no floating type."""
-    device = inputs[0].device.type
+    device = autocast_device(inputs[0])
     if not is_autocast(device):
         return inputs
     dtype = torch.get_autocast_dtype(device)

@@ -31,6 +31,7 @@ from polyformer.core.marks import mark
 from polyformer.dot_product.spread.exchange import everywhere, total, total_of_parts
 from polyformer.feedforward.base import FeedForward, FeedForwardConfig
 from polyformer.ops.linear import ExactLinear, linear
+from polyformer.ops.precision import without_autocast
 from polyformer.sequence.context import Context
 from polyformer.sequence.shares import Share
 
@@ -125,7 +126,7 @@ class Experts(FeedForward):
         read = x.to(exact)
         if self.training and self.config.jitter:
             read = read * torch.empty_like(read).uniform_(1 - self.config.jitter, 1 + self.config.jitter)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             logits = linear(read, self.router.weight.to(exact))
         top, chosen = logits.topk(self.config.top_k, -1)
         probabilities = logits.softmax(-1)

@@ -122,6 +122,11 @@ class Side:
         dense = isinstance(mechanism, SoftmaxConfig) and mechanism.pattern in (None, Full(), Causal())
         return dense and self.stack.depth is None
 
+    def check_spreads(self) -> None:
+        """Raises `InputError` where no text of this side can be spread over processes."""
+        config: StackConfig = getattr(self.config, self.name)
+        check_spreads(config, self.stack, self.head, self.config.head.kind)
+
     def _compute_share(
         self,
         inputs: ModelInputs,
@@ -132,8 +137,7 @@ class Side:
     ) -> SideOutput:
         """The stack over this process's share of the tokens of `inputs`, padding too; of a source in `state`
         too."""
-        config: StackConfig = getattr(self.config, self.name)
-        check_spreads(config, self.stack, self.head, self.config.head.kind)
+        self.check_spreads()
         if state is not None and (state.source_share is None or cached):
             raise InputError(
                 "state, use_cache: a sequence that is spread over processes is read at once; leave them out"

@@ -11,7 +11,7 @@ from polyformer.dot_product.spread.needs import choose_runs
 from polyformer.heads import Head
 from polyformer.memory import NoMemoryConfig
 from polyformer.sequence.context import Context
-from polyformer.sequence.shares import Share
+from polyformer.sequence.shares import Run, Share
 from polyformer.sequence.spread import Spreading
 from polyformer.stack import Stack, StackConfig
 
@@ -45,9 +45,14 @@ def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> N
 
 def choose_share(over: Spreading, whole: Context, config: StackConfig) -> Share:
     """This process's part of the sequence, the same in all layers."""
+    return Share(over.group, over.rank, runs_of_stack(config, whole, over.processes), over.way)
+
+
+def runs_of_stack(config: StackConfig, whole: Context, processes: int) -> tuple[tuple[Run, ...], ...]:
+    """The runs of slots of every process, for all layers of a stack."""
     mechanisms = [config.attention.mechanism.at(layer) for layer in range(config.num_hidden_layers)]
     patterns = {part.pattern for part in mechanisms if isinstance(part, SoftmaxConfig)}
-    return Share(over.group, over.rank, choose_runs(patterns, whole, over.processes), over.way)
+    return choose_runs(patterns, whole, processes)
 
 
 def loss_of_whole(loss: Tensor, labels: Tensor | None, share: Share | None) -> Tensor:

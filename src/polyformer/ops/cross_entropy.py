@@ -15,6 +15,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from polyformer.core.labels import IGNORED, check_labels
 from polyformer.ops.linear import input_gradient, linear, weight_gradient
+from polyformer.ops.precision import without_autocast
 from polyformer.ops.product_ways import ROW_STEP
 
 CHUNK_ENTRIES = 1 << 25
@@ -83,7 +84,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         """-sum_t log softmax(hidden_t weight^T + bias)[label_t] / count, and its gradients with it."""
         wanted = [tensor is not None and tensor.requires_grad for tensor in (hidden, weight, bias)]
-        with torch.autocast(hidden.device.type, enabled=False):
+        with without_autocast(hidden):
             count = (labels != IGNORED).sum().clamp_min(1)
             ctx.tokens, ctx.shape, ctx.rows = tokens, hidden.shape, rows  # type: ignore[attr-defined]
             if tokens is not None:

@@ -17,9 +17,14 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def autocast_device(x: Tensor) -> str:
+    """The kind of device whose autocast `x` follows: its own; on `meta`, which has none, the CPU's."""
+    return "cpu" if x.is_meta else x.device.type
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Operations inside run in the precision of their inputs, on the device of `x`."""
-    return torch.autocast(x.device.type, enabled=False)
+    return torch.autocast(autocast_device(x), enabled=False)
 
 
 def as_written(function: Callable[P, R]) -> Callable[P, R]:

@@ -46,6 +46,14 @@ class ParallelConfig(Config):
         if self.pipeline > 1:
             check_microbatches(batches, self.pipeline, self.pipeline_schedule, self.stages)
 
+    def check_optimizer(self, kind: str) -> None:
+        """Raises `InputError` for an optimizer that does not update a divided model."""
+        if kind == "adafactor" and not self.whole:
+            raise InputError(
+                "optimizer: 'adafactor' keeps rows and columns of whole matrices, which torch does not "
+                "divide over processes; use 'adamw' or 'muon', or leave shard and tensor at 1"
+            )
+
     @property
     def whole(self) -> bool:
         """Whether every process has the whole model and whole batches: plain data parallelism, or alone."""

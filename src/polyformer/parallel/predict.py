@@ -11,14 +11,17 @@ section 2.2 (the passes of a pipeline).
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.parallel.config import DIMENSIONS, ParallelConfig
-from polyformer.parallel.predict_local import MOMENTS, Held, divided, held, on_meta
+from polyformer.parallel.predict_local import STATES, Held, divided, held, on_meta
 from polyformer.parallel.predict_trace import Kept, kept
 from polyformer.parallel.predict_traffic import FLOAT, Exchange, Work, exchanges, key_exchanges
-from polyformer.parallel.stages import num_layers, spans
+from polyformer.parallel.stages import check, num_layers, spans, stacks
+from polyformer.parallel.tensor import check_divides
+from polyformer.sequence.spread import Spreading
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,7 @@ class Setting:
 
     batch: texts that a process reads at once, with those that share them (along context and tensor). length:
     tokens of a text. passes: batches of a step, which are a pipeline's microbatches. half: products in
-    bfloat16 by autocast. optimizer: "adam", "adamw" or "sgd" with momentum.
+    bfloat16 by autocast. optimizer: one of `STATES`.
     """
 
     mesh: ParallelConfig = ParallelConfig()
@@ -41,8 +44,9 @@ class Setting:
         for name in ("batch", "length", "passes"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
-        if self.optimizer not in MOMENTS:
-            raise unknown("optimizer with a prediction", self.optimizer, MOMENTS)
+        if self.optimizer not in STATES:
+            raise unknown("optimizer with a prediction", self.optimizer, STATES)
+        self.mesh.check_optimizer(self.optimizer)
         self.mesh.check_accumulated(self.passes)
         if self.length < self.sizes["context"]:
             raise InputError(
@@ -97,22 +101,23 @@ class Prediction:
 def predict(config: ModelConfig, setting: Setting) -> Prediction:
     """Memory and traffic of a process that trains a model of `config`.
 
-    Raises `InputError` where the mesh does not divide the model, or the text is longer than it takes.
+    Raises `InputError` where training on this mesh would, and for a model of which nobody can say what it
+    keeps before it has computed.
     """
     sizes = setting.sizes
+    check_mesh(config, sizes)
     own = divided(config, sizes["tensor"])
     model = on_meta(own)
     stages = spans(num_layers(model), sizes["pipeline"])
-    traced = kept(own, setting.batch, -(-setting.length // sizes["context"]), setting.half)
     size = 2 if setting.half else FLOAT
     work = Work(setting.batch, setting.length, setting.passes, size, again=False)
-    keys = [exchange.kept for exchange in key_exchanges(own, sizes, work)]
+    traced = kept(own, setting.batch, setting.length, setting.half, _spreading(own, sizes, work))
     candidates = []
     for stage in {0, len(stages) - 1}:
-        part = held(model, stage, len(stages), sizes["shard"] * sizes["context"])
+        part = held(model, stage, len(stages), sizes["shard"] * sizes["context"], setting.optimizer)
         flight = min(len(stages) - stage, setting.passes)
-        inside = _activations(own, traced, stages[stage], stage, len(stages), flight, setting, keys)
-        candidates.append((stage, part, _memory(part, sizes, setting.optimizer, *inside)))
+        inside = _activations(own, traced, stages[stage], stage, len(stages), flight, setting)
+        candidates.append((stage, part, _memory(part, sizes, *inside)))
     stage, part, memory = max(candidates, key=lambda item: item[2].total(again=False))
     again = dataclasses.replace(work, again=True)
     return Prediction(
@@ -120,10 +125,30 @@ def predict(config: ModelConfig, setting: Setting) -> Prediction:
     )
 
 
-def _memory(part: Held, sizes: dict[str, int], optimizer: str, activations: int, recomputed: int) -> Memory:
+def _spreading(own: ModelConfig, sizes: Mapping[str, int], work: Work) -> Spreading | None:
+    """The process along `context` that gets most keys; None where there is one."""
+    if sizes["context"] == 1:
+        return None
+    most = max(key_exchanges(own, sizes, work), key=lambda keys: keys.forward)
+    return Spreading(None, most.process, sizes["context"])
+
+
+def check_mesh(config: ModelConfig, sizes: Mapping[str, int]) -> None:
+    """Raises the `InputError` of training on this mesh, where it cannot divide a model of `config`."""
+    model = on_meta(config)
+    if sizes["context"] > 1:
+        for name in stacks(model):
+            model._side(name).check_spreads()
+    if sizes["tensor"] > 1:
+        check_divides(model, sizes["tensor"])
+    if sizes["pipeline"] > 1:
+        check(model)
+
+
+def _memory(part: Held, sizes: dict[str, int], activations: int, recomputed: int) -> Memory:
     whole = FLOAT * (part.rest + 2 * part.layer + part.layer) if sizes["shard"] * sizes["context"] > 1 else 0
     own = FLOAT * part.part
-    return Memory(own, own, MOMENTS[optimizer] * own, whole, activations, recomputed)
+    return Memory(own, own, FLOAT * part.state, whole, activations, recomputed)
 
 
 def _activations(
@@ -134,11 +159,10 @@ def _activations(
     stages: int,
     flight: int,
     setting: Setting,
-    keys: list[int],
 ) -> tuple[int, int]:
     """Bytes kept of `flight` passes by the layers `own`, with what stands before and behind them; and the
     same where only the layers' inputs are kept, and one layer at a time is whole."""
-    layers = [traced.layers[layer] + keys[layer] for layer in own]
+    layers = [traced.layers[layer] for layer in own]
     inputs = [traced.inputs[layer] for layer in own]
     around = traced.before if stage == 0 else 0
     if stage == stages - 1:

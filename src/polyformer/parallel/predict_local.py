@@ -2,20 +2,39 @@
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from polyformer.architecture import ModelConfig
-from polyformer.core.errors import InputError, quote
-from polyformer.feedforward.base import SizedConfig
+from polyformer.feedforward.alternate import AlternateFeedForwardConfig
+from polyformer.feedforward.base import FeedForwardConfig
+from polyformer.feedforward.chunked import ChunkedConfig
+from polyformer.feedforward.dense import DenseConfig
+from polyformer.feedforward.experts import ExpertsConfig
+from polyformer.feedforward.gated import GatedConfig
 from polyformer.heads.adaptive import AdaptiveSoftmax
 from polyformer.model import Transformer, build_model
 from polyformer.parallel.stages import needed, num_layers, spans
 
-MOMENTS = {"adam": 2, "adamw": 2, "sgd": 1}
-"""Numbers that an optimizer keeps of each parameter; sgd with momentum."""
+
+def _rows_and_columns(shape: Sequence[int], _: bool) -> int:
+    if len(shape) < 2:
+        return math.prod(shape)
+    return math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1]
+
+
+STATES: dict[str, Callable[[Sequence[int], bool], int]] = {
+    "adam": lambda shape, table: 2 * math.prod(shape),
+    "adamw": lambda shape, table: 2 * math.prod(shape),
+    "sgd": lambda shape, table: math.prod(shape),
+    "sgd without momentum": lambda shape, table: 0,
+    "muon": lambda shape, table: (1 if len(shape) == 2 and not table else 2) * math.prod(shape),
+    "adafactor": _rows_and_columns,
+}
+"""Numbers that an optimizer keeps of a parameter of this shape, which is or is not a table of tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +42,16 @@ class Held:
     """Numbers in the parameters of a process, before and after they are divided over `shard`.
 
     whole: all that its layers have. part: what it keeps of them. layer: the largest layer. rest: what is in
-    no layer, the token tables among them.
+    no layer, the token tables among them. state: what an optimizer keeps of its part. shared: what is sent
+    for the gradients of weights which other stages of a pipeline have too.
     """
 
     whole: int
     part: int
     layer: int
     rest: int
+    state: int
+    shared: float
 
 
 def divided(config: ModelConfig, tensor: int) -> ModelConfig:
@@ -37,40 +59,25 @@ def divided(config: ModelConfig, tensor: int) -> ModelConfig:
 
     Queries, keys, values and the first matrices of a feed-forward are divided by what they put out, the
     others by what they read, a vocabulary by its rows (Shoeybi et al. 2019, section 3); norms and residual
-    vectors are whole in each. Raises `InputError` where it does not divide.
+    vectors are whole in each. They must divide (`tensor.check_divides`).
     """
     if tensor == 1:
         return config
     changes: dict[str, Any] = {"vocab_size": own_rows(config, tensor)}
     for name in ("encoder", "decoder"):
         stack = getattr(config, name)
-        if stack is None:
-            continue
-        attention, feedforward = stack.attention, stack.feedforward
-        if not isinstance(feedforward, SizedConfig):
-            raise InputError(
-                f"tensor={tensor}: predicted for feed-forwards with one inner layer, and {name} has "
-                f"{quote(feedforward.kind)}; leave tensor out"
+        if stack is not None:
+            attention = stack.attention
+            changes[name] = dataclasses.replace(
+                stack,
+                attention=dataclasses.replace(
+                    attention,
+                    num_attention_heads=attention.num_attention_heads // tensor,
+                    num_key_value_heads=attention.kv_heads // tensor,
+                    head_size=attention.width(config.hidden_size),
+                ),
+                feedforward=_narrow(stack.feedforward, tensor),
             )
-        for number, what in (
-            (attention.num_attention_heads, "heads"),
-            (attention.kv_heads, "key-value heads"),
-            (feedforward.intermediate_size, "inner numbers of the feed-forward"),
-        ):
-            if number % tensor:
-                raise InputError(f"tensor={tensor} does not divide {number} {what} of the {name}")
-        changes[name] = dataclasses.replace(
-            stack,
-            attention=dataclasses.replace(
-                attention,
-                num_attention_heads=attention.num_attention_heads // tensor,
-                num_key_value_heads=attention.kv_heads // tensor,
-                head_size=attention.width(config.hidden_size),
-            ),
-            feedforward=dataclasses.replace(
-                feedforward, intermediate_size=feedforward.intermediate_size // tensor
-            ),
-        )
     return dataclasses.replace(config, **changes)
 
 
@@ -82,6 +89,21 @@ def own_rows(config: ModelConfig, tensor: int) -> int:
     return config.vocab_size if whole else -(-config.vocab_size // tensor)
 
 
+def _narrow(part: FeedForwardConfig, tensor: int) -> FeedForwardConfig:
+    """A feed-forward with so many times fewer inner numbers; one that is not divided as it is."""
+    if isinstance(part, DenseConfig | GatedConfig):
+        return dataclasses.replace(part, intermediate_size=part.intermediate_size // tensor)
+    if isinstance(part, ExpertsConfig):
+        return dataclasses.replace(part, expert=_narrow(part.expert, tensor))
+    if isinstance(part, ChunkedConfig):
+        return dataclasses.replace(part, inner=_narrow(part.inner, tensor))
+    if isinstance(part, AlternateFeedForwardConfig):
+        return dataclasses.replace(
+            part, feedforwards=tuple(_narrow(each, tensor) for each in part.feedforwards)
+        )
+    return part
+
+
 def on_meta(config: ModelConfig) -> Transformer:
     """The model of `config`, in floating point, on the `meta` device."""
     with torch.device("meta"):
@@ -90,25 +112,39 @@ def on_meta(config: ModelConfig) -> Transformer:
     return model
 
 
-def held(model: Transformer, stage: int, stages: int, shard: int) -> Held:
+def held(model: Transformer, stage: int, stages: int, shard: int, optimizer: str) -> Held:
     """What a process of `stage` holds of `model`, the whole of which stands on its `tensor` processes.
 
     Along `shard` (with `context`, which divides weights too) the first dimension of every tensor is cut
-    into equal parts, the last of which may be smaller (torch's `fully_shard`): this counts the first
-    process's.
+    into equal parts, the last of which may be smaller and are then filled up (torch's `fully_shard`): this
+    counts the first process's, and as much for all others.
     """
     parts = spans(num_layers(model), stages)
-    modules = needed(model, [parts[stage]]) if stages > 1 else [model]
-    own = {parameter for module in modules for parameter in module.parameters()}
+    every = [_parameters(needed(model, [part]) if stages > 1 else [model]) for part in parts]
+    own = every[stage]
+    shapes = {parameter: _share(parameter.shape, shard) for parameter in own}
+    sizes = {parameter: math.prod(shape) for parameter, shape in shapes.items()}
     layers = [{*layer.parameters()} & own for layer in layers_of(model)]
-    numbers = [sum(parameter.numel() for parameter in layer) for layer in layers]
-    inside = set[nn.Parameter]().union(*layers)
-    whole = sum(parameter.numel() for parameter in own)
-    part = sum(
-        -(-parameter.shape[0] // shard) * math.prod(parameter.shape[1:]) if parameter.dim() else 1
-        for parameter in own
+    rest = own - set[nn.Parameter]().union(*layers)
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    owners = {parameter: sum(parameter in others for others in every) for parameter in own}
+    return Held(
+        whole=shard * sum(sizes.values()),
+        part=sum(sizes.values()),
+        layer=shard * max(sum(sizes[parameter] for parameter in layer) for layer in layers),
+        rest=shard * sum(sizes[parameter] for parameter in rest),
+        state=sum(STATES[optimizer](shape, parameter in tables) for parameter, shape in shapes.items()),
+        shared=sum(2 * (n - 1) / n * sizes[parameter] for parameter, n in owners.items()),
     )
-    return Held(whole, part, max(numbers), sum(parameter.numel() for parameter in own - inside))
+
+
+def _parameters(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
+    return {parameter for module in modules for parameter in module.parameters()}
+
+
+def _share(shape: Sequence[int], shard: int) -> tuple[int, ...]:
+    """The shape of the first process's part of a parameter."""
+    return (-(-shape[0] // shard), *shape[1:]) if shape else ()
 
 
 def layers_of(model: Transformer) -> list[nn.Module]:

@@ -19,6 +19,7 @@ they read). Korthikanti et al. 2022, section 4.1, count the same for an attentio
 import dataclasses
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +29,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from polyformer.architecture import ModelConfig
+from polyformer.core.errors import InputError
 from polyformer.model import Transformer
 from polyformer.parallel.predict_local import on_meta
+from polyformer.sequence.spread import Spreading, spreading
 from polyformer.stack import Layer, StackConfig
 
 PRODUCTS = {
@@ -48,7 +51,13 @@ PRODUCTS = {
 }
 """What autocast computes in half precision."""
 
-LOOKS = {Tensor.__float__: math.inf, Tensor.item: math.inf, Tensor.__bool__: True}
+LOOKS: dict[Any, Callable[[Tensor], Any]] = {
+    Tensor.__float__: lambda x: math.inf,
+    Tensor.__int__: lambda x: 0,
+    Tensor.item: lambda x: math.inf,
+    Tensor.__bool__: lambda x: True,
+    Tensor.tolist: lambda x: torch.zeros(x.shape, dtype=x.dtype).tolist(),
+}
 """What is answered where code looks at numbers to choose among ways that keep the same."""
 
 
@@ -67,7 +76,7 @@ class Kept:
     after: int = 0
 
 
-def kept(config: ModelConfig, batch: int, length: int, half: bool) -> Kept:
+def kept(config: ModelConfig, batch: int, length: int, half: bool, over: Spreading | None = None) -> Kept:
     """`trace` of a model of `config`; of layers that are alike two are traced, and stand for all."""
     sides = {name: stack for name in ("encoder", "decoder") if (stack := getattr(config, name)) is not None}
     alike = {name: _alike(stack) and stack.num_hidden_layers > 2 for name, stack in sides.items()}
@@ -75,7 +84,7 @@ def kept(config: ModelConfig, batch: int, length: int, half: bool) -> Kept:
         name: dataclasses.replace(stack, num_hidden_layers=2) if alike[name] else stack
         for name, stack in sides.items()
     }
-    traced = trace(on_meta(dataclasses.replace(config, **short)), batch, length, half)
+    traced = trace(on_meta(dataclasses.replace(config, **short)), batch, length, half, over)
     layers, inputs, place = list[int](), list[int](), 0
     for name, stack in sides.items():
         number = short[name].num_hidden_layers
@@ -93,9 +102,10 @@ def _alike(stack: StackConfig) -> bool:
     return stack.num_hidden_groups is None and all(part.at(i) == part.at(0) for part in parts for i in layers)
 
 
-def trace(model: Transformer, batch: int, length: int, half: bool) -> Kept:
+def trace(model: Transformer, batch: int, length: int, half: bool, over: Spreading | None = None) -> Kept:
     """What a pass of `model`, on the `meta` device, keeps of [batch, length] tokens (an encoder-decoder: as
-    many of the source too), the head's loss apart; `half`: under autocast to bfloat16."""
+    many of the source too), the head's loss apart; `half`: under autocast to bfloat16. over: the processes
+    over which the tokens are spread, of which it is one."""
     ids = torch.zeros(batch, length, dtype=torch.long, device="meta")
     inputs = {"input_ids": ids}
     if model.encoder is not None and model.decoder is not None:
@@ -106,11 +116,18 @@ def trace(model: Transformer, batch: int, length: int, half: bool) -> Kept:
     ]
     try:
         with (
-            _Emulated(half, recorder.note),
+            torch.autocast("cpu", torch.bfloat16, enabled=half),  # which says where it is on
+            _Emulated(),
+            nullcontext() if over is None else spreading(over),
             torch.autograd.graph.saved_tensors_hooks(recorder.note, lambda x: x),
         ):
             output = model.train()(**inputs)
         del output
+    except NotImplementedError as error:
+        raise InputError(
+            "mesh: what this model keeps for the backward pass depends on the numbers that it computes, so "
+            "that nothing is predicted; measure a step on one process"
+        ) from error
     finally:
         for handle in handles:
             handle.remove()
@@ -159,19 +176,20 @@ class _Recorder:
 class _Emulated(TorchFunctionMode):
     """Autocast, dropout and fused attention on `meta`, as they are on a device."""
 
-    def __init__(self, half: bool, note: Callable[[Tensor], Tensor]):
+    def __init__(self) -> None:
         super().__init__()
-        self.half, self.note = half, note
         self.copies: dict[int, Tensor] = {}  # of weights, which autocast makes once
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run `func`, or what stands for it."""
         kwargs = kwargs or {}
-        if self.half and func in PRODUCTS:
+        if func in PRODUCTS and torch.is_autocast_enabled("cpu"):
             args = tuple(map(self._cast, args))
             kwargs = {name: self._cast(value) for name, value in kwargs.items()}
         if func in LOOKS and args[0].is_meta:
-            return LOOKS[func]
+            return LOOKS[func](args[0])
+        if func is torch.bincount and args[0].is_meta:
+            return _evenly(args[0].numel(), kwargs["minlength"])
         if func is F.dropout:
             return _Masked.apply(args[0])
         if func is F.scaled_dot_product_attention:
@@ -186,6 +204,13 @@ class _Emulated(TorchFunctionMode):
         if isinstance(value, nn.Parameter):
             return self.copies.setdefault(id(value), value.to(torch.bfloat16))
         return value.to(torch.bfloat16)
+
+
+def _evenly(number: int, bins: int) -> Tensor:
+    """Tokens that fall on experts: on each as many, or one more, and in the last bin, of those that no expert
+    takes, none."""
+    experts = max(bins - 1, 1)
+    return torch.tensor([number // experts + (i < number % experts) for i in range(experts)] + [0])
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any) -> Tensor:

@@ -12,23 +12,33 @@ each, an all-reduce both, 2 (n - 1) / n N (Rajbhandari et al. 2020 (ZeRO), secti
                what is projected together (Shoeybi et al. 2019, section 3, figure 4); of a divided vocabulary
                [B, T, E] of the token vectors, and three numbers a token and [B, T, E] of the loss
     context    the keys and values that the layout of the pattern names, or all in a ring; and back their
-               gradients
-    pipeline   [B, T, E] to the next stage and its gradient to the one before
+               gradients. Attention by features: every run's sums of keys to all, and an all-reduce back
+    pipeline   [B, T, E] to the next stage and its gradient to the one before; and, once a step, gradients of
+               weights that several stages have, such as a tied token table
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 
 from polyformer.architecture import ModelConfig
+from polyformer.attention.adaptive_span import AdaptiveSpanConfig
+from polyformer.attention.base import MechanismConfig
 from polyformer.dot_product.spread.needs import choose_runs, find_needs
 from polyformer.dot_product.spread.run import WORTH_A_RING
+from polyformer.feedforward.base import FeedForwardConfig
+from polyformer.feedforward.chunked import ChunkedConfig
+from polyformer.feedforward.dense import DenseConfig
+from polyformer.feedforward.experts import ExpertsConfig
 from polyformer.feedforward.gated import GatedConfig
+from polyformer.model.spreading import runs_of_stack
 from polyformer.parallel.predict_local import Held, divided, own_rows
+from polyformer.parallel.stages import spans
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.implied import implied
 from polyformer.sequence.context import Context
 from polyformer.sequence.shares import Run, Share
-from polyformer.stack import StackConfig
+from polyformer.stack import AttentionConfig, StackConfig
 
 FLOAT = 4
 """Bytes of weights, gradients, and vectors between layers."""
@@ -57,8 +67,7 @@ class Work:
 
 def exchanges(config: ModelConfig, sizes: Mapping[str, int], held: Held, work: Work) -> list[Exchange]:
     """Every exchange of a step but those along dimensions of one process; `config` of the whole model."""
-    own = work.length // sizes["context"]
-    vectors = FLOAT * work.batch * own * config.hidden_size  # [B, T, E]
+    vectors = FLOAT * work.batch * (work.length // sizes["context"]) * config.hidden_size  # [B, T, E]
     forward = 2 if work.again else 1
     rows = []
     if (n := sizes["shard"] * sizes["context"]) > 1:
@@ -74,18 +83,35 @@ def exchanges(config: ModelConfig, sizes: Mapping[str, int], held: Held, work: W
     if (n := sizes["tensor"]) > 1:
         sums, gradients = (number / sizes["pipeline"] for number in _sums(config))
         inside = vectors * (forward * sums * work.size / FLOAT + gradients)
-        inside += _vocabulary_sums(config, n, vectors)
+        inside += _vocabulary_sums(config, n, vectors, work.size)
         rows.append(Exchange("tensor", "all-reduce of activations", 2 * (n - 1) / n * inside * work.passes))
     if sizes["context"] > 1:
         keys = key_exchanges(divided(config, sizes["tensor"]), sizes, work)
-        read = sum(forward * layer.forward + layer.backward for layer in keys)
-        rows += [
-            Exchange("context", "keys and values", read * work.passes),
-            Exchange("context", "gradients of keys and values", sum(x.gradients for x in keys) * work.passes),
-        ]
+        for what in dict.fromkeys(layer.what for layer in keys):
+            own = [layer for layer in keys if layer.what == what]
+            read = sum(forward * layer.forward + layer.backward for layer in own)
+            back = sum(layer.gradients for layer in own)
+            rows += [
+                Exchange("context", what, read * work.passes),
+                Exchange("context", f"gradients of {what}", back * work.passes),
+            ]
     if sizes["pipeline"] > 1:
-        rows.append(Exchange("pipeline", "hidden states and gradients", 2 * vectors * work.passes))
+        hidden = vectors * _passed_on(config, sizes["pipeline"]) * work.passes
+        rows.append(Exchange("pipeline", "hidden states and gradients", hidden))
+        if held.shared:
+            rows.append(
+                Exchange("pipeline", "all-reduce of gradients of shared weights", FLOAT * held.shared)
+            )
     return rows
+
+
+def _passed_on(config: ModelConfig, stages: int) -> int:
+    """How many vectors [B, T, E] the busiest stage of a pipeline sends for a batch: hidden states to the next
+    one, where the decoder has begun with the source's, and gradients of as many to the one before."""
+    layers = sum(stack.num_hidden_layers for stack in _stacks(config))
+    source = config.encoder.num_hidden_layers if config.encoder and config.decoder else layers
+    edges = [0, *(2 if span.start > source else 1 for span in spans(layers, stages)[1:]), 0]
+    return max(before + after for before, after in itertools.pairwise(edges))
 
 
 def _sums(config: ModelConfig) -> tuple[int, int]:
@@ -93,38 +119,57 @@ def _sums(config: ModelConfig) -> tuple[int, int]:
     forward = backward = 0
     for stack in _stacks(config):
         crosses = stack is config.decoder and config.encoder is not None
-        read = 2 if isinstance(stack.feedforward, GatedConfig) else 1  # its two first matrices read apart
-        forward += stack.num_hidden_layers * (3 if crosses else 2)
-        backward += stack.num_hidden_layers * (1 + read + (3 if crosses else 0))  # q; k and v of the source
+        for layer in range(stack.num_hidden_layers):
+            behind, read = _feedforward_sums(stack.feedforward.at(layer))
+            forward += (2 if crosses else 1) + behind
+            backward += (4 if crosses else 1) + read  # of the source's keys and values, and the queries
     return forward, backward
 
 
-def _vocabulary_sums(config: ModelConfig, tensor: int, vectors: int) -> float:
-    """Bytes of the sums over a vocabulary that is divided by `tensor`; vectors: those of [B, T, E]."""
+def _vocabulary_sums(config: ModelConfig, tensor: int, vectors: int, size: int) -> float:
+    """Bytes of the sums over a vocabulary that is divided by `tensor`; vectors: those of [B, T, E]. size: of
+    a number of products, one of which the head of a masked language model makes before its loss."""
     if own_rows(config, tensor) == config.vocab_size:
         return 0
     width, shape = config.embedding.width(config.hidden_size), config.head_shape()
     token = width * len(_stacks(config))
     if config.head.kind in ("language_model", "masked"):
-        token += 3 + (shape.table_size or shape.hidden_size)
+        part = size / FLOAT if config.head.kind == "masked" else 1
+        token += 3 + part * (shape.table_size or shape.hidden_size)
     return vectors * token / config.hidden_size
+
+
+def _feedforward_sums(part: FeedForwardConfig) -> tuple[int, int]:
+    """The same of one feed-forward; those of experts read a token `top_k` times."""
+    if isinstance(part, ExpertsConfig):
+        forward, backward = _feedforward_sums(part.expert)
+        return part.top_k * forward, part.top_k * backward
+    if isinstance(part, ChunkedConfig):
+        return _feedforward_sums(part.inner)
+    if isinstance(part, GatedConfig):
+        return 1, 2  # its two first matrices read apart
+    return (1, 1) if isinstance(part, DenseConfig) else (0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
     """Keys of one layer and text that the process which gets most sends or gets: forward, backward, as
-    gradients; and how many of others it keeps for the backward pass."""
+    gradients. process: which that is. what: they are."""
 
     forward: int
     backward: int
     gradients: int
-    kept: int
+    process: int = 0
+    what: str = "keys and values"
 
     def __mul__(self, number: int) -> "Keys":
-        return Keys(*(number * value for value in dataclasses.astuple(self)))
+        forward, backward, gradients = self.forward, self.backward, self.gradients
+        return dataclasses.replace(
+            self, forward=number * forward, backward=number * backward, gradients=number * gradients
+        )
 
 
-NONE = Keys(0, 0, 0, 0)
+NONE = Keys(0, 0, 0)
 
 
 def exchanged_keys(
@@ -135,10 +180,12 @@ def exchanged_keys(
     rings: bool = True,
     runs: tuple[tuple[Run, ...], ...] | None = None,
 ) -> Keys:
-    """What attention over a spread sequence exchanges: the keys that the layout names, which stay until the
-    backward pass; or, where it names half of them, all of them in a ring, twice, their gradients behind them
-    (Liu et al. 2023, section 3). rings: whether the mechanism may, which dropout keeps it from. runs: the
-    slots of every process, by default as for a stack of this pattern alone."""
+    """What attention over a spread sequence exchanges: the keys that the layout names; or, where it names
+    half of them, all of them in a ring, twice, their gradients behind them (Liu et al. 2023, section 3).
+
+    rings: whether the mechanism may, which dropout keeps it from. runs: the slots of every process, by
+    default as for a stack of this pattern alone.
+    """
     whole = Context(length, length, causal=causal)
     runs = choose_runs([pattern], whole, processes) if runs is None else runs
     shown = implied(whole)
@@ -146,38 +193,63 @@ def exchanged_keys(
     needs = find_needs(seen, whole, Share(None, 0, runs))
     if rings and processes > 2 and needs.part_needed() >= WORTH_A_RING:
         part = -(-length // processes)
-        return Keys((processes - 1) * part, (processes - 1) * part, processes * part, 0)
-    most = max(needs.received(rank) for rank in range(processes))
-    return Keys(most, 0, most, most)
+        return Keys((processes - 1) * part, (processes - 1) * part, processes * part)
+    most = max(range(processes), key=needs.received)
+    return Keys(needs.received(most), 0, needs.received(most), most)
+
+
+def exchanged_sums(rows: int, width: int, features: int, processes: int, runs: int) -> Keys:
+    """Numbers that attention by `features` exchanges of `rows` texts and heads, whose values are `width`
+    wide: the sums of each of a process's `runs` of slots, which all processes get."""
+    own = runs * rows * (features * (width + 1) + 3)
+    sent = (processes - 1) * own
+    return Keys(sent, 0, 2 * sent, what="sums of keys")
 
 
 def key_exchanges(config: ModelConfig, sizes: Mapping[str, int], work: Work) -> list[Keys]:
-    """The same in bytes of keys and values, of all texts, for each layer, the encoder's first.
+    """The same in bytes, of all texts, for each attention, the encoder's first.
 
     config: of one of the `tensor` processes.
     """
-    layers = list[Keys]()
+    processes, calls = sizes["context"], list[Keys]()
+    if processes == 1:
+        return calls
     for stack in _stacks(config):
-        attention, known = stack.attention, dict[Pattern | None, Keys]()
-        width = attention.kv_heads * attention.width(config.hidden_size)
-        pattern = getattr(attention.mechanism, "pattern", None)
-        patterns = [
-            None if pattern is None else pattern.layer_pattern(layer)
-            for layer in range(stack.num_hidden_layers)
-        ]
-        causal = stack is config.decoder
-        whole = Context(work.length, work.length, causal=causal)
-        runs = choose_runs({*patterns}, whole, sizes["context"])
-        rings = not getattr(attention.mechanism, "dropout", 0)
-        for own in patterns:
-            if own not in known:
-                known[own] = (
-                    exchanged_keys(own, work.length, sizes["context"], causal, rings, runs)
-                    if sizes["context"] > 1
-                    else NONE
-                )
-            layers.append(known[own] * (2 * work.batch * width * work.size))
-    return layers
+        crosses = stack is config.decoder and config.encoder is not None
+        known = dict[tuple[MechanismConfig, bool], Keys]()
+        whole = Context(work.length, work.length, causal=stack is config.decoder)
+        runs = runs_of_stack(stack, whole, processes)
+        for mechanism in map(stack.attention.mechanism.at, range(stack.num_hidden_layers)):
+            reads = [(mechanism, whole.causal), *([(mechanism.cross(), False)] if crosses else [])]
+            for read in reads:
+                if read not in known:
+                    known[read] = _exchanged(stack.attention, config.hidden_size, work, *read, runs)
+                calls.append(known[read])
+    return calls
+
+
+def _exchanged(
+    attention: AttentionConfig,
+    hidden_size: int,
+    work: Work,
+    mechanism: MechanismConfig,
+    causal: bool,
+    runs: tuple[tuple[Run, ...], ...],
+) -> Keys:
+    """The bytes of one attention, by keys or by sums over them."""
+    heads, width, features = attention.num_attention_heads, attention.width(hidden_size), mechanism.summed()
+    if features is not None:
+        return exchanged_sums(work.batch * heads, width, features, len(runs), len(runs[0])) * FLOAT
+    rings = not getattr(mechanism, "dropout", 0)
+    keys = exchanged_keys(_first_pattern(mechanism, heads), work.length, len(runs), causal, rings, runs)
+    return keys * (2 * work.batch * attention.kv_heads * width * work.size)
+
+
+def _first_pattern(mechanism: MechanismConfig, heads: int) -> Pattern | None:
+    """The pattern of a mechanism when training begins: spans are learned then."""
+    if isinstance(mechanism, AdaptiveSpanConfig):
+        return mechanism.pattern_of(heads * [mechanism.initial * mechanism.max_span])
+    return getattr(mechanism, "pattern", None)
 
 
 def _stacks(config: ModelConfig) -> list[StackConfig]:

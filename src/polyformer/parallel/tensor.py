@@ -49,11 +49,7 @@ BY_DISTANCE = (Alibi, T5Bias, Shaw)
 def divide_heads(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     """Divide every stack of `model`, and its vocabulary, over `mesh`, [tensor]; `InputError`, before anything
     is changed, for a stack that cannot be. Returns notes of what stays whole in every process."""
-    sides = stacks(model)
-    if not sides:
-        raise InputError("tensor: this model has no stack of layers to divide; use shard")
-    for name, stack in sides.items():
-        _check(name, stack, mesh.size())
+    sides = check_divides(model, mesh.size())
     for stack in sides.values():
         stack.position.__dict__["relative"] = functools.partial(_own_terms, stack.position, mesh)
         for layer in stack.layers:
@@ -66,6 +62,16 @@ def divide_heads(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     others = sorted(kinds - {part.__name__ for part in (Dense, Gated, Experts, Chunked)})
     notes = [f"tensor: {quote(kind)} is whole in every process" for kind in others]
     return notes + divide_vocabulary(model, mesh)
+
+
+def check_divides(model: nn.Module, count: int) -> dict[str, Stack]:
+    """The stacks of `model`, by name; `InputError` for a part of one that `count` processes cannot share."""
+    sides = stacks(model)
+    if not sides:
+        raise InputError("tensor: this model has no stack of layers to divide; use shard")
+    for name, stack in sides.items():
+        _check(name, stack, count)
+    return sides
 
 
 class Columns(Linear):

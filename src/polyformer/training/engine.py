@@ -142,11 +142,7 @@ class Engine:
 
     def build(self, config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of `model`, which is in its place."""
-        if self.mesh is not None and config.kind == "adafactor":
-            raise InputError(
-                "optimizer: 'adafactor' keeps rows and columns of whole matrices, which torch does not "
-                "divide over processes; use 'adamw' or 'muon', or leave shard and tensor at 1"
-            )
+        self.config.parallel.check_optimizer(config.kind)
         optimizer = config.build(model)
         if self.mesh is not None:
             from polyformer.parallel.shard import split_by_mesh

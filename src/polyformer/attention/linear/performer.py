@@ -69,6 +69,10 @@ class PerformerConfig(MechanismConfig):
         """All pairs at once."""
         return dataclasses.replace(self, plain=True)
 
+    def summed(self) -> int:
+        """The features of a key."""
+        return self.features * (2 if self.map == "trigonometric" else 1)
+
     def cross(self) -> "PerformerConfig":
         """The equation asks nothing of slots: features estimate softmax over any keys."""
         return self

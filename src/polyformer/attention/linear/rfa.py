@@ -75,6 +75,10 @@ class RFAConfig(MechanismConfig):
         """All pairs at once."""
         return dataclasses.replace(self, plain=True)
 
+    def summed(self) -> int:
+        """The sine and the cosine of every row."""
+        return 2 * self.features
+
     def cross(self) -> "RFAConfig":
         """The equation asks nothing of slots: features estimate softmax over any keys."""
         return self

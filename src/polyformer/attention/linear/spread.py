@@ -84,8 +84,8 @@ def _attend(part: Inputs, doc: Tensor | None, run: Run, everybody: Sequence[Summ
         return (one_document(part, past) if doc is None else causal_documents(part, doc, 0, past))[0]
     others = [s for s in everybody if s.slots != run]
     if doc is None:
-        own, _ = summed(part, None, False)
-        return read(part, joined(own, others, None))
+        own = next(s for s in everybody if s.slots == run)
+        return read(part, joined(own.sums, others, None))
     rows = []
     for row, numbers in enumerate(doc.tolist()):
         outs = []

@@ -1,4 +1,7 @@
-"""Keys and values sent to the processes whose queries need them, their gradients sent back and added up."""
+"""Keys and values sent to the processes whose queries need them, their gradients sent back and added up.
+
+On the `meta` device, where shapes alone are traced, nothing is sent, and no process group is needed.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +40,8 @@ def _sent(rows: Tensor, group: Any, what: str, sent: list[int], received: list[i
     if len(sent) == 1:
         return rows.clone()
     arrived = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+    if not rows.is_meta:
+        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
     count_transfer(what, rows.nbytes, arrived.nbytes)
     return arrived
 
@@ -46,12 +50,13 @@ class _Gathered(torch.autograd.Function):
     """A tensor of every process, of one shape in all -> those of all processes, [P, ...]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any, what: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, share: Share, what: str) -> Tensor:
         """One all-gather."""
-        ctx.group, ctx.what = group, what
+        ctx.group, ctx.what = share.group, what
         x = x.contiguous()
-        everybody = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(everybody, x, group=group)
+        everybody = [torch.empty_like(x) for _ in share.runs]
+        if not x.is_meta:
+            dist.all_gather(everybody, x, group=share.group)
         count_transfer(what, x.nbytes * (len(everybody) - 1), x.nbytes * (len(everybody) - 1))
         return torch.stack(everybody)
 
@@ -61,7 +66,8 @@ class _Gathered(torch.autograd.Function):
         """The gradients of what this process showed, added up over all that saw it."""
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad, group=ctx.group)
-        count_transfer(f"gradients of {ctx.what}", grad.nbytes, grad.nbytes)
+        others = len(grad) - 1
+        count_transfer(f"gradients of {ctx.what}", *[2 * others * grad[0].nbytes] * 2)
         return grad[dist.get_rank(ctx.group)], None, None
 
 
@@ -92,7 +98,7 @@ def everywhere(x: Tensor, share: Share, what: str) -> Tensor:
 
 def gather(x: Tensor, share: Share, what: str) -> Tensor:
     """x of every process of a share, which has one shape in all: [P, ...]."""
-    return _Gathered.apply(x, share.group, what) if len(share.runs) > 1 else x.unsqueeze(0)
+    return _Gathered.apply(x, share, what) if len(share.runs) > 1 else x.unsqueeze(0)
 
 
 class _Anchored(torch.autograd.Function):

@@ -171,6 +171,9 @@ def _start(x: Tensor, share: Share, owner: int, what: str, home: bool = False) -
     runs = share.key_runs[(owner - 1) % processes]
     length = sum(stop - start for start, stop in runs)
     incoming = x.new_empty(*x.shape[:2], length, x.shape[3])
+    count_transfer(what, x.nbytes, incoming.nbytes)
+    if x.is_meta:  # shapes alone are traced
+        return _Hop(incoming, x, [])
     group = share.group or dist.group.WORLD
     assert group is not None, "processes without a group have nothing to exchange"
     steps = []
@@ -178,7 +181,6 @@ def _start(x: Tensor, share: Share, owner: int, what: str, home: bool = False) -
         if tensor.numel():
             peer = dist.get_global_rank(group, (share.rank + by) % processes)
             steps.append(dist.P2POp(operation, tensor, peer, group))
-    count_transfer(what, x.nbytes, incoming.nbytes)
     return _Hop(incoming, x, dist.batch_isend_irecv(steps) if steps else [])
 
 

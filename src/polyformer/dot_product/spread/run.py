@@ -11,6 +11,8 @@ more, waits less, and holds the keys of three processes at a time, not of all; f
 again in the backward pass.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,7 @@ def run_exchanged(request: Request, needs: Needs, compute: Compute) -> tuple[Ten
     """Output [B, H, T, Dv] and log-sum-exp [B, H, T] of this process's queries, its keys exchanged first."""
     rank, width = needs.share.rank, request.k.shape[3]
     kv = exchange(request.k, request.v, needs)
-    results = [nothing_seen(request, 0)]
+    results = []
     for first, part in numbered(needs.parts[rank]):
         outs, lses = [], []
         for span in part.spans():
@@ -37,8 +39,17 @@ def run_exchanged(request: Request, needs: Needs, compute: Compute) -> tuple[Ten
             lses.append(lse)
         joined = join_by_lse(outs, lses) if outs else nothing_seen(request, part.queries[1] - part.queries[0])
         results.append(joined)
+    out, lse = in_order(results or [nothing_seen(request, 0)])
+    return anchored(out, kv), lse
+
+
+def in_order(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The runs of queries one behind the other: outputs [B, H, T, Dv], laid by tokens, as what reads all
+    heads of a token asks for, and log-sum-exps [B, H, T]."""
+    if len(results) == 1:
+        return results[0]
     outs, lses = zip(*results)
-    return anchored(torch.cat(outs, 2), kv), torch.cat(lses, 2)
+    return torch.cat([out.transpose(1, 2) for out in outs], 1).transpose(1, 2), torch.cat(lses, 2)
 
 
 WAYS = {"all": run_exchanged, "needed": run_exchanged, "ring": run_ring}

@@ -3,7 +3,7 @@
 Nothing of size Tq x Tk is ever made. The forward pass keeps the output and the log-sum-exp of each row; the
 backward pass computes the scores again, tile by tile, and adds into gradients made once (Dao et al. 2022,
 FlashAttention, algorithms 1 and 4; here over the intervals of a layout). Scores are kept in base 2, because
-exp2 is the faster function on a CPU. float16 and bfloat16 are computed in float32.
+exp2 is the faster function on a CPU. float16 and bfloat16 are computed in float32, and kept as they are.
 
 It cannot be traced by `torch.compile` (the tiles depend on the layout, and the gradients of a `score_mod`
 are found by watching it run): under `fullgraph=True` use the backends `sdpa` or `flex`.
@@ -29,7 +29,7 @@ from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
 from polyformer.dot_product.backends.tiled.tuning import tile_sizes
 from polyformer.dot_product.backends.tiled.work_items import LN2, WorkItem, in_shared_memory, work_items
 from polyformer.dot_product.request import Request, transformed
-from polyformer.ops.precision import as_written
+from polyformer.ops.precision import as_written, at_least_float32
 from polyformer.ops.workers import spread
 
 T = TypeVar("T")
@@ -45,19 +45,18 @@ def refuses(request: Request, return_lse: bool) -> str | None:
 @torch.compiler.disable(reason="tiled walks a layout in Python; compile with the backend 'sdpa' or 'flex'")
 def run(request: Request) -> tuple[Tensor, Tensor]:
     """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]."""
-    half = request.q.dtype in (torch.float16, torch.bfloat16)
-    q, k, v = (x.float() if half else x for x in (request.q, request.k, request.v))
-    tables = tables_with_gradients(request.score_mod, q)
+    q, k, v = request.q, request.k, request.v
+    exact = torch.promote_types(q.dtype, torch.float32)
+    tables = tables_with_gradients(request.score_mod, q.new_empty(0, dtype=exact))
     # The seed comes from torch's generator, so that torch.manual_seed repeats a run; the rest from our own.
     seed = int(torch.randint(2**62, ())) if request.dropout else 0
     threads, sizes, distances = torch.get_num_threads(), tile_sizes(q.device), None
     if request.relative is not None:
         items = work_items(request, seed, threads, sizes)
-        distances = DistanceTables.from_relative(request.relative.to(q.dtype), items, request.context.offset)
+        distances = DistanceTables.from_relative(request.relative.to(exact), items, request.context.offset)
     call = _Call(request, tables, distances, seed, threads, sizes)
     extra = () if distances is None else tuple(distances.tensors.values())
-    out, lse = _TiledAttention.apply(call, q, k, v, *extra, *tables)  # type: ignore[misc]
-    return out.to(request.q.dtype), lse
+    return _TiledAttention.apply(call, q, k, v, *extra, *tables)  # type: ignore[misc]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,6 +84,8 @@ class _TiledAttention(torch.autograd.Function):
         ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *extra: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]: see `row_forward`."""
+        raw = q, k, v
+        q, k, v = map(at_least_float32, raw)
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         lse = q.new_full((*q.shape[:3], 1), -torch.inf)
         distances = None if call.distances is None else call.distances.with_tensors(extra)
@@ -107,10 +108,14 @@ class _TiledAttention(torch.autograd.Function):
                     item.put(sums, row[0], total)
                 sums.mul_(LN2)
 
-        call.spread(work)
+        if not q.is_meta:  # where shapes alone are traced
+            call.spread(work)
         lse = lse.squeeze(-1)
+        if raw[0].dtype != out.dtype:  # laid by tokens, as what reads all heads of a token asks for
+            rows = out.new_empty(out.transpose(1, 2).shape, dtype=raw[0].dtype)
+            out = rows.transpose(1, 2).copy_(out)
         ctx.call = call
-        ctx.save_for_backward(q, k, v, out, lse, *extra)
+        ctx.save_for_backward(*raw, out, lse, *extra)
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -119,10 +124,12 @@ class _TiledAttention(torch.autograd.Function):
     @as_written
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of all inputs: see `row_backward`."""
-        q, k, v, out, lse, *extra = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        (q, k, v), (out, lse), extra = map(at_least_float32, saved[:3]), saved[3:5], saved[5:]
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         call: _Call = ctx.call
+        grad_out = at_least_float32(grad_out)
         shift = (grad_out * out).sum(-1)
         shift = shift if grad_lse is None else shift - grad_lse
         empty = lse == -torch.inf
@@ -169,7 +176,8 @@ class _TiledAttention(torch.autograd.Function):
         scale, grad_extra = call.request.scale, []
         if distances is not None and grad_distances is not None:
             grad_extra = grad_distances.scaled(scale, distances)
-        return None, grad_q.mul_(scale), grad_k.mul_(scale).mT, grad_v.mT, *grad_extra, *grad_tables
+        own = (grad_q.mul_(scale), grad_k.mul_(scale).mT, grad_v.mT)
+        return None, *(x.to(out.dtype) for x in own), *grad_extra, *grad_tables
 
 
 def _columns(x: Tensor) -> Tensor:
