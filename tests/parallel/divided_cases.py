@@ -136,6 +136,7 @@ def run(
     accumulate: int = 1,
     resume: bool = False,
     final: str = "last",
+    background: bool = False,
     mesh: dict[str, int] | None = None,
     **engine: Any,
 ) -> tuple[nn.Module, Result]:
@@ -144,7 +145,7 @@ def run(
         steps=steps,
         accumulate=accumulate,
         clip=0.5,
-        saving=SavingConfig(checkpoint_every=2, keep=9, final=final),  # type: ignore[arg-type]
+        saving=SavingConfig(checkpoint_every=2, keep=9, final=final, background=background),  # type: ignore[arg-type]
         reporting=ReportingConfig(log_every=1, evaluate_every=2),
     )
     for name, value in {"device": "cpu", "parallel": ParallelConfig(**(mesh or {})), **engine}.items():

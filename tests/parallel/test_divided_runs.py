@@ -24,6 +24,7 @@ from polyformer.core.files import write_tensors
 from polyformer.parallel.peers import answering
 from polyformer.parallel.shard import shard
 from polyformer.parallel.whole import export, gathered
+from polyformer.training import divided_files
 from polyformer.training.checkpoint import Checkpoints
 
 PROCESSES = int(os.environ.get("PROCESSES", "2"))
@@ -137,7 +138,8 @@ def both_processes(folder: Path) -> None:
     unwritable(folder)
     silence(folder)
     check_vocabulary()
-    run(folder / "moved", "decoder", steps=2, **settings(MOVED, {}))
+    undone(folder / "undone")
+    run(folder / "moved", "decoder", steps=2, **settings(MOVED, {"background": True}))
     for mesh in TAKEN_UP:
         out = folder / f"taken up by {mesh}"
         write(out, *run(out, "decoder", resume=True, **settings(MESHES[mesh], {})))
@@ -150,6 +152,24 @@ def unwritable(folder: Path) -> None:
     (folder / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write .*model.safetensors: .*"):
         export(folder / "file" / "model.safetensors", model, gathered)
+
+
+def undone(out: Path) -> None:
+    """All processes hear that the last cannot write its part of a checkpoint in the background."""
+    plain = divided_files.write_parts
+
+    def fails(folder: Path, *arguments: Any) -> None:
+        if "step-00000004" in str(folder) and dist.get_rank() == PROCESSES - 1:
+            folder = folder / "file"
+            folder.write_text("")
+        plain(folder, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(divided_files, "write_parts", fails)
+        with pytest.raises(InputError, match=r"cannot write .*step-00000004: "):
+            run(out, "decoder", steps=4, mesh={"shard": PROCESSES}, background=True)
+    dist.barrier()
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000002"]
 
 
 def silence(folder: Path) -> None:

@@ -55,7 +55,7 @@ def child(out: Path, die_at: int) -> None:
     torch.set_num_threads(1)
     sys.addaudithook(audit)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        run(out, task=Counting(event), resume=True, **OPTIONS)
+        run(out, task=Counting(event), resume=True, background=bool(die_at % 2), **OPTIONS)
 
 
 def attempt(out: Path, die_at: int, wait: float | None = None) -> int:

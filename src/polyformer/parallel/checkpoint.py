@@ -98,17 +98,17 @@ def read_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         load(dict(wanted), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
 
 
-def shown_to_all(folder: Path | None) -> Path:
+def shown_to_all(folder: Path | None, group: dist.ProcessGroup | None = None) -> Path:
     """The first process's `folder`, in every process; all must reach it, on a disk that machines share."""
     named = [str(folder)]
-    dist.broadcast_object_list(named)
+    dist.broadcast_object_list(named, group=group)
     return Path(named[0])
 
 
-def raise_together(complaint: str | None) -> None:
+def raise_together(complaint: str | None, group: dist.ProcessGroup | None = None) -> None:
     """`InputError` in every process, with the first complaint that any of them has; all call it."""
     complaints: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(complaints, complaint)
+    dist.all_gather_object(complaints, complaint, group=group)
     for text in complaints:
         if text is not None:
             raise InputError(text)

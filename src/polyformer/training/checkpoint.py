@@ -7,7 +7,6 @@ OUT/checkpoints/step-00000100/model.safetensors       weights and buffers, under
                                                         the choices of tuning it computed with
 """
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import (
@@ -26,43 +26,23 @@ from polyformer.core.files import (
     tied_names,
     writing,
 )
-from polyformer.core.state import State
-from polyformer.core.state_files import state_of, state_tensors
-from polyformer.ops.tuning import recorded
+from polyformer.core.state_files import state_of
 from polyformer.training.averaging import average_weights
-from polyformer.training.environment import versions
-from polyformer.training.optimizer_state import optimizer_state, set_optimizer_state
+from polyformer.training.optimizer_state import set_optimizer_state
+from polyformer.training.snapshot import Snapshot
 from polyformer.training.state import (
     MEMORY,
     MODEL,
     OPTIMIZER,
     PREFIX,
     FormatError,
-    Progress,
     file_digest,
     has_parts,
     read_state,
     step_of,
-    write_state,
 )
 
 CHECKPOINTS = "checkpoints"
-
-
-@dataclasses.dataclass(frozen=True)
-class Tensors:
-    """What a checkpoint holds of model and optimizer."""
-
-    weights: dict[str, torch.Tensor]  # and buffers, by their names in the model; tied ones are one object
-    optimizer: dict[str, torch.Tensor]  # by NAME/KEY
-    kind: dict[str, Any]  # the optimizer's class, and its state that is no tensor
-
-    @classmethod
-    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer) -> "Tensors":
-        """Those of a model and its optimizer, as they lie in memory."""
-        memory, scalars = optimizer_state(model, optimizer)
-        kind = {"kind": type(optimizer).__name__, "scalars": scalars}
-        return cls(model.state_dict(keep_vars=True), memory, kind)
 
 
 class Checkpoints:
@@ -101,61 +81,48 @@ class Checkpoints:
             -self.keep :
         ]
 
-    def save(
-        self,
-        progress: Progress,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        machine: dict[str, Any],
-        carried: State | None = None,
-    ) -> None:
-        """Write the checkpoint of `progress.step`, then remove those that are not to be kept.
+    def write(self, snapshot: Snapshot, group: ProcessGroup | None = None) -> None:
+        """Write the checkpoint of `snapshot`, then remove those that are not to be kept.
 
-        Of a divided model every process calls it and writes its parts. The first makes the folder and, when
-        all have written, the state, and gives it its name: whole or absent as ever.
+        Of a divided model every process of `group` calls it and writes its parts. The first makes the folder
+        and, when all have written, the state, and gives it its name: whole or absent as ever.
         """
-        tensors = Tensors.of(model, optimizer)
-        if _is_divided(model):
+        if group is not None:
             from polyformer.parallel.checkpoint import raise_together
 
             complaint = None
             try:
-                self._write_parts(progress, tensors, machine, carried)
+                self._write_parts(snapshot, group)
             except InputError as error:
                 complaint = str(error)
-            raise_together(complaint)
+            raise_together(complaint, group)
             return
-        with atomic_directory(self.path(progress.step)) as folder:
-            save_tensors(folder / MODEL, tensors.weights)
-            save_tensors(folder / OPTIMIZER, tensors.optimizer)
-            if carried is not None:
-                save_tensors(folder / MEMORY, state_tensors(carried))
-            write_state(folder, progress, tensors.kind, versions(), machine, recorded())
-        self.prune(progress.best_step)
+        with atomic_directory(self.path(snapshot.progress.step)) as folder:
+            save_tensors(folder / MODEL, snapshot.weights)
+            save_tensors(folder / OPTIMIZER, snapshot.optimizer)
+            snapshot.write_rest(folder)
+        self.prune(snapshot.progress.best_step)
 
-    def _write_parts(
-        self, progress: Progress, tensors: Tensors, machine: dict[str, Any], carried: State | None
-    ) -> None:
+    def _write_parts(self, snapshot: Snapshot, group: ProcessGroup) -> None:
         from polyformer.parallel.checkpoint import raise_together, shown_to_all
         from polyformer.training.divided_files import write_divided
 
-        first, path, complaint = torch.distributed.get_rank() == 0, self.path(progress.step), None
+        first, complaint = torch.distributed.get_rank() == 0, None
+        path = self.path(snapshot.progress.step)
         with ExitStack() as opened:
             folder = None
             try:
                 folder = opened.enter_context(atomic_directory(path)) if first else None
             except InputError as error:
                 complaint = str(error)
-            raise_together(complaint)
-            folder = shown_to_all(folder)
+            raise_together(complaint, group)
+            folder = shown_to_all(folder, group)
             with writing(path):
-                digests = write_divided(folder, tensors.weights, tensors.optimizer)
+                digests = write_divided(folder, snapshot.weights, snapshot.optimizer, group)
             if first:
-                if carried is not None:
-                    save_tensors(folder / MEMORY, state_tensors(carried))
-                write_state(folder, progress, tensors.kind, versions(), machine, recorded(), digests)
+                snapshot.write_rest(folder, digests)
         if first:
-            self.prune(progress.best_step)
+            self.prune(snapshot.progress.best_step)
 
     def prune(self, best_step: int | None) -> None:
         """Remove all but the regular ones to keep and the best, and what killed writers left."""

@@ -40,6 +40,7 @@ class SavingConfig(Config):
     checkpoint_every: int = 500  # steps; the last step and every best evaluation are saved too
     keep: int = 2  # last checkpoints kept, besides the best one
     final: Literal["last", "best", "average"] = "last"  # the weights the model ends with
+    background: bool = False  # write checkpoints while training goes on, from a copy in the CPU's memory
     average: int = 5  # last regular checkpoints that final="average" takes the mean of (they are kept for it)
 
     def __post_init__(self) -> None:

@@ -15,6 +15,8 @@ from polyformer.ops.tuning import store
 from polyformer.ops.workers import usual_threads
 from polyformer.parallel.mesh import Mesh, open_mesh
 from polyformer.sequence.spread import spread_over
+from polyformer.training.background import Writer, writers
+from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.config import EngineConfig
 from polyformer.training.copies import Copies
 from polyformer.training.environment import PROCESSOR, THREADS, differences, machine, versions
@@ -270,12 +272,17 @@ class Engine:
         return broadcast_object_list([value])[0]
 
     def together(self, asked: Asked) -> Asked:
-        """What signals have asked any process for."""
+        """What any process was asked for."""
         if self.world == 1:
             return asked
-        mine = torch.tensor([asked.stop, asked.save], dtype=torch.float64, device=self.device)
-        stops, saves = zip(*self.accelerator.gather(mine[None]).tolist())  # type: ignore[union-attr]
-        return Asked(int(max(stops)), bool(max(saves)))
+        mine = torch.tensor([asked.stop, asked.save, asked.failed], dtype=torch.float64, device=self.device)
+        stops, saves, failures = zip(*self.accelerator.gather(mine[None]).tolist())  # type: ignore[union-attr]
+        return Asked(int(max(stops)), bool(max(saves)), bool(max(failures)))
+
+    def writer(self, checkpoints: Checkpoints, background: bool) -> Writer:
+        """What writes this run's checkpoints: all processes where they divide the model, else the first."""
+        group = None if self.mesh is None else writers(self.config.timeout)
+        return Writer(checkpoints, background, group)
 
     def machine(self) -> dict[str, Any]:
         """What computes, as checkpoints record it."""

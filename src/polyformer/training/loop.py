@@ -1,5 +1,6 @@
 """The training loop: one for every task, resumable at any step, the same on one process or several."""
 
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -15,12 +16,7 @@ from polyformer.ops.tuning import adopted
 from polyformer.ops.workers import threads
 from polyformer.parallel.peers import answering
 from polyformer.training.carrying import Carrying
-from polyformer.training.checkpoint import (
-    Checkpoints,
-    load_average,
-    load_checkpoint,
-    load_model,
-)
+from polyformer.training.checkpoint import Checkpoints, load_average, load_checkpoint, load_model
 from polyformer.training.config import TrainingConfig
 from polyformer.training.curves import plot_curves
 from polyformer.training.display import Display, Silent, open_display
@@ -34,6 +30,7 @@ from polyformer.training.recomputing import check_recomputing, recomputing
 from polyformer.training.schedules import ScheduleConfig
 from polyformer.training.seeding import seed_step
 from polyformer.training.signals import Asked, Interrupted, Signals
+from polyformer.training.snapshot import Snapshot
 from polyformer.training.state import Progress, check_progress
 from polyformer.training.task import Task
 
@@ -126,6 +123,7 @@ class Training:
         check_recomputing(self.model, self.config.engine.recompute)
         saving = self.config.saving
         self.checkpoints = Checkpoints(self.out, saving.checkpoint_every, saving.kept)
+        self.writer = self.engine.writer(self.checkpoints, saving.background)
         chosen = self.checkpoints.choose(from_step)
         if chosen is not None and not resume:
             raise InputError(
@@ -157,7 +155,7 @@ class Training:
             open_display(self.config.steps, self.progress.step, self.main) as self.display,
         ):
             self._open()
-            with Signals() as self.signals:
+            with Signals() as self.signals, self.writer:
                 while self.progress.step < self.config.steps and not self.out_of_patience():
                     self.step(self.feed.next())
                     self.after_step()
@@ -227,14 +225,23 @@ class Training:
                 self.log.write(step, row)
                 self.display.report(step, row, self.seconds_left())
             # Processes must agree when to stop; they ask one another where they exchange numbers anyway.
-            asked = self.engine.together(self.signals.take()) if due or self.engine.world == 1 else Asked()
+            asked = self.asked() if due or self.engine.world == 1 else Asked()
             regular = step % self.config.saving.checkpoint_every == 0
             if regular or improved or last or self.out_of_patience() or asked.save or asked.stop:
                 self.save()
             if asked.save:
+                self.writer.wait()
                 self.display.note(f"step {step}: checkpoint written, as a signal asked")
             if asked.stop:
                 raise Interrupted(asked.stop, step)
+
+    def asked(self) -> Asked:
+        """What signals have asked any process for; raises what a checkpoint failed with in any of them."""
+        mine = dataclasses.replace(self.signals.take(), failed=self.writer.failed)
+        asked = self.engine.together(mine)
+        if asked.failed:
+            self.writer.raise_failure()
+        return asked
 
     def sign_of_life(self) -> None:
         """The first step's time and loss (this process's share), long before the first row of metrics."""
@@ -309,22 +316,14 @@ class Training:
             return False
         if self.task.best not in progress.metrics:
             raise unknown("metric to choose the best by", self.task.best, progress.metrics)
-        value = progress.metrics[self.task.best]
-        sign = 1.0 if self.task.direction == "min" else -1.0
-        # A value that is not a number is never the best: every comparison with it is false.
-        improved = value == value and (progress.best is None or sign * value < sign * progress.best)
-        if improved:
-            progress.best, progress.best_step, progress.stale = value, progress.step, 0
-        else:
-            progress.stale += 1
-        return improved
+        return progress.compare(progress.metrics[self.task.best], self.task.direction)
 
     def out_of_patience(self) -> bool:
         """Whether `patience` evaluations in a row brought no new best."""
         return self.config.patience is not None and self.progress.stale >= self.config.patience
 
     def save(self) -> None:
-        """Write a checkpoint of the weights as they are, after checking that they are sound."""
+        """Write a checkpoint of the weights as they are, or begin to, after checking that they are sound."""
         tokens = self.collect()  # by all processes
         self.tokens = int(tokens) if self.main else 0
         carried = self.carrying.gathered()
@@ -332,7 +331,8 @@ class Training:
         if self.log is not None:
             self.log.sync()
         if self.main or self.engine.mesh is not None:
-            self.checkpoints.save(self.progress, self.model, self.optimizer, self.engine.machine(), carried)
+            machine = self.engine.machine()
+            self.writer.write(Snapshot.of(self.progress, self.model, self.optimizer, machine, carried))
 
     def finish(self, files: Mapping[Path, nn.Module]) -> None:
         """Put the final weights into the model and into files."""

@@ -35,10 +35,14 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Asked:
-    """What signals have asked for: the number of one that stops the run, or 0; a checkpoint now."""
+    """What signals have asked for: the number of one that stops the run, or 0; a checkpoint now.
+
+    failed: whether a checkpoint could not be written in the background, of which processes hear with it.
+    """
 
     stop: int = 0
     save: bool = False
+    failed: bool = False
 
 
 class Signals:

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_bounded
@@ -49,6 +49,17 @@ class Progress:
     loss_sum: float = 0.0  # since the last row of metrics: loss times labelled tokens,
     weight_sum: float = 0.0  # and labelled tokens
     scaler: dict[str, Any] = field(default_factory=dict)  # loss scale of fp16
+
+    def compare(self, value: float, direction: Literal["min", "max"]) -> bool:
+        """Take note of an evaluation, whose values are best in `direction`; says whether it is the best."""
+        sign = 1.0 if direction == "min" else -1.0
+        # A value that is not a number is never the best: every comparison with it is false.
+        improved = value == value and (self.best is None or sign * value < sign * self.best)
+        if improved:
+            self.best, self.best_step, self.stale = value, self.step, 0
+        else:
+            self.stale += 1
+        return improved
 
 
 def write_state(
