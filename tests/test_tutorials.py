@@ -75,6 +75,19 @@ def test_memories(tmp_path: Path):
     assert [size[1] == size[2] for size in sizes][:2] == [False, True], "a cache grows, a memory does not"
 
 
+def test_many_machines(tmp_path: Path):
+    text = printed("many_machines.py", tmp_path)
+    differs = re.findall(r"^(\d+) steps, whose losses differ from those of one process by (\S+)", text, re.M)
+    assert [int(steps) for steps, _ in differs] == [12, 40]
+    assert max(float(apart) for _, apart in differs) < 1e-5
+    (whole,) = re.findall(r"the model has ([\d,]+) weights", text)
+    held = [int(number.replace(",", "")) for number in re.findall(r"process \d holds ([\d,]+)", text)]
+    assert len(held) == 2
+    assert sum(held) == int(whole.replace(",", ""))
+    assert "taken up 2 times" in text
+    assert re.search(r"sum +│ +60\.\d GB │ +21\.\d GB", text), "as the page says"
+
+
 def test_what_the_pages_show_is_what_the_tutorials_print():
     sys.path.append(str(ROOT / "docs" / "site"))
     from tutorials import stale

@@ -15,6 +15,7 @@ PARTS: dict[str, list[str]] = {
         "tutorials/kernels",
         "tutorials/memories",
         "tutorials/longer_texts",
+        "tutorials/many_machines",
         "tutorials/transcript",
     ],
     "How-to": [
