@@ -1,8 +1,15 @@
-"""Groups of real processes at little cost: one interpreter imports torch, processes are forked from it."""
+"""Groups of real processes at little cost: one interpreter imports torch, processes are forked from it.
+
+`torchrun` stands for the command of that name where a test needs neither its restarts nor its signals: three
+interpreters that import torch cost more than most tests do.
+"""
 
 import datetime
 import multiprocessing
+import multiprocessing.connection
 import os
+import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -50,3 +57,51 @@ def launch(file: str) -> None:
         [sys.executable, file], env=environment, capture_output=True, text=True, timeout=150
     )
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
+
+
+def torchrun(
+    file: str, *words: object, processes: int = 2, timeout: float = 150
+) -> subprocess.CompletedProcess[str]:
+    """Runs a file by several processes with the environment that torchrun gives, and ends all with the first
+    that fails; status 1 then."""
+    return subprocess.run(
+        [sys.executable, __file__, str(processes), file, *map(str, words)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def _launched(processes: int, file: str) -> int:
+    """The status of `torchrun`'s interpreter."""
+    runpy.run_path(file, run_name="imported")  # once for all: what it imports
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    sizes = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+
+    def work(rank: int) -> None:
+        os.environ.update(meeting, RANK=str(rank), LOCAL_RANK=str(rank), **sizes)
+        runpy.run_path(file, run_name="__main__")
+
+    forked = multiprocessing.get_context("fork")
+    group = [forked.Process(target=work, args=(r,), name=f"process {r}") for r in range(processes)]
+    for process in group:
+        process.start()
+    running = {process.sentinel: process for process in group}
+    while running:
+        for sentinel in multiprocessing.connection.wait(list(running)):
+            process = running.pop(sentinel)  # type: ignore[arg-type]
+            process.join()
+            if process.exitcode:
+                print(f"{process.name} ended with status {process.exitcode}", file=sys.stderr)
+                for other in running.values():
+                    other.terminate()
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.argv = sys.argv[1:]
+    sys.exit(_launched(int(sys.argv.pop(0)), sys.argv[0]))

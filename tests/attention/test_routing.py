@@ -1,7 +1,5 @@
 """Routing: full attention in the limit, the equation query by query, centroids that follow, known faults."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from launching import torchrun
 from polyformer.attention import RoutingConfig
 from polyformer.attention.routing import centroids, interval_attention, interval_tiles
 from polyformer.attention.routing.centroids import Centroids
@@ -262,10 +261,7 @@ def one_process(out: Path) -> None:
 
 
 def test_two_processes_move_their_centroids_together(tmp_path: Path):
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *torchrun, __file__, str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    ended = torchrun(__file__, tmp_path)
     assert ended.returncode == 0, ended.stderr[-3000:]
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert torch.equal(first, second)

@@ -1,7 +1,5 @@
 """`polyformer evaluate` under torchrun: the same numbers as of one process, said once."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints import byte_files, save
+from launching import torchrun
 from polyformer.cli import main
 from polyformer.commands.evaluate import Options, measure_checkpoint, measure_run
 from polyformer.commands.processes import workers
@@ -40,14 +39,7 @@ def test_the_same_numbers_said_once(
         length = ["--length", "16"] if run.name == "gpt2" else []
         assert main(["evaluate", str(run), "--data", str(data), "--device", "cpu", *length]) == 0
     expected = capsys.readouterr().out
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ended = subprocess.run(
-        [sys.executable, *torchrun, __file__, *map(str, cases)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    ended = torchrun(__file__, *cases)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert ended.stdout == expected
     assert expected.count("bleu") == expected.count("accuracy") == 1

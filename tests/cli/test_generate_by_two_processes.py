@@ -1,7 +1,5 @@
 """`polyformer generate` under torchrun: half of the heads in each process, and the text of one."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from launching import torchrun
 from polyformer.commands.generate import Options, settings_of, write_by
 from polyformer.commands.generate import run as command
 from polyformer.commands.processes import divided
@@ -26,18 +25,6 @@ def asked(run: str, name: str) -> Options:
     return Options(run=run, prompt="some words", max_new_tokens=12, device="cpu", **SETTINGS[name])
 
 
-def launched(run: Path, *names: str) -> subprocess.CompletedProcess[str]:
-    """This file by two processes, which write with each of the settings."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run(
-        [sys.executable, *torchrun, __file__, str(run), *names],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 def test_two_processes_write_what_one_does(
     train_tiny: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,7 +33,7 @@ def test_two_processes_write_what_one_does(
     for name in SETTINGS:
         command(asked(str(run), name))
     expected = capsys.readouterr().out
-    ended = launched(run, *SETTINGS)
+    ended = torchrun(__file__, run, *SETTINGS)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert ended.stdout == expected
     assert ended.stdout.count("some words") == len(SETTINGS)

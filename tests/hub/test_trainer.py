@@ -1,8 +1,6 @@
 """The Trainer makes of ours what it makes of transformers' own model with the same weights."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import pytest
 import torch
 from twins import V, texts, transformers, twins
 
+from launching import torchrun
 from polyformer.core.labels import IGNORED
 
 CASES = {
@@ -200,18 +199,7 @@ def both_processes(out: Path) -> None:
 
 
 def test_two_processes(tmp_path: Path):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        __file__,
-        str(tmp_path),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    ended = torchrun(__file__, tmp_path, timeout=240)
     assert ended.returncode == 0, ended.stderr[-3000:]
     ours, theirs = json.loads((tmp_path / "found.json").read_text())
     same(ours, theirs)

@@ -5,7 +5,6 @@ Two of them; with the environment variable PROCESSES=4 four, on meshes of two di
 
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Collection
 from datetime import timedelta
@@ -19,6 +18,7 @@ from divided_cases import FINAL, KINDS, build, difference, run
 from divided_vocabulary import check_vocabulary
 from torch.distributed.device_mesh import init_device_mesh
 
+from launching import torchrun
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.parallel.peers import answering
@@ -200,10 +200,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("divided")
     for mesh in TAKEN_UP:
         run(folder / f"taken up by {mesh}", "decoder", steps=2, accumulate=PROCESSES)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES)]
-    command = [sys.executable, *torchrun, __file__, str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150 * PROCESSES)
+    ended = torchrun(__file__, folder, processes=PROCESSES, timeout=150 * PROCESSES)
     assert ended.returncode == 0, ended.stdout[-1000:] + ended.stderr[:6000]
     gathered = "the layers of decoder are gathered all at once: a reversible stack"
     assert gathered in ended.stdout or ("shard", "reversible") not in RUNS

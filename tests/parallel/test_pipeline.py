@@ -3,7 +3,6 @@
 import copy
 import gc
 import os
-import subprocess
 import sys
 import warnings
 import weakref
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import polyformer
+from launching import torchrun
 from polyformer.core.errors import InputError
 from polyformer.parallel.pipeline import KEPT, Pipeline
 from polyformer.parallel.shard import shard, unsharded
@@ -193,10 +193,7 @@ def both_processes(out: Path) -> None:
 
 
 def test_two_processes_are_one(tmp_path: Path) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *torchrun, __file__, str(tmp_path)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    ended = torchrun(__file__, tmp_path, timeout=180)
     assert ended.returncode == 0, ended.stderr[-5000:]
     assert {path.name for path in tmp_path.iterdir()} == {"done-0", "done-1"}
 

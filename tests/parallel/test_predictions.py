@@ -5,8 +5,6 @@ Two processes; with the environment variable PROCESSES=4 four, on meshes of one 
 
 import json
 import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import torch
 from measured_steps import BATCH, CASES, LENGTH, MODELS, config_of, predicted, sent_as_predicted
 from torch import Tensor
 
+from launching import torchrun
 from polyformer.attention.base import MechanismConfig
 from polyformer.cli import main
 from polyformer.core.errors import InputError
@@ -39,14 +38,8 @@ PROCESSES = int(os.environ.get("PROCESSES", "2"))
 
 def test_processes_hold_and_send_what_is_predicted(tmp_path: Path) -> None:
     """To the byte, but for the few numbers of losses in what is sent; activations within 3 %."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES)]
-    ended = subprocess.run(
-        [sys.executable, *torchrun, measured_steps.__file__, str(tmp_path / "measured.json")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    words = measured_steps.__file__, tmp_path / "measured.json"
+    ended = torchrun(*words, processes=PROCESSES, timeout=240)
     assert ended.returncode == 0, ended.stderr[-3000:]
     print(ended.stdout)  # the table, with -s
     cases = CASES[PROCESSES]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from tiny_task import TinyTask, run
 from torch import nn
 
+from launching import torchrun
 from polyformer.core.files import read_tensors
 from polyformer.training.metrics import read_metrics
 from polyformer.training.signals import Interrupted
@@ -62,10 +62,7 @@ class Signalled(TinyTask):
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder where two processes left their runs."""
     out = tmp_path_factory.mktemp("launched")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *torchrun, __file__, str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    ended = torchrun(__file__, out)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert ended.stdout.count("step 7/7") == 1  # one process alone speaks
     return out
