@@ -7,7 +7,6 @@ import math
 import os
 import sys
 from collections.abc import Collection
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from launching import torchrun
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
-from polyformer.parallel.peers import answering
 from polyformer.parallel.shard import shard
 from polyformer.parallel.whole import export, gathered
 from polyformer.training import divided_files
@@ -136,7 +134,6 @@ def both_processes(folder: Path) -> None:
         said.append(str(caught.value))
     (folder / f"refused-{os.environ['RANK']}").write_text("\n".join(said))
     unwritable(folder)
-    silence(folder)
     check_vocabulary()
     undone(folder / "undone")
     run(folder / "moved", "decoder", steps=2, **settings(MOVED, {"background": True}))
@@ -170,16 +167,6 @@ def undone(out: Path) -> None:
             run(out, "decoder", steps=4, mesh={"shard": PROCESSES}, background=True)
     dist.barrier()
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000002"]
-
-
-def silence(folder: Path) -> None:
-    """What the first process says when no other answers it for a second."""
-    group = dist.new_group(timeout=timedelta(seconds=1))
-    if dist.get_rank() == 0:
-        with pytest.raises(InputError) as caught, answering():
-            dist.all_reduce(torch.ones(1), group=group)
-        (folder / "silence").write_text(str(caught.value))
-    dist.barrier()
 
 
 def write(out: Path, model: torch.nn.Module, result: object) -> None:
@@ -235,12 +222,6 @@ def test_what_cannot_be_divided_is_refused_in_every_process_before_anything_is_w
         for expected, complaint in zip(REFUSED, said):
             assert expected in complaint
     assert {path.name for path in (launched / "refused").rglob("*") if path.is_file()} <= {".lock"}
-
-
-def test_a_process_that_no_longer_answers_is_a_named_error(launched: Path):
-    said = (launched / "silence").read_text()
-    assert said.startswith("another process of this run died or did not answer in time")
-    assert "training.engine.timeout" in said
 
 
 def test_a_plain_run_goes_on_where_a_divided_one_left(launched: Path, alone: Path):

@@ -84,7 +84,8 @@ def test_a_process_that_hangs_ends_the_others_with_an_error_that_says_what_to_do
             worker.kill()
             worker.communicate()
     complaint = next(line for line in said.splitlines() if line.startswith("polyformer: error"))
-    for words in ("process 0 of 2", "Timed out waiting 5000ms", "--resume", "training.engine.timeout"):
+    assert "another process of this run died or did not answer in time (process 0 of 2" in complaint
+    for words in ("Timed out waiting 5000ms", "--resume", "training.engine.timeout"):
         assert words in complaint
     assert Checkpoints(tmp_path / "run").latest() is not None
 
