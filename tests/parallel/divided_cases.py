@@ -151,7 +151,7 @@ def run(
     for name, value in {"device": "cpu", "parallel": ParallelConfig(**(mesh or {})), **engine}.items():
         config = config.override(f"engine.{name}", value)
     assert isinstance(config, TrainingConfig)
-    model = build(kind)
+    model = build(kind) if engine.get("precision") != "bf16" else build(kind).float()
     chosen = OptimizerConfig.from_dict({"kind": optimizer, "lr": lr})
     constant = ScheduleConfig.from_dict({"kind": "constant"})
     task = Texts(KINDS.get(kind, {}).get("length", LENGTH))
@@ -161,10 +161,19 @@ def run(
     return model, training.run({out / FINAL: model})
 
 
-def difference(
-    first: Path, second: Path, figures: tuple[str, ...] = ("loss", "grad_norm", "valid_loss")
-) -> float:
+FIGURES = "loss", "grad_norm", "valid_loss"
+
+
+def difference(first: Path, second: Path, figures: tuple[str, ...] = FIGURES) -> float:
     """The largest relative difference of two runs in losses and norms, and of their final weights."""
+    tensors, theirs = (read_tensors(run / FINAL) for run in (first, second))
+    assert tensors.keys() == theirs.keys()
+    largest = metric_difference(first, second, figures)
+    return max([largest, *(float((tensors[name] - theirs[name]).abs().max()) for name in tensors)])
+
+
+def metric_difference(first: Path, second: Path, figures: tuple[str, ...] = FIGURES) -> float:
+    """The same in losses and norms alone."""
     largest = 0.0
     rows, others = read_metrics(first), read_metrics(second)
     assert len(rows) == len(others) > 0
@@ -172,6 +181,4 @@ def difference(
         for name in figures:
             if name in row:
                 largest = max(largest, abs(row[name] - other[name]) / max(abs(row[name]), 1e-3))
-    tensors, theirs = (read_tensors(run / FINAL) for run in (first, second))
-    assert tensors.keys() == theirs.keys()
-    return max([largest, *(float((tensors[name] - theirs[name]).abs().max()) for name in tensors)])
+    return largest

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from divided_cases import FINAL, KINDS, build, difference, run
+from divided_cases import FINAL, KINDS, build, difference, metric_difference, run
 from divided_vocabulary import check_vocabulary
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -99,6 +99,9 @@ ALSO = [
 ]
 """Which of them on which mesh."""
 
+HALF: dict[str, Any] = {"precision": "bf16"}
+"""In how many bits products are, of float32 weights, on every mesh."""
+
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "num_key_value_heads 1 does not divide by tensor": ("one key head", {}),
     "reversible block is not divided by heads": ("reversible", {}),
@@ -127,6 +130,8 @@ def both_processes(folder: Path) -> None:
     for mesh, name in ALSO:
         kind, how = EXTRA[name]
         write(folder / mesh / name, *run(folder / mesh / name, kind, **settings(MESHES[mesh], how)))
+    for mesh in MESHES:
+        run(folder / mesh / "half", "decoder", **settings(MESHES[mesh], HALF))
     said = []
     for number, (kind, how) in enumerate(REFUSED.values()):
         with pytest.raises(InputError) as caught:
@@ -198,7 +203,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same by one process: a folder by kind, and by what else is done."""
     folder = tmp_path_factory.mktemp("alone")
-    runs = {kind: (kind, {}) for kind in KINDS} | EXTRA
+    runs = {kind: (kind, {}) for kind in KINDS} | EXTRA | {"half": ("decoder", HALF)}
     for name, (kind, how) in runs.items():
         accumulate = PROCESSES * how.get("accumulate", 1)
         write(folder / name, *run(folder / name, kind, **{**how, "accumulate": accumulate}))
@@ -213,6 +218,13 @@ def test_several_processes_compute_what_one_does(mesh: str, kind: str, launched:
 @pytest.mark.parametrize(("mesh", "name"), ALSO)
 def test_whatever_else_is_chosen(mesh: str, name: str, launched: Path, alone: Path):
     assert difference(alone / name, launched / mesh / name) < 1e-10
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_products_in_bfloat16_differ_by_their_rounding(mesh: str, launched: Path, alone: Path):
+    """Sums are split otherwise, and each part is rounded to 8 bits: losses and norms agree to 2^-8."""
+    assert metric_difference(alone / "half", launched / mesh / "half") < 2**-8
+    assert metric_difference(alone / "decoder", alone / "half") > 1e-6, "float64"
 
 
 def test_what_cannot_be_divided_is_refused_in_every_process_before_anything_is_written(launched: Path):
