@@ -114,13 +114,13 @@ def _passed_on(config: ModelConfig, stages: int) -> int:
     return max(before + after for before, after in itertools.pairwise(edges))
 
 
-def _sums(config: ModelConfig) -> tuple[int, int]:
+def _sums(config: ModelConfig) -> tuple[float, float]:
     """How often vectors [B, T, E] are summed over `tensor`, forward, and their gradients backward."""
-    forward = backward = 0
+    forward, backward = 0.0, 0.0
     for stack in _stacks(config):
         crosses = stack is config.decoder and config.encoder is not None
         for layer in range(stack.num_hidden_layers):
-            behind, read = _feedforward_sums(stack.feedforward.at(layer))
+            behind, read = _feedforward_sums(stack.feedforward.at(layer), config.hidden_size)
             forward += (2 if crosses else 1) + behind
             backward += (4 if crosses else 1) + read  # of the source's keys and values, and the queries
     return forward, backward
@@ -139,13 +139,12 @@ def _vocabulary_sums(config: ModelConfig, tensor: int, vectors: int, size: int) 
     return vectors * token / config.hidden_size
 
 
-def _feedforward_sums(part: FeedForwardConfig) -> tuple[int, int]:
-    """The same of one feed-forward; those of experts read a token `top_k` times."""
+def _feedforward_sums(part: FeedForwardConfig, hidden_size: int) -> tuple[float, float]:
+    """The same of one feed-forward; of experts also the gradients of the `top_k` gates of a token."""
     if isinstance(part, ExpertsConfig):
-        forward, backward = _feedforward_sums(part.expert)
-        return part.top_k * forward, part.top_k * backward
+        return 1, 1 + part.top_k / hidden_size
     if isinstance(part, ChunkedConfig):
-        return _feedforward_sums(part.inner)
+        return _feedforward_sums(part.inner, hidden_size)
     if isinstance(part, GatedConfig):
         return 1, 2  # its two first matrices read apart
     return (1, 1) if isinstance(part, DenseConfig) else (0, 0)

@@ -1,13 +1,17 @@
 """Heads, feed-forwards and vocabulary divided over processes that read the same batches: tensor parallelism.
 
     attention       W_q, W_k, W_v by rows of [out, in], whole heads each; W_o by columns
-    feed-forward    W_up (and W_gate) by rows, W_down by columns; so in every expert
+    feed-forward    W_up (and W_gate) by rows, W_down by columns
+    experts         so in each of them; what they make of a token is added up first, and then summed
     vocabulary      the token table and the output matrix by rows (`polyformer.parallel.vocabulary`)
 
 A process computes some heads and some of the inner layer for all tokens. Between its two products nothing is
 exchanged; after the second the outputs are summed over processes, and in the backward pass the gradients of
 the input. Norms and positions stay whole in every process, and see the same numbers there. Plans of torch's
 `parallelize_module`; Shoeybi et al. 2019 (Megatron-LM), section 3.
+
+Every process has a part of every expert, not some experts whole, which would take as much memory: so all
+work equally long wherever the router sends the tokens, and draw the same random numbers.
 
 Dropout inside heads and inner layers drops the same places of every process's share.
 """
@@ -108,10 +112,52 @@ class Rows(Linear):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
-class Style(ParallelStyle):
-    """How one linear layer of ours is divided: its class afterwards, and its tensors' placements."""
+class InnerColumns(Columns):
+    """`Columns` inside an expert, whose input is `shown` before it is sent to experts."""
 
-    def __init__(self, kind: type[Columns] | type[Rows], **placements: Placement) -> None:
+    def forward(self, input: Tensor) -> Tensor:
+        """Own rows of W, and of the bias, times x."""
+        return self.product(input)
+
+    @staticmethod
+    def together(x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
+        """What several layers make of x."""
+        return [layer(x) for layer in layers]
+
+
+class InnerRows(Rows):
+    """`Rows` inside an expert, whose outputs are summed over processes after they are put together."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Own columns of W times x, plus one of n equal parts of b, whose gradient is that of all of b."""
+        y = linear(input, part(self.weight))
+        if self.bias is None:
+            return y
+        bias = self.bias + self.bias.detach() * (1 / self.mesh.size() - 1)
+        return y + bias.to(y.dtype)
+
+
+class PartOfExperts(Experts):
+    """Experts of each of which this process has some of the inner layer: what they make of a token is summed
+    over processes once, after the gates, however many experts read it."""
+
+    mesh: DeviceMesh
+
+    def _grouped(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
+        return summed(
+            super()._grouped(shown(x, self.mesh), chosen, shown(gates, self.mesh), taken), self.mesh
+        )
+
+    def _plainly(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
+        return summed(
+            super()._plainly(shown(x, self.mesh), chosen, shown(gates, self.mesh), taken), self.mesh
+        )
+
+
+class Style(ParallelStyle):
+    """How one module of ours is divided: its class afterwards, and its tensors' placements."""
+
+    def __init__(self, kind: type[nn.Module], **placements: Placement) -> None:
         super().__init__()
         self.kind, self.placements = kind, placements
 
@@ -126,10 +172,12 @@ class Style(ParallelStyle):
 
 
 def _plan(layer: Layer) -> dict[str, ParallelStyle]:
-    columns = Style(Columns, weight=Shard(0), bias=Shard(0))
-    rows = Style(Rows, weight=Shard(1))  # the bias is added once, to the sum, and is the same everywhere
     plan: dict[str, ParallelStyle] = {}
+    experts: tuple[str, ...] = ()
     for name, module in layer.named_modules():
+        inside = name.startswith(experts)
+        columns = Style(InnerColumns if inside else Columns, weight=Shard(0), bias=Shard(0))
+        rows = Style(InnerRows if inside else Rows, weight=Shard(1))  # all have the whole bias
         if isinstance(module, MultiHeadAttention):
             plan |= {f"{name}.{projection}": columns for projection in ("query", "key", "value")}
             plan[f"{name}.output"] = rows
@@ -137,6 +185,9 @@ def _plan(layer: Layer) -> dict[str, ParallelStyle]:
             plan |= {f"{name}.up": columns, f"{name}.down": rows}
             if isinstance(module, Gated):
                 plan[f"{name}.gate"] = columns
+        elif isinstance(module, Experts):
+            plan[name] = Style(PartOfExperts)
+            experts += (f"{name}.",)
     return plan
 
 
