@@ -73,7 +73,12 @@ CASES = {
         *(Case("gated", TENSOR), Case("gated", CONTEXT, True)),
         *(Case("windows", CONTEXT), Case("windows", CONTEXT, True)),
         *(Case("encoder", SHARD, True), Case("encoder-decoder", TENSOR, True)),
-        *(Case("experts", TENSOR), Case("features", CONTEXT, True), Case("both ways", CONTEXT)),
+        *(
+            Case("experts", TENSOR),
+            Case("experts", CONTEXT),
+            Case("features", CONTEXT, True),
+            Case("both ways", CONTEXT),
+        ),
         *(Case("spans", CONTEXT), Case("decoder", STAGES), Case("encoder-decoder", STAGES, True)),
         Case("encoder-decoder", CONTEXT, True),
         *(Case("decoder", SHARD, optimizer=kind) for kind in ("muon", "sgd", "sgd(momentum=0)")),
@@ -92,7 +97,6 @@ CASES = {
             STAGES | SHARD,
         )
         for half in (False, True)
-        if "context" not in mesh or model != "experts"
     ],
 }
 """By the number of processes."""

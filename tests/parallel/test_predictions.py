@@ -37,7 +37,7 @@ PROCESSES = int(os.environ.get("PROCESSES", "2"))
 
 
 def test_processes_hold_and_send_what_is_predicted(tmp_path: Path) -> None:
-    """To the byte, but for the few numbers of losses in what is sent; activations within 3 %."""
+    """To the byte, but for the few numbers of losses and of tokens of each expert in what is sent; activations within 3 %."""
     words = measured_steps.__file__, tmp_path / "measured.json"
     ended = torchrun(*words, processes=PROCESSES, timeout=240)
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -49,7 +49,7 @@ def test_processes_hold_and_send_what_is_predicted(tmp_path: Path) -> None:
             assert getattr(prediction.memory, what) == seen.pop(what), (case, what)
         assert prediction.memory.activations == pytest.approx(seen.pop("activations"), rel=0.03), case
         sent = {"allreduce": 0.0, **sent_as_predicted(prediction)}
-        assert {"allreduce": 0.0, **seen} == pytest.approx(sent, abs=100), case
+        assert {"allreduce": 0.0, **seen} == pytest.approx(sent, abs=200), case
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -150,7 +150,7 @@ def test_every_optimizer_is_predicted() -> None:
         ("gpt2 --mesh tensor=5", "tensor: decoder: num_attention_heads 12 does not divide by tensor 5"),
         ("gpt2 --mesh tensor=2 --model.attention performer", "mechanism 'performer' is not divided by heads"),
         ("gpt2 --mesh context=2 --model.attention lsh", "'lsh' cannot take a sequence that is spread over"),
-        ("gpt2 --mesh context=2 --model.feedforward experts", "feedforward: 'experts' asks for more tokens"),
+        ("gpt2 --mesh context=2 --model.feedforward separable_convolution", "feedforward: 'separable_conv"),
         ("gpt2 --mesh pipeline=2 --model.block reversible", "pipeline: the block 'reversible' needs all"),
         ("gpt2 --mesh tensro=5", "unknown dimension of the mesh 'tensro': did you mean 'tensor'?"),
         ("gpt2 --mesh data=x", "mesh: expected data=N once, with a number of processes, got 'data=x'"),

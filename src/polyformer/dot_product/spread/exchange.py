@@ -74,7 +74,7 @@ class _Gathered(torch.autograd.Function):
 def total(x: Tensor, share: Share) -> Tensor:
     """The sum of x over the processes of a share, without a gradient."""
     x = x.clone()
-    if len(share.runs) > 1:
+    if len(share.runs) > 1 and not x.is_meta:
         dist.all_reduce(x, group=share.group)
     return x
 
