@@ -1,5 +1,6 @@
 """Shared by all tests: where real data lies, if this machine has it."""
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,14 @@ torch.set_num_threads(1)
 for device in (torch.cuda, torch.xpu, torch.mtia):
     if not device.is_available():
         device.manual_seed_all = lambda seed: None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tens of thousands of collected tests stay to the end: no later collection of garbage looks at them, 7 %
+    of the suite's time."""
+    gc.collect()
+    gc.freeze()
+
 
 settings.register_profile("fuzz", max_examples=2000)  # of `make fuzz`: see tests/fuzz
 

@@ -37,7 +37,7 @@ PROCESSES = int(os.environ.get("PROCESSES", "2"))
 
 
 def test_processes_hold_and_send_what_is_predicted(tmp_path: Path) -> None:
-    """To the byte, but for the few numbers of losses and of tokens of each expert in what is sent; activations within 3 %."""
+    """To the byte, but for the few numbers of losses and balances in what is sent; activations within 3 %."""
     words = measured_steps.__file__, tmp_path / "measured.json"
     ended = torchrun(*words, processes=PROCESSES, timeout=240)
     assert ended.returncode == 0, ended.stderr[-3000:]
