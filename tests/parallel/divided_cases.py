@@ -67,6 +67,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "frozen": {**DECODER, "frozen": ("tokens", "decoder.layers.0.attention.query")},
 }
 
+DROPPED: dict[str, Any] = {**DECODER, "num_hidden_layers": 4, "decoder.layerdrop": 0.5}
+"""Of which each process leaves out other layers: one process has nothing that is equal."""
+
 UNDIVIDED: dict[str, dict[str, Any]] = {
     "one key head": {**DECODER, "num_key_value_heads": 1},
     "linformer": {**ENCODER, "attention": "linformer"},
@@ -114,7 +117,7 @@ class Texts:
 
 def build(kind: str) -> nn.Module:
     """The model of `kind`, the same in every process."""
-    options = dict({**KINDS, **UNDIVIDED}[kind])
+    options = dict({**KINDS, **UNDIVIDED, "dropped": DROPPED}[kind])
     frozen = options.pop("frozen", ())
     options.pop("length", None)
     torch.manual_seed(7)

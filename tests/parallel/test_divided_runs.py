@@ -139,6 +139,8 @@ def both_processes(folder: Path) -> None:
         said.append(str(caught.value))
     (folder / f"refused-{os.environ['RANK']}").write_text("\n".join(said))
     unwritable(folder)
+    for mesh in ({"shard": PROCESSES}, {"data": PROCESSES}):
+        run(folder / "dropped" / next(iter(mesh)), "dropped", mesh=mesh, optimizer="sgd", lr=0.3)
     check_vocabulary()
     undone(folder / "undone")
     run(folder / "moved", "decoder", steps=2, **settings(MOVED, {"background": True}))
@@ -234,6 +236,10 @@ def test_what_cannot_be_divided_is_refused_in_every_process_before_anything_is_w
         for expected, complaint in zip(REFUSED, said):
             assert expected in complaint
     assert {path.name for path in (launched / "refused").rglob("*") if path.is_file()} <= {".lock"}
+
+
+def test_processes_that_leave_out_other_layers_divide_the_weights_or_copy_them(launched: Path):
+    assert difference(launched / "dropped" / "shard", launched / "dropped" / "data") < 1e-10
 
 
 def test_a_plain_run_goes_on_where_a_divided_one_left(launched: Path, alone: Path):

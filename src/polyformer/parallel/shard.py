@@ -38,7 +38,9 @@ def shard(model: nn.Module, mesh: DeviceMesh, root: nn.Module | None = None) -> 
             continue
         for layer in layers(stack):
             fully_shard(layer, mesh=mesh)
-    fully_shard(model if root is None else root, mesh=mesh)
+    outermost = fully_shard(model if root is None else root, mesh=mesh)
+    # What has no gradient here may have one in another process: all exchange as much.
+    outermost.set_reduce_scatter_unused_params(any(stack.leaves_out for stack in stacks(model).values()))
     return notes
 
 
@@ -60,7 +62,7 @@ def why_whole(model: nn.Module, stack: Stack) -> str | None:
     """
     if stack.reversible:
         return "a reversible stack runs parts of layers again in the backward pass"
-    if stack.layerdrop or stack.depth is not None:
+    if stack.leaves_out:
         return "each process may leave out others"
     owners: dict[int, set[int]] = {}
     inside = {id(module): id(layer) for layer in stack.layers for module in layer.modules()}

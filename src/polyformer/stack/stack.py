@@ -197,6 +197,8 @@ class Stack(nn.Module):
         self.depth: Depth | None = config.depth.build(shape, None if normed else config.norm)
         self.final_dropout = nn.Dropout(config.final_dropout)
         self.layerdrop = config.layerdrop
+        # Whether a training pass may run some layers alone: the others have no gradient then.
+        self.leaves_out = bool(self.layerdrop) or self.depth is not None
 
     @property
     def sequence(self) -> list[Layer]:

@@ -15,6 +15,7 @@ from polyformer.ops.tuning import store
 from polyformer.ops.workers import usual_threads
 from polyformer.parallel.mesh import Mesh, open_mesh
 from polyformer.sequence.spread import spread_over
+from polyformer.stack import Stack
 from polyformer.training.background import Writer, writers
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.config import EngineConfig
@@ -190,7 +191,12 @@ class Engine:
         if self.mesh is not None:
             self.wrapped = model
             return
-        wrapped = self.accelerator.prepare_model(model) if self.world > 1 else model
+        wrapped = model
+        if self.world > 1:
+            stacks = (module for module in model.modules() if isinstance(module, Stack))
+            if any(stack.leaves_out for stack in stacks):  # in each process others
+                self.accelerator.ddp_handler.find_unused_parameters = True  # type: ignore[union-attr]
+            wrapped = self.accelerator.prepare_model(model)
         self.wrapped = torch.compile(wrapped) if self.config.compile else wrapped  # type: ignore[assignment]
 
     def autocast(self) -> AbstractContextManager[object]:
