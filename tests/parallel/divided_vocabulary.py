@@ -1,4 +1,4 @@
-"""What processes that have some rows of a vocabulary each ask of one another beside the training's loss."""
+"""Models that are divided by hand, without a training: logits, a shared table, what stays whole."""
 
 import copy
 from typing import Any
@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from divided_cases import DECODER, WORDS, build
+from divided_cases import DECODER, SMALL, WORDS, build
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from polyformer.core.errors import InputError
+from polyformer.model import build_model
 from polyformer.ops import cross_entropy
 from polyformer.parallel.tensor import divide_heads
 from polyformer.presets import create_model
+from polyformer.tasks.electra import GeneratorAndModel, generator_config
 
 WHOLE: dict[str, dict[str, Any]] = {
     "the head 'semiparametric' reads all of it": {**DECODER, "head": "semiparametric"},
@@ -28,6 +30,8 @@ def check_vocabulary() -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tensor",))
     for kind in ("untied", "windows", "encoder"):
         check_logits(kind, mesh)
+    check_shared_table(mesh)
+    check_other_expert(mesh)
     for said, options in WHOLE.items():
         check_note(said, mesh, **options)
 
@@ -54,6 +58,35 @@ def check_logits(kind: str, mesh: DeviceMesh) -> None:
     if kind != "encoder":
         sequences = [model.eval().generate(ids, max_new_tokens=5).sequences for model in (whole, divided)]
         assert torch.equal(*sequences)
+
+
+def check_shared_table(mesh: DeviceMesh) -> None:
+    """ELECTRA's generator predicts by the table of the model, whose head reads none."""
+    torch.manual_seed(5)
+    model: Any = create_model("encoder-tiny", **SMALL, head="detect")
+    generator: Any = build_model(generator_config(model.config, 1.0))
+    whole = GeneratorAndModel(generator, model, 50.0).double()
+    divided = copy.deepcopy(whole)
+    assert divide_heads(divided, mesh) == []
+    ids = torch.arange(24).view(2, 12) % WORDS
+    labels = ids.masked_fill(ids % 3 > 0, -100)
+    for both in (whole, divided):
+        torch.manual_seed(6)
+        both(ids, labels).loss.backward()
+    gradient: Any = divided.generator.tokens.weight.grad
+    assert torch.allclose(gradient.full_tensor(), whole.model.tokens.weight.grad, rtol=0, atol=1e-10)
+
+
+def check_other_expert(mesh: DeviceMesh) -> None:
+    """An expert that is not divided beside some that are."""
+    whole: Any = build("experts")
+    for layer in whole.decoder.layers:
+        layer.feedforward.experts[1] = torch.nn.Tanh()
+    divided: Any = copy.deepcopy(whole)
+    assert divide_heads(divided, mesh) == []
+    ids = torch.arange(24).view(2, 12) % WORDS
+    losses = [model(input_ids=ids, labels=ids).loss for model in (whole, divided)]
+    assert torch.allclose(*losses, rtol=0, atol=1e-10)
 
 
 def check_note(said: str, mesh: DeviceMesh, preset: str, **options: Any) -> None:

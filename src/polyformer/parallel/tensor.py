@@ -185,10 +185,17 @@ def _plan(layer: Layer) -> dict[str, ParallelStyle]:
             plan |= {f"{name}.up": columns, f"{name}.down": rows}
             if isinstance(module, Gated):
                 plan[f"{name}.gate"] = columns
-        elif isinstance(module, Experts):
+        elif isinstance(module, Experts) and all(map(_has_inner_layer, module.experts)):
             plan[name] = Style(PartOfExperts)
             experts += (f"{name}.",)
     return plan
+
+
+def _has_inner_layer(expert: nn.Module) -> bool:
+    """Whether an expert is divided; of others every process computes all that they put out."""
+    while isinstance(expert, Chunked):
+        expert = expert.inner
+    return isinstance(expert, Dense | Gated)
 
 
 def _keep_own_heads(attention: MultiHeadAttention, mesh: DeviceMesh) -> None:
