@@ -49,6 +49,9 @@ from polyformer.stack import Layer, MultiHeadAttention, Stack
 BY_DISTANCE = (Alibi, T5Bias, Shaw)
 """Schemes that change scores by tables made without the projections of heads."""
 
+DIVIDED = (Dense, Gated, Experts, Chunked)
+"""Feed-forwards of which each process has a part."""
+
 
 def divide_heads(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     """Divide every stack of `model`, and its vocabulary, over `mesh`, [tensor]; `InputError`, before anything
@@ -62,9 +65,9 @@ def divide_heads(model: nn.Module, mesh: DeviceMesh) -> list[str]:
             for attention in (layer.attention, layer.cross_attention):
                 if attention is not None:
                     _keep_own_heads(attention, mesh)
-    kinds = {type(layer.feedforward).__name__ for stack in sides.values() for layer in stack.layers}
-    others = sorted(kinds - {part.__name__ for part in (Dense, Gated, Experts, Chunked)})
-    notes = [f"tensor: {quote(kind)} is whole in every process" for kind in others]
+    feedforwards = [layer.feedforward for stack in sides.values() for layer in stack.layers]
+    whole = {type(module).__name__ for module in feedforwards if not isinstance(module, DIVIDED)}
+    notes = [f"tensor: {quote(kind)} is whole in every process" for kind in sorted(whole)]
     return notes + divide_vocabulary(model, mesh)
 
 
