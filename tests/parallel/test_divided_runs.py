@@ -16,12 +16,15 @@ import torch.distributed as dist
 from divided_cases import FINAL, KINDS, build, difference, metric_difference, run
 from divided_vocabulary import check_vocabulary
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from launching import torchrun
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
+from polyformer.parallel.late_weights import complete, drawing, late_weights
 from polyformer.parallel.shard import shard
 from polyformer.parallel.whole import export, gathered
+from polyformer.presets import create_model
 from polyformer.training import divided_files
 from polyformer.training.checkpoint import Checkpoints
 
@@ -138,6 +141,7 @@ def both_processes(folder: Path) -> None:
             run(folder / "refused" / str(number), kind, mesh={"tensor": 2}, **how)
         said.append(str(caught.value))
     (folder / f"refused-{os.environ['RANK']}").write_text("\n".join(said))
+    drawn_late()
     unwritable(folder)
     for mesh in ({"shard": PROCESSES}, {"data": PROCESSES}):
         run(folder / "dropped" / next(iter(mesh)), "dropped", mesh=mesh, optimizer="sgd", lr=0.3)
@@ -147,6 +151,29 @@ def both_processes(folder: Path) -> None:
     for mesh in TAKEN_UP:
         out = folder / f"taken up by {mesh}"
         write(out, *run(out, "decoder", resume=True, **settings(MESHES[mesh], {})))
+
+
+def drawn_late() -> None:
+    """Weights that are drawn part by part are those of models that are built whole."""
+    for kind, options in KINDS.items():
+        left_out = "preset", "frozen", "length"
+        chosen = {name: value for name, value in options.items() if name not in left_out}
+        torch.manual_seed(7)
+        whole = create_model(options["preset"], **chosen)
+        torch.manual_seed(7)
+        with late_weights():
+            model = create_model(options["preset"], **chosen)
+        draw = drawing(model.config.initializer_range)
+        there = sum(parameter.numel() for parameter in model.parameters() if not parameter.is_meta)
+        assert 10 * there < sum(parameter.numel() for parameter in model.parameters()), kind
+        shard(model, init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("shard",)))
+        complete(model, torch.device("cpu"), draw)
+        expected, own = whole.state_dict(), model.state_dict()
+        assert own.keys() == expected.keys()
+        for name, tensor in own.items():
+            tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            assert torch.equal(tensor, expected[name]), f"{kind}: {name}"
+        assert len({*model.parameters()}) == len({*whole.parameters()}), kind
 
 
 def unwritable(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Initial weights, all of them decided here."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -9,7 +10,18 @@ RESIDUAL = ("output.weight", "down.weight")
 """Last matrices of a sub-layer: what they write is added to the residual stream."""
 
 
-def initialize(model: nn.Module, initializer_range: float | None) -> None:
+Setting = Callable[[torch.Tensor, Callable[[torch.Tensor], object]], None]
+"""Sets a parameter to what a function makes, in place, of a tensor of its shape."""
+
+Draw = Callable[[nn.Module], None]
+"""Draws the weights that a model was built without."""
+
+
+def _in_place(weight: torch.Tensor, draw: Callable[[torch.Tensor], object]) -> None:
+    draw(weight)
+
+
+def initialize(model: nn.Module, initializer_range: float | None, set_to: Setting = _in_place) -> None:
     """Sets every weight in place.
 
     | part                      | range given           | None (the scheme of 2017)    |
@@ -19,22 +31,23 @@ def initialize(model: nn.Module, initializer_range: float | None) -> None:
     | last matrix of a sub-layer| range / sqrt(2 layers)| as other matrices            |
     | biases; norms             | 0; 1 and 0            | the same                     |
 
-    The scaling of last matrices is GPT-2's (Radford et al. 2019, section 2.3). On the `meta` device nothing
-    is done: torch would work out every shape again, which takes most of the time of building a model there.
+    The scaling of last matrices is GPT-2's (Radford et al. 2019, section 2.3). With parameters on the `meta`
+    device nothing is done: torch would work out every shape again, which takes most of the time of building
+    a model there. `set_to` is called for all but that scaling, and in the same order whatever it does.
     """
-    if all(parameter.is_meta for parameter in model.parameters()):
+    if any(parameter.is_meta for parameter in model.parameters()):
         return
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Linear):
-                _matrix(module.weight, initializer_range)
+                set_to(module.weight, lambda weight: _matrix(weight, initializer_range))
                 if module.bias is not None:
-                    module.bias.zero_()
+                    set_to(module.bias, torch.Tensor.zero_)
             elif isinstance(module, nn.Embedding):
-                _vectors(module.weight, initializer_range)
+                set_to(module.weight, lambda weight: _vectors(weight, initializer_range))
         for name, parameter in model.named_parameters():
             if name == "head.weight":
-                _vectors(parameter, initializer_range)
+                set_to(parameter, lambda weight: _vectors(weight, initializer_range))
         if initializer_range is not None:
             _shrink_residual(model)
 

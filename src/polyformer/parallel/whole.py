@@ -114,14 +114,19 @@ def of_whole(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return function(tensor)
     whole = function(tensor.full_tensor())
-    part = tensor.to_local()
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    own = whole[tuple(slice(start, start + size) for start, size in zip(offset, shape))]
+    own = own_part(whole, tensor)
     return DTensor.from_local(
-        own.reshape(part.shape).contiguous(),
+        own.contiguous(),
         tensor.device_mesh,
         tensor.placements,
         run_check=False,
         shape=tensor.shape,
         stride=tensor.stride(),
     )
+
+
+def own_part(whole: Tensor, like: DTensor) -> Tensor:
+    """What this process has of `whole`, divided as `like` is: a view."""
+    shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    own = whole[tuple(slice(start, start + size) for start, size in zip(offset, shape))]
+    return own.reshape(like.to_local().shape)

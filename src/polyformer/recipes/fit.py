@@ -10,6 +10,7 @@ from torch import nn
 
 from polyformer.checkpoints import config_of, fit_tables, start_from
 from polyformer.core.errors import InputError, quote
+from polyformer.core.initialization import Draw
 from polyformer.data import DataConfig, Splits, Tokenizer, load
 from polyformer.data.fingerprint import Fingerprint, fingerprint
 from polyformer.model import AnyConfig, Transformer, build_model, read_config
@@ -84,13 +85,8 @@ def _fit(
         start = start or run.facts.get("start")  # the folders of stages may have been moved together
     tokenizer = _tokenizer(run, recipe, splits, resume, start)
     task = recipe.task.build(tokenizer)
-    model = _model(recipe, read_config(run.folder) if resume else _config(recipe, task, start))
-    if Checkpoints(run.folder).latest() is None:
-        _first_weights(recipe, model, tokenizer, start)
-    else:
-        model.generation = read_generation(run.folder)
-    if recipe.vectors is not None and recipe.vectors.frozen:
-        freeze_vectors(model)
+    config = read_config(run.folder) if resume else _config(recipe, task, start)
+    model, draw = _model(run, recipe, task, config, tokenizer, start)
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed + 1)  # a helper's weights are not the model's
         joined = task.training_module(model)
@@ -107,6 +103,7 @@ def _fit(
         recipe.seed,
         resume,
         from_step,
+        draw,
     )
     # Nothing is written before all that can be wrong with the input was found.
     if is_main():
@@ -172,12 +169,48 @@ def _config(recipe: Recipe, task: Task, start: str | Path | None) -> AnyConfig:
     return config if recipe.model.pretrained is None else fit_tables(config, base)
 
 
-def _model(recipe: Recipe, config: AnyConfig) -> Transformer:
-    """The model, with weights drawn from the recipe's seed."""
+def divides(recipe: Recipe, task: Task) -> bool:
+    """Whether processes divide every weight of the model, and nothing reads one before they do."""
+    parallel = recipe.training.engine.parallel
+    parts = parallel.shard * parallel.context > 1 and parallel.pipeline == parallel.tensor == 1
+    return parts and task.spreads and recipe.distillation is None
+
+
+def _model(
+    run: Run,
+    recipe: Recipe,
+    task: Task,
+    config: AnyConfig,
+    tokenizer: Tokenizer | None,
+    start: str | Path | None,
+) -> tuple[Transformer, Draw | None]:
+    """The model that a run begins with, and what draws its missing weights once it is divided; if the run
+    goes on, a checkpoint has them."""
+    begins = Checkpoints(run.folder).latest() is None
+    late = divides(recipe, task) and not (begins and (start or recipe.model.pretrained or recipe.vectors))
+    model, draw = _drawn(recipe, config, late)
+    if begins:
+        _first_weights(recipe, model, tokenizer, start)
+    else:
+        model.generation = read_generation(run.folder)
+    if recipe.vectors is not None and recipe.vectors.frozen:
+        freeze_vectors(model)
+    return model, draw if begins else None
+
+
+def _drawn(recipe: Recipe, config: AnyConfig, late: bool) -> tuple[Transformer, Draw | None]:
+    """The model, with weights drawn from the recipe's seed; with `late` most are drawn by the function behind
+    it, when the model is divided."""
     with torch.random.fork_rng():  # the seed is this run's, not the program's
         torch.manual_seed(recipe.seed)
-        model: Any = build_model(config)
-        return model
+        if not late:
+            model: Any = build_model(config)
+            return model, None
+        from polyformer.parallel.late_weights import drawing, late_weights
+
+        with late_weights():
+            model = build_model(config)
+        return model, drawing(config.initializer_range)
 
 
 def _first_weights(

@@ -11,6 +11,7 @@ from torch import nn
 from polyformer.core import launcher
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
+from polyformer.core.initialization import Draw
 from polyformer.ops.tuning import store
 from polyformer.ops.workers import usual_threads
 from polyformer.parallel.mesh import Mesh, open_mesh
@@ -99,9 +100,10 @@ class Engine:
 
         return Pipelined(self.pipeline)
 
-    def place_model(self, model: nn.Module, task: Task) -> list[str]:
+    def place_model(self, model: nn.Module, task: Task, draw: Draw | None = None) -> list[str]:
         """Bring the weights to the device: all of them, or those that are this process's part, which changes
-        `model` until `finish`. Returns notes for the user; raises `InputError` where `task` cannot be."""
+        `model` until `finish`. draw: see `late_weights`. Returns notes for the user; raises `InputError`
+        where `task` cannot be."""
         self.check_task(task)
         if self.mesh is None:
             model.to(self.device)
@@ -115,7 +117,11 @@ class Engine:
 
             notes += divide_heads(model, self.mesh.device_mesh["tensor"])
         if parallel.pipeline == 1:
-            return notes + self._place(model, model)
+            notes += self._place(model, model)
+            from polyformer.parallel.late_weights import complete
+
+            complete(model, self.device, draw)
+            return notes
         from polyformer.parallel.pipeline import Pipeline
 
         self.pipeline = Pipeline(

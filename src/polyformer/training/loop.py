@@ -12,6 +12,7 @@ from torch import nn
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import remove_partials
+from polyformer.core.initialization import Draw
 from polyformer.ops.tuning import adopted
 from polyformer.ops.workers import threads
 from polyformer.parallel.peers import answering
@@ -99,10 +100,11 @@ class Training:
         seed: int,
         resume: bool,
         from_step: int | None,
+        draw: Draw | None = None,
     ) -> None:
         self.task, self.config, self.schedule, self.out = task, config, schedule, out
         self.engine = Engine(config.engine)
-        self.notes = self.engine.place_model(model, task)  # to show when the run begins
+        self.notes = self.engine.place_model(model, task, draw)  # to show when the run begins
         self.model = model
         self.optimizer = self.engine.build(optimizer, model)
         self.rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
@@ -145,8 +147,7 @@ class Training:
         self.notes += notes + more
 
     def run(self, files: Mapping[Path, nn.Module] = NOTHING) -> Result:
-        """All remaining steps, and the end; files: where to write the final weights of what, as safetensors:
-        the model, or parts of it."""
+        """All remaining steps, and the end; files: where to write the final weights of the model or parts."""
         with (
             recomputing(self.model, self.config.engine.recompute),
             threads(self.threads),

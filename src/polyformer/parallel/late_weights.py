@@ -1,0 +1,71 @@
+"""Models to be divided whose weights are drawn part by part, so that no process ever holds all of them.
+
+A model is built with every matrix dropped as soon as it stands in its module (it is then on torch's "meta"),
+and divided. Then each matrix is drawn in turn, whole, from the random numbers that it would have been drawn
+from, and every process keeps its part: the first weights are, bit for bit, those of a model built whole.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from polyformer.core.initialization import Draw, initialize
+from polyformer.model import Transformer
+from polyformer.parallel.whole import own_part
+
+
+@contextmanager
+def late_weights() -> Iterator[None]:
+    """While it lasts, models are built without the numbers that `initialize` would set."""
+    handle = register_module_module_registration_hook(_drop)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _drop(parent: nn.Module, name: str, module: nn.Module | None) -> None:
+    """Take out of `module`, which becomes the child `name` of `parent`, what `initialize` sets."""
+    if module is None:
+        return
+    set_later = isinstance(module, nn.Linear | nn.Embedding)
+    head = isinstance(parent, Transformer) and name == "head"
+    for key in ("weight", "bias") if set_later else ("weight",) if head else ():
+        parameter = module._parameters.get(key)
+        if parameter is not None:
+            module._parameters[key] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+
+def complete(model: nn.Module, device: torch.device, draw: Draw | None) -> None:
+    """Make room on `device` for this process's parts of what a divided model has no numbers of, if there is
+    any, and let `draw` fill it; without, a checkpoint must."""
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        return
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    if draw is not None:
+        draw(model)
+
+
+def drawing(initializer_range: float | None) -> Draw:
+    """What draws the missing weights of a model that was just built, when it is divided and has room for
+    them: from the random numbers that follow now."""
+    state = torch.get_rng_state()
+
+    def draw(model: nn.Module) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(state)
+            initialize(model, initializer_range, _set_part)
+
+    return draw
+
+
+def _set_part(weight: Tensor, draw: Callable[[Tensor], object]) -> None:
+    whole = torch.empty(weight.shape, dtype=weight.dtype)
+    draw(whole)
+    own = own_part(whole, weight) if isinstance(weight, DTensor) else whole
+    local = weight.to_local() if isinstance(weight, DTensor) else weight
+    local.copy_(own)
