@@ -21,6 +21,7 @@ from polyformer.parallel.config import ParallelConfig
 from polyformer.parallel.mesh import open_mesh
 from polyformer.parallel.pipeline import Pipeline
 from polyformer.parallel.shard import split_by_mesh
+from polyformer.parallel.tensor import divide_heads
 from polyformer.presets import create_model
 from polyformer.sequence.spread import spread_over
 from polyformer.training.optimizers import AdamW
@@ -57,6 +58,8 @@ def stepping(name: str, texts: int) -> Iterator[Callable[[], object]]:
         optimizer = AdamW().build(whole)
         yield lambda: update(optimizer, lambda: pipeline.step(parts, MICROBATCHES * [1 / MICROBATCHES]))
         return
+    if name == "tensor":
+        divide_heads(whole, mesh.device_mesh["tensor"])
     runs = divide(whole, mesh, whole)
     optimizer = AdamW().build(whole)
     split_by_mesh(optimizer)

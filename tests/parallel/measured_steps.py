@@ -211,9 +211,7 @@ class Saved:
 
 
 def divide(model: nn.Module, mesh: Mesh, root: nn.Module) -> nn.Module:
-    """What runs: `model`, divided over all of the mesh but a pipeline; root: what is called to run it."""
-    if mesh.size("tensor") > 1:
-        divide_heads(model, mesh.device_mesh["tensor"])
+    """What runs: `model`, divided by `shard` and copied along `data`; root: what is called to run it."""
     if mesh.sharding.size() > 1 and mesh.size("shard") * mesh.size("context") > 1:
         shard(model, mesh.sharding, root)
     elif mesh.size("data") > 1 and mesh.size("pipeline") == 1:
@@ -227,6 +225,8 @@ def measured(case: Case) -> dict[str, float]:
     torch.manual_seed(0)
     model: Any = create_model(preset, **options).train()
     mesh = open_mesh(ParallelConfig.from_dict(case.mesh), "cpu")
+    if mesh.size("tensor") > 1:
+        divide_heads(model, mesh.device_mesh["tensor"])
     wrapped = divide(model, mesh, model) if mesh.size("pipeline") == 1 else model
     ids = torch.randint(3, 300, (BATCH, LENGTH))
     inputs = {"input_ids": ids, "labels": ids}

@@ -83,7 +83,7 @@ def exchanges(config: ModelConfig, sizes: Mapping[str, int], held: Held, work: W
     if (n := sizes["tensor"]) > 1:
         sums, gradients = (number / sizes["pipeline"] for number in _sums(config))
         inside = vectors * (forward * sums * work.size / FLOAT + gradients)
-        inside += _vocabulary_sums(config, n, vectors, work.size)
+        inside += _vocabulary_sums(config, sizes, vectors, work.size)
         rows.append(Exchange("tensor", "all-reduce of activations", 2 * (n - 1) / n * inside * work.passes))
     if sizes["context"] > 1:
         keys = key_exchanges(divided(config, sizes["tensor"]), sizes, work)
@@ -126,17 +126,18 @@ def _sums(config: ModelConfig) -> tuple[float, float]:
     return forward, backward
 
 
-def _vocabulary_sums(config: ModelConfig, tensor: int, vectors: int, size: int) -> float:
+def _vocabulary_sums(config: ModelConfig, sizes: Mapping[str, int], vectors: int, size: int) -> float:
     """Bytes of the sums over a vocabulary that is divided by `tensor`; vectors: those of [B, T, E]. size: of
-    a number of products, one of which the head of a masked language model makes before its loss."""
-    if own_rows(config, tensor) == config.vocab_size:
+    a number of products, one of which the head of a masked language model makes before its loss. In a
+    pipeline token vectors and loss are in different stages: the more of the two."""
+    if own_rows(config, sizes["tensor"]) == config.vocab_size:
         return 0
     width, shape = config.embedding.width(config.hidden_size), config.head_shape()
-    token = width * len(_stacks(config))
+    token, loss = width * len(_stacks(config)), 0.0
     if config.head.kind in ("language_model", "masked"):
         part = size / FLOAT if config.head.kind == "masked" else 1
-        token += 3 + part * (shape.table_size or shape.hidden_size)
-    return vectors * token / config.hidden_size
+        loss = 3 + part * (shape.table_size or shape.hidden_size)
+    return vectors * (max(token, loss) if sizes["pipeline"] > 1 else token + loss) / config.hidden_size
 
 
 def _feedforward_sums(part: FeedForwardConfig, hidden_size: int) -> tuple[float, float]:
