@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyformer.commands.options import preset_overrides
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, reason_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,7 +111,7 @@ def loaded(name: str, image: bool) -> tuple[Any, Any]:
             vision = model.main_input_name == "pixel_values"
             reader = (AutoImageProcessor if vision else AutoTokenizer).from_pretrained(name)
     except Exception as error:  # what its classes raise, and its readers of files
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = reason_of(error)
         raise InputError(f"{name}: transformers cannot read it: {reason}") from error
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
     if missing:

@@ -65,6 +65,11 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most - 5 - tail]} ... {text[len(text) - tail :]}"
 
 
+def reason_of(error: Exception) -> str:
+    """The first line of what an error of another library says; its class where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def unknown(what: str, value: object, known: Iterable[str]) -> InputError:
     """An error for the name `value` that is none of `known`, with the nearest names."""
     names = sorted(known)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import InputError, quote, reason_of
 from polyformer.core.files import read_json
 
 PREFIX = "minari:"
@@ -164,5 +164,4 @@ def _data_folder(path: Path) -> Path | None:
 
 
 def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{lines[0]:.150}"
+    return f"{reason_of(error):.150}"

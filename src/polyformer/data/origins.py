@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, reason_of
 from polyformer.core.files import read_json
 from polyformer.data.default_text import default_documents
 from polyformer.data.folders import folder_rows, has_images, label_folders
@@ -210,9 +210,8 @@ def _hub_rows(path: str, split: str) -> Iterator[Row]:
 
 def _unreachable(path: str, error: Exception) -> InputError:
     """Network, hub and data set fail with exceptions of their own; to the user they mean this."""
-    reason = str(error).strip().splitlines() or [type(error).__name__]
     return InputError(
-        f"{path}: cannot be read from the hub ({reason[0]}); check the name and the network, "
+        f"{path}: cannot be read from the hub ({reason_of(error)}); check the name and the network, "
         "or download it elsewhere and give the directory of its save_to_disk"
     )
 

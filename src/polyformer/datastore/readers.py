@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyformer.architecture import longest
 from polyformer.checkpoints.load import family_of
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, reason_of
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import read_json
 from polyformer.core.gguf import gguf_file
@@ -136,7 +136,7 @@ class TransformersReader(ContextReader):
             with quiet():
                 model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # what its classes raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = reason_of(error)
             raise InputError(f"{folder}: transformers cannot load a causal model of it ({reason})") from error
         config: Any = model.config
         super().__init__(folder, load_tokenizer(folder), model.to(device).eval(), config.to_diff_dict())

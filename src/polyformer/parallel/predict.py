@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError, quote, unknown
+from polyformer.model import Transformer
 from polyformer.parallel.config import DIMENSIONS, ParallelConfig
 from polyformer.parallel.predict_local import STATES, Held, divided, held, on_meta
 from polyformer.parallel.predict_trace import Kept, kept
@@ -105,9 +106,10 @@ def predict(config: ModelConfig, setting: Setting) -> Prediction:
     keeps before it has computed.
     """
     sizes = setting.sizes
-    check_mesh(config, sizes)
+    whole = on_meta(config)
+    check_mesh(whole, sizes)
     own = divided(config, sizes["tensor"])
-    model = on_meta(own)
+    model = whole if own is config else on_meta(own)
     stages = spans(num_layers(model), sizes["pipeline"])
     size = 2 if setting.half else FLOAT
     work = Work(setting.batch, setting.length, setting.passes, size, again=False)
@@ -133,9 +135,8 @@ def _spreading(own: ModelConfig, sizes: Mapping[str, int], work: Work) -> Spread
     return Spreading(None, most.process, sizes["context"])
 
 
-def check_mesh(config: ModelConfig, sizes: Mapping[str, int]) -> None:
-    """Raises the `InputError` of training on this mesh, where it cannot divide a model of `config`."""
-    model = on_meta(config)
+def check_mesh(model: Transformer, sizes: Mapping[str, int]) -> None:
+    """Raises the `InputError` of training on this mesh, where it cannot divide `model`."""
     if sizes["context"] > 1:
         for name in stacks(model):
             model._side(name).check_spreads()

@@ -169,9 +169,6 @@ class Keys:
         )
 
 
-NONE = Keys(0, 0, 0)
-
-
 def exchanged_keys(
     pattern: Pattern | None,
     length: int,

@@ -16,14 +16,16 @@ FLOOR = -1e30
 """The log of nothing: infinities would make the gradients of rows without a block NaN."""
 
 
-def least_mass(dtype: torch.dtype) -> float:
-    """The mass below which a place of a sorted block counts as empty.
+def filled_mass(mass: Tensor) -> tuple[Tensor, Tensor]:
+    """The masses of places of sorted blocks, 1 where a place counts as empty, and their logs, -inf there.
 
-    The gradient of what is divided by a mass has its inverse, which overflows for subnormal masses; a softmax
-    that has any other key cannot tell such a mass from none.
+    Subnormal masses count as none: the gradient of what is divided by a mass has its inverse, which would
+    overflow, and a softmax that has any other key cannot tell such a mass from none.
     """
-    numbers = torch.finfo(dtype)
-    return numbers.tiny / numbers.eps
+    numbers = torch.finfo(mass.dtype)
+    empty = mass < numbers.tiny / numbers.eps
+    some = mass.masked_fill(empty, 1.0)
+    return some, some.log().masked_fill(empty, -torch.inf)
 
 
 def gumbel(like: Tensor) -> Tensor:

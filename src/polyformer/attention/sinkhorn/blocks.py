@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention.sinkhorn.balancing import least_mass
+from polyformer.attention.sinkhorn.balancing import filled_mass
 from polyformer.core.errors import InputError
 from polyformer.sequence.context import Context
 from polyformer.sequence.documents import take_tokens, token_ranks
@@ -129,13 +129,11 @@ def mixed(s: Tensor, k: Tensor, v: Tensor, filled: Tensor) -> tuple[Tensor, Tens
     """Keys and values [B, H, N, size, D] sorted by s [B, H, A, N], and the log of m [B, H, A, size].
 
     `filled`, [R, 1, N, size, 1], is 1 where a block has a token and 0 where not. m = s filled, by which what
-    a place has is divided; a place with less than `least_mass` is empty.
+    a place has is divided; see `filled_mass` for empty places.
     """
-    mass = (s @ filled.flatten(3)).unsqueeze(4)
-    empty = mass < least_mass(mass.dtype)
-    some = mass.masked_fill(empty, 1.0)
-    k, v = ((s @ x.flatten(3)).unflatten(3, x.shape[3:]) / some for x in (k, v))
-    return k, v, some.log().masked_fill(empty, -torch.inf).squeeze(4)
+    mass, log_mass = filled_mass((s @ filled.flatten(3)).unsqueeze(4))
+    k, v = ((s @ x.flatten(3)).unflatten(3, x.shape[3:]) / mass for x in (k, v))
+    return k, v, log_mass.squeeze(4)
 
 
 def _placed(values: Tensor, at: Tensor, count: int, fill: int) -> Tensor:

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention.sinkhorn.balancing import gumbel, least_mass
+from polyformer.attention.sinkhorn.balancing import filled_mass, gumbel
 from polyformer.attention.sinkhorn.sorting_net import SortingNet
 from polyformer.ops.softmax import record, safe_logsumexp
 from polyformer.sequence.context import Context
@@ -99,9 +99,7 @@ def sorted_places(k: Tensor, s: Tensor, size: int) -> tuple[Tensor, Tensor]:
     n, count = k.shape[1], s.shape[1]
     real = (torch.arange(count * size, device=k.device) < n).view(count, size)
     mass = s @ real.to(s.dtype)
-    share = (
-        s.unsqueeze(2) * real.mT / torch.where(mass < least_mass(mass.dtype), 1, mass).unsqueeze(3)
-    )  # [H, i, t, j]
+    share = s.unsqueeze(2) * real.mT / filled_mass(mass)[0].unsqueeze(3)  # [H, i, t, j]
     same_place = torch.eye(size, dtype=s.dtype, device=k.device)
     return torch.einsum("hitj,tu->hitju", share, same_place).flatten(3)[..., :n], mass
 
@@ -113,8 +111,7 @@ def weights(
     (shares, mass), block = places, rank // sorting.size
     chosen = slice(block, block + 1) if sorting.cut is None else slice(sorting.cut)
     shares, mass = shares[:, chosen].flatten(1, 2), mass[:, chosen].flatten(1)
-    empty = mass < least_mass(mass.dtype)
-    log_mass = mass.masked_fill(empty, 1.0).log().masked_fill(empty, -torch.inf)
+    _, log_mass = filled_mass(mass)
     start, stop = block * sorting.size, (block + 1) * sorting.size
     stop = start if sorting.cut is not None else min(stop, rank + 1) if causal else min(stop, k.shape[1])
     keys = torch.cat([k[:, start:stop], shares @ k], 1)

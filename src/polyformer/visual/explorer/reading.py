@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, reason_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +61,6 @@ def run_alone(model: Any, inputs: Mapping[str, Tensor]) -> Any:
     except InputError:
         raise
     except Exception as error:  # each model raises its own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = reason_of(error)
         names = " and ".join(inputs)
         raise InputError(f"model: {type(model).__name__} cannot read {names} alone: {reason}") from error
