@@ -50,7 +50,7 @@ SHARED = {
     "heads": {"base", "problem_types", "transform", "vocabulary"},
     "presets": {"base"},
     "objectives": {"base"},
-    "tasks": {"base", "joining", "labels", "masking", "metrics", "text", "writing"},
+    "tasks": {"base", "joining", "keeping", "labels", "masking", "metrics", "text", "workers", "writing"},
 }
 """Folders of alternatives, and what their members share: a member, a file or a package, imports no other."""
 

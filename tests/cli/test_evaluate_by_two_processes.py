@@ -1,4 +1,4 @@
-"""`polyformer evaluate` under torchrun: the same numbers as of one process, said once."""
+"""`polyformer evaluate` under torchrun: the numbers of one process, said once, after what that left."""
 
 import sys
 from collections.abc import Callable
@@ -18,7 +18,10 @@ PAIRS = "source\ttarget\n" + "".join(f"word {i}\tWort {i}\n" for i in range(7))
 
 def measure(run: str, data: str) -> Options:
     """What is asked of each: several batches, of unequal sizes."""
-    return Options(run=run, data=data, device="cpu", **({"length": 16} if run.endswith("gpt2") else {}))
+    progress = f"{run}-progress"
+    if run.endswith("gpt2"):
+        return Options(run=run, data=data, device="cpu", length=16, progress=progress)
+    return Options(run=run, data=data, device="cpu", progress=progress)
 
 
 def test_the_same_numbers_said_once(
@@ -37,11 +40,17 @@ def test_the_same_numbers_said_once(
     capsys.readouterr()
     for run, data in zip(cases[::2], cases[1::2]):
         length = ["--length", "16"] if run.name == "gpt2" else []
-        assert main(["evaluate", str(run), "--data", str(data), "--device", "cpu", *length]) == 0
+        command = ["evaluate", str(run), "--data", str(data), "--device", "cpu", *length]
+        assert main([*command, "--progress", f"{run}-progress"]) == 0
+        kept = Path(f"{run}-progress/process-0.jsonl")
+        lines = kept.read_text().splitlines(keepends=True)
+        kept.write_text("".join(lines[: len(lines) // 2]))
     expected = capsys.readouterr().out
     ended = torchrun(__file__, *cases)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert ended.stdout == expected
+    assert "of 2: " in ended.stderr
+    assert "batches and texts had been measured, in " in ended.stderr
     assert expected.count("bleu") == expected.count("accuracy") == 1
 
 

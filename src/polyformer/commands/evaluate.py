@@ -5,6 +5,7 @@ Of a checkpoint, a directory or a GGUF file, the perplexity of --data, read in w
 With --datastore the perplexity of a language model alone and mixed with its nearest neighbours, p = lambda
 p_kNN + (1 - lambda) p_LM, p_kNN from exp(-squared distance / temperature); both are read as the store's text
 was. --tune chooses lambda and temperature on another text, and the store remembers them.
+With --progress DIR what was stopped or killed goes on by the same command (episodes begin again).
 A Decision Transformer is also tried in its environment: returns achieved for those asked, and returns.png.
 Several processes (torchrun --nproc-per-node N -m polyformer evaluate ...) share the data: the same numbers.
 """
@@ -21,7 +22,8 @@ from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
     from polyformer.recipes.run import Run
-    from polyformer.tasks.base import Task, Workers
+    from polyformer.tasks.base import Task
+    from polyformer.tasks.workers import Workers
 
 EXAMPLES = """examples:
   polyformer evaluate runs/demo-1
@@ -29,6 +31,7 @@ EXAMPLES = """examples:
   polyformer evaluate model.gguf --data valid.txt --length 2048 --tokens 16384
   polyformer evaluate LLAMA-DIR --datastore stores/wikitext2 --tune valid.txt.gz --data test.txt.gz
   polyformer evaluate runs/wikitext2 --datastore stores/wikitext2 --lambda 0.25 --temperature 10
+  polyformer evaluate runs/summaries --data articles.tsv --progress evaluations
   polyformer evaluate runs/xl --memory-length 1024
   polyformer evaluate runs/spalm --data new.txt --frozen runs/wikitext2 --datastore stores/wikitext2
   polyformer evaluate runs/memorizing --store-size 65536
@@ -91,6 +94,11 @@ class Options:
         "of an agent: draw an episode and its attention into this file: .gif, a frame a step, or a sheet",
         metavar="FILE",
     )
+    progress: str | None = option(
+        "keep what is measured in this folder: stopped, the same command goes on from there, with any number "
+        "of processes",
+        metavar="DIR",
+    )
     device: Device = device()
 
 
@@ -105,6 +113,10 @@ def run(options: Options) -> None:
         raise InputError("--frozen: goes with --datastore and --data")
     if options.datastore is not None:
         refuse_several("--datastore")
+    if options.progress is not None:
+        for name in ("datastore", "episode"):
+            if getattr(options, name) is not None and options.frozen is None:
+                raise InputError(f"--progress: goes without --{name}")
     if options.datastore is not None and options.frozen is None:
         for name in ("memory_length", "store_size", "length"):
             if getattr(options, name) is not None:
@@ -124,6 +136,7 @@ def run(options: Options) -> None:
 
 def measure_run(options: Options, shared: "Workers") -> None:
     """Print the metrics of a run, whose held-out data the processes share."""
+    from polyformer.commands.evaluate_progress import report, resumable
     from polyformer.data import DataConfig, load, read
     from polyformer.memory.base import set_length
     from polyformer.memory.memorizing import set_store
@@ -159,7 +172,14 @@ def measure_run(options: Options, shared: "Workers") -> None:
     if options.store_size is not None:
         set_store(model, options.store_size)
     with suited(model), searched(options, run, files, parts) as task:
+        if options.progress is not None and task.continues and getattr(model, "remembers", False):
+            raise InputError(
+                "--progress: a model that remembers reads its text from the start to the end; leave it out"
+            )
+        settings = [recipe.to_dict(), options.memory_length, options.store_size]
+        shared = resumable(options.progress, shared, model, settings)
         scores = [(name, task.score(model, rows, shared)) for name, rows in parts.items() if rows is not None]
+    report(options.progress, shared)
     if not scores:
         raise InputError(f"{options.run}: its recipe names no validation or test data; name some with --data")
     if shared.rank:

@@ -4,13 +4,12 @@ Each window of --length tokens is read by itself and predicts the token after ea
 token of the text but the first is predicted once. `options` are those of `polyformer.commands.evaluate`.
 """
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
-    from polyformer.tasks.base import Workers
+    from polyformer.tasks.workers import Workers
 
 
 def measure(options: Any, shared: "Workers") -> None:
@@ -18,6 +17,7 @@ def measure(options: Any, shared: "Workers") -> None:
     import torch
 
     from polyformer.commands.evaluate_datastore import check, texts_of
+    from polyformer.commands.evaluate_progress import report, resumable
     from polyformer.datastore.readers import open_reader
     from polyformer.datastore.scoring import batched, contexts
     from polyformer.datastore.windows import windows
@@ -31,14 +31,18 @@ def measure(options: Any, shared: "Workers") -> None:
     reader = open_reader(options.run, options.device)
     reading = reader.reading(options.length, 0)
     every = windows(reader.documents(texts_of(options.data, options.format)), reading)
-    own = islice(batched(every, reading.length, options.tokens), shared.rank, None, shared.world)
-    device = next(reader.model.parameters()).device
-    total = torch.zeros(2, dtype=torch.float64, device=device)
+    settings = {"length": reading.length, "isolated": reader.isolated}
+    shared = resumable(options.progress, shared, reader.model, [reader.config, settings])
+
+    def sums(batch: list[Any]) -> torch.Tensor:
+        _, _, log_p = contexts(reader, batch)
+        return torch.tensor([-float(log_p.double().sum()), len(log_p)], dtype=torch.float64)
+
+    zero = torch.zeros(2, dtype=torch.float64, device=next(reader.model.parameters()).device)
     with suited(reader.model):
-        for batch in own:
-            _, _, log_p = contexts(reader, batch)
-            total += torch.tensor([-float(log_p.double().sum()), len(log_p)], dtype=torch.float64).to(device)
-    nats, count = shared.add(total).tolist()
+        batches = batched(every, reading.length, options.tokens)
+        nats, count = shared.total(sums, batches, zero)
+    report(options.progress, shared)
     if not count:
         raise InputError(f"{options.data}: no token with another behind it; name a longer text")
     if not shared.rank:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from polyformer.tasks.base import Workers
+    from polyformer.tasks.workers import Workers
 
 
 @contextmanager
 def workers(device: str) -> "Iterator[Workers]":
     """The processes of this command, each on a device of its own where there are GPUs."""
-    from polyformer.tasks.base import Workers
+    from polyformer.tasks.workers import Workers
 
     if not several():
         yield Workers()

@@ -3,7 +3,7 @@
 from polyformer.core.registry import import_modules
 from polyformer.tasks.act import Acting, ActingConfig
 from polyformer.tasks.agent import Agent, AgentConfig
-from polyformer.tasks.base import HeldOut, Task, TaskConfig, Workers
+from polyformer.tasks.base import HeldOut, Task, TaskConfig
 from polyformer.tasks.choose import Choosing, ChoosingConfig
 from polyformer.tasks.classify import (
     Classification,
@@ -27,6 +27,7 @@ from polyformer.tasks.text import TextTask, TextTaskConfig
 from polyformer.tasks.text_to_text import Part, TextToText, TextToTextConfig
 from polyformer.tasks.tlm import TranslationModelling, TranslationModellingConfig
 from polyformer.tasks.translate import Translation, TranslationConfig
+from polyformer.tasks.workers import Workers
 from polyformer.tasks.writing import Writing, WritingConfig
 
 __all__ = [

@@ -7,8 +7,7 @@ sums over the batches of held-out data (`totals`) and which metrics follow from 
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -27,9 +26,8 @@ from polyformer.data.prepared.rows import MappedBatches
 from polyformer.data.segments import Segments
 from polyformer.data.windows import Windows
 from polyformer.model import Transformer
-from polyformer.training import share
+from polyformer.tasks.workers import ALONE, Workers
 from polyformer.training.config import at_least
-from polyformer.training.task import Evaluators
 
 Rows = Iterable[Any]
 """Rows of data: dicts of the columns in `needs`, as `polyformer.data.load` gives them."""
@@ -73,37 +71,6 @@ class TaskConfig(Config):
     def build(self, tokenizer: Any) -> "Task":
         """The task; `tokenizer` is None unless it is `tokenized`."""
         raise NotImplementedError
-
-
-@dataclasses.dataclass(frozen=True)
-class Workers:
-    """The processes that share an evaluation, one by default: `add` sums a tensor over them, `gather` puts
-    their lists one after another, and in every process."""
-
-    rank: int = 0
-    world: int = 1
-    add: Callable[[Tensor], Tensor] = lambda total: total
-    gather: Callable[[list[Any]], list[Any]] = lambda values: values
-
-    @classmethod
-    def of(cls, accelerator: Evaluators) -> "Workers":
-        """The processes of `accelerator`."""
-        if accelerator.num_processes == 1:
-            return cls()
-        from accelerate.utils import gather_object
-
-        add = partial(accelerator.reduce, reduction="sum")
-        return cls(accelerator.process_index, accelerator.num_processes, add, gather_object)  # type: ignore[arg-type]
-
-    def each(self, function: Callable[[list[Any]], Sequence[Any]], items: Sequence[Any]) -> list[Any]:
-        """`function(items)`, a result for each item in order; every process does a share and gets all."""
-        own = range(self.rank, len(items), self.world)
-        results = function([items[number] for number in own]) if own else []
-        return [result for _, result in sorted(self.gather([*zip(own, results)]), key=lambda pair: pair[0])]
-
-
-ALONE = Workers()
-"""One process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,10 +155,13 @@ class Task(abc.ABC):
     def measure(self, model: nn.Module, held: HeldOut, workers: Workers = ALONE) -> dict[str, float]:
         """Metrics of `model` (in evaluation mode) on held-out data, the same in every process."""
         device = next(model.parameters()).device
-        total = torch.zeros(self.sums, dtype=torch.float64, device=device)
-        for _, batch in share(held.batches.epoch(0), 0, workers.rank, workers.world):
-            total += self.totals(model, {name: tensor.to(device) for name, tensor in batch.items()})
-        return self.metrics(workers.add(total).tolist(), held.counts)
+
+        def totals(batch: Batch) -> Tensor:
+            return self.totals(model, {name: tensor.to(device) for name, tensor in batch.items()})
+
+        batches = (batch for _, batch in held.batches.epoch(0))
+        zero = torch.zeros(self.sums, dtype=torch.float64, device=device)
+        return self.metrics(workers.total(totals, batches, zero), held.counts)
 
     def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
         """Metrics that are too slow to compute during training; none for most tasks."""

@@ -11,7 +11,8 @@ from polyformer.core.state import State
 from polyformer.data import Splits, Stream
 from polyformer.data.batching import Batch
 from polyformer.data.prepared.rows import MappedBatches
-from polyformer.tasks.base import Task, Workers
+from polyformer.tasks.base import Task
+from polyformer.tasks.workers import Workers
 from polyformer.training import share, share_rows
 from polyformer.training.task import Evaluators
 

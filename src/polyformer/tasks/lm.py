@@ -31,9 +31,10 @@ from polyformer.generation import Draft, Generated, GenerationConfig, Mixture, R
 from polyformer.heads import HeadConfig, LanguageModelConfig, SemiparametricConfig
 from polyformer.memory import NoMemoryConfig
 from polyformer.model import Transformer
-from polyformer.tasks.base import ALONE, HeldOut, Rows, Workers
+from polyformer.tasks.base import HeldOut, Rows
 from polyformer.tasks.metrics import exp, loss_total, perplexity_metrics
 from polyformer.tasks.text import STREAMED_ROWS, TextTask, TextTaskConfig, required
+from polyformer.tasks.workers import ALONE, Workers
 from polyformer.training import share_rows
 from polyformer.training.config import at_least
 

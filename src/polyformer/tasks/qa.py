@@ -29,9 +29,10 @@ from polyformer.data.answers import (
 from polyformer.data.batching import Batch, Row
 from polyformer.data.squad import exact_match, f1
 from polyformer.heads import HeadConfig, SpanConfig
-from polyformer.tasks.base import ALONE, Rows, Workers
+from polyformer.tasks.base import Rows
 from polyformer.tasks.metrics import stacked
 from polyformer.tasks.text import EncoderTask, TextTaskConfig, with_tables
+from polyformer.tasks.workers import ALONE, Workers
 from polyformer.training.config import at_least
 
 

@@ -17,7 +17,8 @@ from polyformer.data.batching import Row
 from polyformer.data.rouge import rouge, scorer
 from polyformer.data.summaries import lead
 from polyformer.model import Transformer
-from polyformer.tasks.base import ALONE, Rows, Workers
+from polyformer.tasks.base import Rows
+from polyformer.tasks.workers import ALONE, Workers
 from polyformer.tasks.writing import Writing, WritingConfig
 from polyformer.training.config import at_least
 

@@ -31,8 +31,9 @@ from polyformer.data.spans import corrupt_spans, corrupted_lengths, span_counts,
 from polyformer.generation import BeamConfig
 from polyformer.heads import HeadConfig, LanguageModelConfig
 from polyformer.model import Transformer
-from polyformer.tasks.base import ALONE, HeldOut, Rows, Workers
+from polyformer.tasks.base import HeldOut, Rows
 from polyformer.tasks.metrics import exp, loss_total
+from polyformer.tasks.workers import ALONE, Workers
 from polyformer.tasks.writing import Writing, WritingConfig
 from polyformer.training.config import at_least
 

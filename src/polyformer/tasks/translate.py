@@ -14,8 +14,9 @@ from polyformer.core.errors import quote
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Row
 from polyformer.model import Transformer
-from polyformer.tasks.base import ALONE, Rows, Workers
+from polyformer.tasks.base import Rows
 from polyformer.tasks.text import too_long
+from polyformer.tasks.workers import ALONE, Workers
 from polyformer.tasks.writing import Writing, WritingConfig
 
 ROOM = 50  # a translation may have so many tokens more than its source (Vaswani et al. 2017, section 6.1)

@@ -16,8 +16,8 @@ from polyformer.data.batching import Row
 from polyformer.generation import BeamConfig, GenerationConfig
 from polyformer.heads import HeadConfig, LanguageModelConfig
 from polyformer.model import Transformer
-from polyformer.tasks.base import Workers
 from polyformer.tasks.text import TextTask, TextTaskConfig, required, starting_from_pad
+from polyformer.tasks.workers import Workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
