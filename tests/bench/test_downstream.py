@@ -13,6 +13,7 @@ from polyformer.bench.reproduce.downstream import (
     DownstreamClaim,
     Found,
     Outcome,
+    chosen,
     recipe,
     verdict,
 )
@@ -98,6 +99,14 @@ def test_run_trains_every_member_on_both_sets_and_goes_on_with_them(tmp_path, ca
     assert main(words) == 0, "goes on with what is there"
     assert main([*words, "--lr", "1e-4"]) == 2
     assert "holds a run of other settings" in capsys.readouterr().err
+    assert main([*words, "--members", "[Performr]"]) == 2
+    assert "unknown member of `members` 'Performr': did you mean 'Performer'?" in capsys.readouterr().err
+
+
+def test_the_members_compared_are_always_trained():
+    assert [*chosen(DownstreamClaim(sst2="sst2"))] == [*MEMBERS, ALONE]
+    config = DownstreamClaim(sst2="sst2", members=("Routing",))
+    assert [*chosen(config)] == ["dense", "Linformer", "Routing", ALONE]
 
 
 def test_runs_differ_in_their_attention_alone(tmp_path):

@@ -14,6 +14,7 @@ GLUE's; Routing's centroids move at 0.99, for 0.999 stands still in so few steps
 
 import dataclasses
 import statistics
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,13 @@ from polyformer.bench.claims import fields_of, sized, taken_up, write_csv
 from polyformer.bench.experiment import DIFFERS, REPRODUCED, UNSHOWN, Claim, Experiment, Verdict, conclude
 from polyformer.bench.labelled_texts import SETS, Texts, bag_of_words, greater_class, prepare
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, unknown
 from polyformer.patterns import Window
 from polyformer.recipes import Recipe
 from polyformer.training.config import at_least
 from polyformer.training.metrics import read_metrics
 
+COMPARED = "Linformer", "dense"
 ALONE = "itself only"
 SCALE = ("greater class", "bag of words", ALONE)
 """Rows that stand in the table for scale."""
@@ -99,6 +101,7 @@ class DownstreamClaim(Config):
     dropout: float = 0.3
     token_dropout: float = 0.1
     vocabulary: int = 10000
+    members: tuple[str, ...] | None = None  # the mechanisms to train; None: all, and always the two compared
     features: int = 64  # of Performer
     rounds: int = 4  # of LSH
     reversible: bool = False  # the block of Reformer in its run, pre-norm in all others
@@ -111,6 +114,9 @@ class DownstreamClaim(Config):
         at_least(1, texts=self.texts, tests=self.tests, layers=self.layers, width=self.width)
         at_least(1, sst2_steps=self.sst2_steps, imdb_steps=self.imdb_steps, heads=self.heads)
         at_least(16, sst2_length=self.sst2_length, imdb_length=self.imdb_length)
+        for member in self.members or ():
+            if member not in mechanisms(16, self):
+                raise unknown("member of `members`", member, mechanisms(16, self))
         if self.sst2 is None and self.imdb is None:
             raise InputError(
                 "sst2, imdb: the built-in default text has no labels to classify; name the directory of one "
@@ -149,7 +155,7 @@ def run(config: DownstreamClaim) -> Found:
             SCALE[0]: Outcome(greater_class(texts)),
             SCALE[1]: Outcome(bag_of_words(texts)),
         }
-        for member in (*mechanisms(length(config, name), config), ALONE):
+        for member in chosen(config):
             results[name][member] = outcome = _outcome(config, name, member, texts)
             print(
                 f"{SETS[name].title}, {member}: {outcome.accuracy:.1%}, {outcome.seconds:.3f} s a step",
@@ -169,6 +175,14 @@ def run(config: DownstreamClaim) -> Found:
 def length(config: DownstreamClaim, name: str) -> int:
     """The tokens that a text of the data set `name` is cut to."""
     return getattr(config, f"{name}_length")
+
+
+def chosen(config: DownstreamClaim) -> Iterator[str]:
+    """The members that are trained: those compared, those asked for, and the one that sees itself only."""
+    for member in mechanisms(16, config):
+        if member in COMPARED or config.members is None or member in config.members:
+            yield member
+    yield ALONE
 
 
 def mechanisms(length: int, config: DownstreamClaim) -> dict[str, dict[str, Any]]:
@@ -226,13 +240,15 @@ def recipe(config: DownstreamClaim, name: str, member: str, texts: Texts) -> dic
 
 def verdict(results: Found, points: float) -> Verdict:
     """What the accuracies say of the claim."""
-    above = _over(results, "Linformer", "dense")
+    above = _over(results, *COMPARED)
     outcome = words = REPRODUCED if min(above.values()) >= -points else DIFFERS
-    if min(_over(results, "dense", SCALE[0]).values()) <= points:  # what has learnt nothing is easily matched
+    if (
+        min(_over(results, COMPARED[1], SCALE[0]).values()) <= points
+    ):  # what has learnt nothing is easily matched
         outcome, words = UNSHOWN, "not shown, for dense is no better than the greater class"
     figures, worth = (
         ", ".join(f"{SETS[name].title} {gain:+.1f}" for name, gain in gains.items())
-        for gains in (above, _over(results, "dense", ALONE))
+        for gains in (above, _over(results, COMPARED[1], ALONE))
     )
     text = f"Linformer within {points:g} points of dense: {words} ({figures}; dense over {ALONE}: {worth})"
     return Verdict(outcome, text)
