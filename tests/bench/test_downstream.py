@@ -100,7 +100,7 @@ def test_run_trains_every_member_on_both_sets_and_goes_on_with_them(tmp_path, ca
     assert main([*words, "--lr", "1e-4"]) == 2
     assert "holds a run of other settings" in capsys.readouterr().err
     assert main([*words, "--members", "[Performr]"]) == 2
-    assert "unknown member of `members` 'Performr': did you mean 'Performer'?" in capsys.readouterr().err
+    assert "unknown member of `members` 'Performr': did you mean 'Performer'" in capsys.readouterr().err
 
 
 def test_the_members_compared_are_always_trained():
