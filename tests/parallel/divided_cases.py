@@ -64,6 +64,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "shaw": {**ENCODER, "position": "shaw(clip=3)", "block": "post"},
     "albert": {**ENCODER, "num_hidden_groups": 1, "embedding.size": 8},
     "reversible": {**DECODER, "block": "reversible"},
+    "projected": {**ENCODER, "attention": "linformer(max_length=16, k=4, sharing=layer)"},
     "frozen": {**DECODER, "frozen": ("tokens", "decoder.layers.0.attention.query")},
 }
 

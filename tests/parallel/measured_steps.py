@@ -47,6 +47,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "experts": ("gpt2", {**UNSIZED, "feedforward": "experts(experts=4, expert=gated(intermediate_size=96))"}),
     "features": ("gpt2", {**FEW, "attention": "performer(features=24)"}),
     "both ways": ("bert-base", {**FEW, "attention": "rfa(features=24)"}),
+    "projections": ("bert-base", {**FEW, "attention": f"linformer(max_length={LENGTH}, k=16)"}),
+    "pools": (
+        "bert-base",
+        {**FEW, "attention": f"linformer(max_length={LENGTH}, k=((16,8),), projection=mean)"},
+    ),
     "spans": ("gpt2", {**FEW, "attention": "adaptive_span(ramp=8, max_span=64)"}),
 }
 
@@ -78,6 +83,8 @@ CASES = {
             Case("experts", CONTEXT),
             Case("features", CONTEXT, True),
             Case("both ways", CONTEXT),
+            Case("projections", CONTEXT, True),
+            Case("pools", CONTEXT),
         ),
         *(Case("spans", CONTEXT), Case("decoder", STAGES), Case("encoder-decoder", STAGES, True)),
         Case("encoder-decoder", CONTEXT, True),

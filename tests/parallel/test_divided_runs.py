@@ -69,7 +69,7 @@ LEFT_OUT: dict[str, Collection[str]] = {
     "shard": {"heads", "shaw", "frozen", "untied"},
     "tensor": {"heads", "shaw", "frozen"},
     "context": {"heads", "frozen", "untied"},
-    "pipeline": {"heads", "shaw", "frozen", "untied"},
+    "pipeline": {"heads", "shaw", "frozen", "untied", "projected"},
     "gpipe": KINDS.keys() - MOST,
     "interleaved": KINDS.keys() - {"encoder_decoder"},  # others have fewer layers than there are stages
     "copies of stages": KINDS.keys() - MOST,
@@ -77,12 +77,15 @@ LEFT_OUT: dict[str, Collection[str]] = {
 }
 """What two processes need not do, for it is asked for by `EXTRA` or on another mesh; and other schedules."""
 
+UNSUITED = {"reversible": {"tensor", "pipeline"}, "projected": {"tensor"}}
+"""Along which dimensions a kind is refused, as below."""
+
 RUNS = [
     (mesh, kind)
     for mesh, sizes in MESHES.items()
     for kind in KINDS
     if not (kind in LEFT_OUT.get(mesh, ()) and (PROCESSES == 2 or "pipeline" in sizes))
-    and not (sizes.keys() & {"tensor", "pipeline"} and kind == "reversible")  # refused, as below
+    and not sizes.keys() & UNSUITED.get(kind, set())
 ]
 
 EXTRA: dict[str, tuple[str, dict[str, Any]]] = {

@@ -36,8 +36,9 @@ def whole_context(length: int, *, causal: bool, mixed: bool) -> Context:
     return Context(length, length, causal=causal, **tables)
 
 
-def random_inputs(length: int) -> tuple[Tensor, Tensor, Tensor]:
-    shapes = (HEADS, length, 6), (KV_HEADS, length, 6), (KV_HEADS, length, 5)
+def random_inputs(length: int, width: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    """width: of values."""
+    shapes = (HEADS, length, 6), (KV_HEADS, length, 6), (KV_HEADS, length, width)
     q, k, v = (torch.randn(ROWS, *shape, dtype=torch.float64) for shape in shapes)
     return q, k, v
 

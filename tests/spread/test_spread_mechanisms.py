@@ -6,6 +6,7 @@ from torch import Tensor
 
 from launching import launch, run_checks
 from polyformer.attention.base import MechanismConfig
+from polyformer.attention.linformer.length_projections import PROJECTIONS
 from polyformer.dot_product.spread.traffic import counted_transfers
 from polyformer.sequence.context import Context
 from polyformer.sequence.spread import spread
@@ -19,13 +20,16 @@ def all_mechanisms() -> None:
         if config.spreads:
             kinds.add(config.kind)
             check_mechanism(config, LENGTH)
-    assert {"softmax", "performer", "rfa", "alternate", "adaptive_span"} <= kinds
+    assert {"softmax", "performer", "rfa", "alternate", "adaptive_span", "linformer"} <= kinds
 
 
 def few_tokens() -> None:
     """Processes without a token take part."""
-    for kind in ("performer", "rfa"):
-        check_mechanism(MechanismConfig.from_dict({"kind": kind, "features": 4}), 3)
+    linformer = {"kind": "linformer", "max_length": 8, "k": 4}
+    own = [{"kind": kind, "features": 4} for kind in ("performer", "rfa")]
+    projections = [{**linformer, "projection": name} for name in PROJECTIONS]
+    for config in (*own, *projections):
+        check_mechanism(MechanismConfig.from_dict(config), 3)
 
 
 def check_mechanism(config: MechanismConfig, length: int) -> None:
@@ -41,7 +45,9 @@ def check_mechanism(config: MechanismConfig, length: int) -> None:
         for mixed in (False, True):
             whole = whole_context(length, causal=causal, mixed=mixed)
             share = share_of("balanced" if causal == mixed else "contiguous", length, "auto")
-            inputs, parameters = random_inputs(length), list(mechanism.parameters())
+            # A convolution of values has those of a head; others any number.
+            width = 6 if getattr(config, "projection", None) == "convolution" else 5
+            inputs, parameters = random_inputs(length, width), list(mechanism.parameters())
             assert_spread_equals_whole(share, whole, inputs, parameters, run)
 
 

@@ -101,9 +101,9 @@ class MechanismConfig(Config):
         """The same function computed by its plain equation, which tests compare the fast form with."""
         raise NotImplementedError
 
-    def summed(self) -> int | None:
-        """Into sums over how many features the processes of a spread sequence put their keys, before they
-        exchange them; None where they exchange keys."""
+    def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int | None:
+        """How many numbers the sums have that a process of a spread sequence makes of its keys and shows all
+        others, for each of its runs of slots; None where they exchange keys."""
         return None
 
     def cross(self) -> "MechanismConfig":

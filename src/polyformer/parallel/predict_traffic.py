@@ -195,10 +195,8 @@ def exchanged_keys(
     return Keys(needs.received(most), 0, needs.received(most), most)
 
 
-def exchanged_sums(rows: int, width: int, features: int, processes: int, runs: int) -> Keys:
-    """Numbers that attention by `features` exchanges of `rows` texts and heads, whose values are `width`
-    wide: the sums of each of a process's `runs` of slots, which all processes get."""
-    own = runs * rows * (features * (width + 1) + 3)
+def exchanged_sums(own: int, processes: int) -> Keys:
+    """What attention exchanges where all processes get the sums of each, which are `own` numbers."""
     sent = (processes - 1) * own
     return Keys(sent, 0, 2 * sent, what="sums of keys")
 
@@ -234,12 +232,14 @@ def _exchanged(
     runs: tuple[tuple[Run, ...], ...],
 ) -> Keys:
     """The bytes of one attention, by keys or by sums over them."""
-    heads, width, features = attention.num_attention_heads, attention.width(hidden_size), mechanism.summed()
-    if features is not None:
-        return exchanged_sums(work.batch * heads, width, features, len(runs), len(runs[0])) * FLOAT
+    width = attention.width(hidden_size)
+    heads, kv_heads = attention.num_attention_heads, attention.kv_heads
+    own = mechanism.summed(heads, kv_heads, width, work.length)
+    if own is not None:
+        return exchanged_sums(len(runs[0]) * work.batch * own, len(runs)) * FLOAT
     rings = not getattr(mechanism, "dropout", 0)
     keys = exchanged_keys(_first_pattern(mechanism, heads), work.length, len(runs), causal, rings, runs)
-    return keys * (2 * work.batch * attention.kv_heads * width * work.size)
+    return keys * (2 * work.batch * kv_heads * width * work.size)
 
 
 def _first_pattern(mechanism: MechanismConfig, heads: int) -> Pattern | None:

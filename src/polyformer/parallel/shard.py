@@ -64,12 +64,15 @@ def why_whole(model: nn.Module, stack: Stack) -> str | None:
         return "a reversible stack runs parts of layers again in the backward pass"
     if stack.leaves_out:
         return "each process may leave out others"
+    inside: dict[int, set[int]] = {}  # of a module: the layers that it is in, for it may be in several
+    for layer in stack.layers:
+        for module in layer.modules():
+            inside.setdefault(id(module), set()).add(id(layer))
     owners: dict[int, set[int]] = {}
-    inside = {id(module): id(layer) for layer in stack.layers for module in layer.modules()}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), set()).add(inside.get(id(module), 0))
-    if any(len(units) > 1 and units & set(inside.values()) for units in owners.values()):
+            owners.setdefault(id(parameter), set()).update(inside.get(id(module), {0}))
+    if any(len(units) > 1 for units in owners.values()):
         return "they share parameters with one another"
     return None
 

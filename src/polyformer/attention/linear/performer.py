@@ -25,6 +25,7 @@ from polyformer.attention.linear.definition import definition
 from polyformer.attention.linear.feature_attention import NO_DISTANCES, LinearState, linear_attention
 from polyformer.attention.linear.feature_maps import MAPS, Kernel, check_features
 from polyformer.attention.linear.inputs import Inputs
+from polyformer.attention.linear.spread import numbers
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.state import State
@@ -69,9 +70,9 @@ class PerformerConfig(MechanismConfig):
         """All pairs at once."""
         return dataclasses.replace(self, plain=True)
 
-    def summed(self) -> int:
-        """The features of a key."""
-        return self.features * (2 if self.map == "trigonometric" else 1)
+    def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int:
+        """Those of as many features as a key has."""
+        return numbers(heads, width, self.features * (2 if self.map == "trigonometric" else 1))
 
     def cross(self) -> "PerformerConfig":
         """The equation asks nothing of slots: features estimate softmax over any keys."""

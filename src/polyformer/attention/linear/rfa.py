@@ -28,6 +28,7 @@ from polyformer.attention.linear.definition import definition
 from polyformer.attention.linear.feature_attention import NO_DISTANCES, LinearState, linear_attention
 from polyformer.attention.linear.feature_maps import MAPS, Kernel, check_features
 from polyformer.attention.linear.inputs import Inputs
+from polyformer.attention.linear.spread import numbers
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.state import State
@@ -75,9 +76,9 @@ class RFAConfig(MechanismConfig):
         """All pairs at once."""
         return dataclasses.replace(self, plain=True)
 
-    def summed(self) -> int:
-        """The sine and the cosine of every row."""
-        return 2 * self.features
+    def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int:
+        """Those of the sine and the cosine of every row."""
+        return numbers(heads, width, 2 * self.features)
 
     def cross(self) -> "RFAConfig":
         """The equation asks nothing of slots: features estimate softmax over any keys."""

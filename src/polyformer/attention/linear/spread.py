@@ -156,6 +156,11 @@ def read(inputs: Inputs, sums: Sums) -> Tensor:
     return out.unflatten(0, inputs.q.shape[:2])
 
 
+def numbers(heads: int, width: int, features: int) -> int:
+    """How many `_packed` puts together for all heads of a text."""
+    return heads * (features * (width + 1) + 3)
+
+
 def _packed(sums: Sums, decay: Tensor) -> Tensor:
     """All in one tensor [N, Dv M + M + 3]."""
     numbers = torch.stack([sums.top, sums.mass, decay], 1)

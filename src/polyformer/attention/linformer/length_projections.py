@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from polyformer.attention.linformer.definition import convolution_rows, matrix_rows, max_rows, mean_rows
 from polyformer.core.errors import InputError
 from polyformer.dot_product.isolation import is_readable
+from polyformer.dot_product.spread.exchange import gather
 from polyformer.ops.linear import linear
+from polyformer.ops.precision import at_least_float32
 from polyformer.sequence.context import Context
+from polyformer.sequence.shares import Share
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,17 +29,25 @@ class Columns:
         used: the first so many of all columns; no token has one beyond.
         index: [B or 1, Tk], the column of every key, 0 of padding; None where that is its slot.
         valid: [B, Tk], False where a key is padding; None where none is.
+        share: what this process has of the keys, whose `first` column this is, where they are spread; `whole`
+            are then the columns of all keys.
     """
 
     used: int
     index: Tensor | None = None
     valid: Tensor | None = None
+    share: Share | None = None
+    first: int = 0
+    whole: "Columns | None" = None
     memo: dict[int, tuple[Tensor, Tensor | None]] = dataclasses.field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, context: Context, most: int) -> Self:
+    def of(cls, context: Context, most: int, device: torch.device) -> Self:
         """Those of a context; raises `InputError` for tokens beyond the `most` columns that there are."""
-        return context.once(("columns", most), lambda: cls._read(context, most))
+        whole, share = context.whole, context.share
+        if whole is None or share is None:
+            return context.once(("columns", most), lambda: cls._read(context, most))
+        return context.once(("columns", most), lambda: cls._read(whole, most)._part(share.keys, device))
 
     @classmethod
     def _read(cls, context: Context, most: int) -> Self:
@@ -59,16 +70,46 @@ class Columns:
         in_place = bool(((column == slots) | ~real).all())
         return cls(used, None if in_place else index, valid)
 
+    def _part(self, share: Share, device: torch.device) -> Self:
+        """Those of the keys that one process has, of these, which are the columns of all."""
+        index = share.slots(device).unsqueeze(0) if self.index is None else share.take(self.index)
+        valid = None if self.valid is None else share.take(self.valid)
+        if not index.numel():
+            return type(self)(1, index, valid, share, 0, self)
+        if index.is_meta:  # shapes alone are traced: as of tokens that stand in a row
+            return type(self)(index.shape[1], index, valid, share, 0, self)
+        real = torch.ones_like(index, dtype=torch.bool) if valid is None else valid
+        first = int(torch.where(real, index, self.used - 1).min())
+        used = int(torch.where(real, index, first).max()) + 1
+        return type(self)(used, torch.where(real, index, first), valid, share, first, self)
+
     def place(self, x: Tensor, step: int = 1) -> Tensor:
-        """Tokens x [B, H, Tk, D] in their columns, [B, H, N, D], N a multiple of `step`; zeros elsewhere."""
+        """Tokens x [B, H, Tk, D] in their columns from `start` on, [B, H, N, D], N a multiple of `step`;
+        zeros elsewhere."""
         if self.valid is not None:
             x = x.masked_fill(~self.valid[:, None, :, None], 0)
-        length = -(-self.used // step) * step
+        start = self.start(step)
+        length = -(-self.used // step) * step - start
         if self.index is None:
             x = x[:, :, : self.used]
             return F.pad(x, (0, 0, 0, length - self.used)) if length > self.used else x
-        index = self.index[:, None, :, None].expand(x.shape)
+        index = (self.index - start)[:, None, :, None].expand(x.shape)
         return x.new_zeros(*x.shape[:2], length, x.shape[3]).scatter_add(2, index, x)
+
+    def start(self, step: int) -> int:
+        """The first column that `place` gives: of the window of `step` that the first token stands in."""
+        return self.first // step * step
+
+    def joined(self, rows: Tensor, step: int | None = None, empty: float = 0.0) -> Tensor:
+        """Rows [B, H, R, D] of this process's keys, as [P, B, H, R, D] of every process; of windows of `step`
+        columns with `empty` where a process has none of the keys."""
+        if self.share is None or self.whole is None:
+            return rows.unsqueeze(0)
+        if step is not None:
+            before = self.start(step) // step
+            after = -(-self.whole.used // step) - before - rows.shape[2]
+            rows = F.pad(rows, (0, 0, before, after), value=empty)
+        return gather(at_least_float32(rows), self.share, "sums of keys")  # autocast's products are rounded
 
     def tokens(self, step: int, device: torch.device) -> Tensor:
         """How many tokens each column holds, [B or 1, N]."""
@@ -81,6 +122,8 @@ class Columns:
     def windows(self, step: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """How many tokens each window of `step` columns holds, [B or 1, N / step]; and which hold any, None
         where all do."""
+        if self.whole is not None:
+            return self.whole.windows(step, device)
         if step in self.memo:
             return self.memo[step]
         counts = self.tokens(step, device).unflatten(1, (-1, step)).sum(2)
@@ -143,13 +186,13 @@ class LinearProjection(LengthProjection):
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
         """E x, of the columns that hold tokens."""
         x = columns.place(x)
-        weight = self.weight[:, :, : x.shape[2]].to(x.dtype)
+        weight = self.weight[:, :, columns.first : columns.first + x.shape[2]].to(x.dtype)
         if len(weight) > 1:
-            return weight @ x, None
+            return columns.joined(weight @ x).sum(0), None
         x = x.transpose(1, 2)
         heads = x.shape[2]
         rows = _product(weight[0], x.flatten(2))  # one product for all heads
-        return rows.unflatten(2, (heads, -1)).transpose(1, 2), None
+        return columns.joined(rows.unflatten(2, (heads, -1)).transpose(1, 2)).sum(0), None
 
     def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
         """E x."""
@@ -169,7 +212,8 @@ class MeanProjection(LengthProjection):
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
         """Sums over windows by their numbers of tokens."""
         counts, seen = columns.windows(self.step, x.device)
-        return self.windows(x, columns).sum(3) / counts.clamp_min(1)[:, None, :, None], seen
+        sums = columns.joined(self.windows(x, columns).sum(3), self.step).sum(0)
+        return sums / counts.clamp_min(1)[:, None, :, None], seen
 
     def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
         """The mean over each window."""
@@ -184,6 +228,7 @@ class MaxProjection(LengthProjection):
         counts, seen = columns.windows(self.step, x.device)
         empty = (columns.tokens(self.step, x.device) == 0).unflatten(1, (-1, self.step))
         top = self.windows(x, columns).masked_fill(empty[:, None, :, :, None], -torch.inf).amax(3)
+        top = columns.joined(top, self.step, -torch.inf).amax(0)
         return top.masked_fill((counts == 0)[:, None, :, None], 0.0), seen
 
     def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
@@ -202,7 +247,7 @@ class ConvolutionProjection(LengthProjection):
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
         """One product: a window's tokens end to end, and the kernel likewise."""
         rows = self.windows(x, columns).flatten(3) @ self.weight.flatten(1, 2).to(x.dtype)
-        return rows, columns.windows(self.step, x.device)[1]
+        return columns.joined(rows, self.step).sum(0), columns.windows(self.step, x.device)[1]
 
     def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
         """The convolution, window by window."""

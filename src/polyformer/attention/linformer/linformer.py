@@ -28,6 +28,7 @@ from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.state import State
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.isolation import guarded
+from polyformer.dot_product.spread.exchange import anchored
 from polyformer.ops.precision import at_least_float32
 from polyformer.ops.softmax import record, recorded, recording
 from polyformer.sequence.context import Context
@@ -59,9 +60,12 @@ class LinformerConfig(MechanismConfig):
     caches: ClassVar[bool] = False
     relates: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
+    spreads: ClassVar[bool] = True
     instead: ClassVar[str] = "'softmax' with a sparse pattern such as Window(256)"
 
     def __post_init__(self) -> None:
+        if self.backend == "definition":
+            object.__setattr__(self, "spreads", False)
         if self.sharing not in SHARING:
             raise unknown("sharing", self.sharing, SHARING)
         if self.projection not in PROJECTIONS:
@@ -112,6 +116,15 @@ class LinformerConfig(MechanismConfig):
         """E and F project any sequence of at most `max_length` tokens."""
         return self
 
+    def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int:
+        """The rows of keys and of values."""
+        ranks = self.layers[0]
+        apart = self.sharing == "none" or len({*ranks}) > 1
+        of_head = [ranks[head % len(ranks)] for head in range(heads if apart else kv_heads)]
+        if self.projection == "linear":
+            return 2 * width * sum(of_head)
+        return 2 * width * sum(-(-length // (self.max_length // k)) for k in of_head)  # windows with tokens
+
     @classmethod
     def examples(cls) -> tuple["LinformerConfig", ...]:
         """Every projection and every sharing."""
@@ -159,7 +172,7 @@ class Linformer(Mechanism):
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
         """Attention to the rows E k and F v, heads of each k apart."""
-        columns = Columns.of(context, self.config.max_length)
+        columns = Columns.of(context, self.config.max_length, k.device)
         dtype, (q, k, v) = q.dtype, (at_least_float32(x) for x in (q, k, v))
         groups = q.shape[1] // k.shape[1]
         if groups > 1 and (len(self.heads) > 1 or self.config.sharing == "none"):
@@ -191,7 +204,7 @@ class Linformer(Mechanism):
         k, seen = self.keys[index](k, columns)
         v, _ = self.values[index](v, columns)
         seen = None if seen is None else seen.expand(len(q), -1)
-        return attend(
+        out = attend(
             q,
             k,
             v,
@@ -199,6 +212,7 @@ class Linformer(Mechanism):
             dropout=self.config.dropout if self.training else 0.0,
             backend=self.config.backend,
         )
+        return anchored(anchored(out, k), v)  # without queries too a process takes part in the backward pass
 
 
 class PlainLinformer(Linformer):
