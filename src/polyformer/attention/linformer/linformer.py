@@ -212,6 +212,8 @@ class Linformer(Mechanism):
             dropout=self.config.dropout if self.training else 0.0,
             backend=self.config.backend,
         )
+        if columns.share is None:
+            return out
         return anchored(anchored(out, k), v)  # without queries too a process takes part in the backward pass
 
 
