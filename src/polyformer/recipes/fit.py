@@ -21,7 +21,8 @@ from polyformer.recipes.recipe import Recipe
 from polyformer.recipes.resume import DATA, check_data, check_same, folder_of
 from polyformer.recipes.run import STEPS, Run
 from polyformer.recipes.student import take_layers
-from polyformer.tasks import Fitting, Task
+from polyformer.tasks import Fitting, Task, Workers
+from polyformer.tasks.workers import ALONE
 from polyformer.training import Result
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.engine import is_main
@@ -116,8 +117,13 @@ def _fit(
     if is_main():
         for folder, trained in models.items():
             save_beside_weights(trained, folder)
-        joined.to(training.engine.device)  # a divided model ends on the CPU
-        scores = score(task, joined, splits, result.metrics)
+    if training.engine.mesh is None:
+        scores = score(task, joined, splits, result, Workers.of(training.engine.evaluators))
+    elif is_main():
+        if task.finishes:  # else a model that no device holds stays in the files that it was written to
+            joined.to(training.engine.device)
+        scores = score(task, joined, splits, result)
+    if is_main():
         parameters = sum(parameter.numel() for parameter in model.parameters())
         run.record(parameters=parameters, **{STEPS: result.step}, metrics=scores)
     return Fitted(run, task, splits, model, result, scores)
@@ -247,11 +253,12 @@ def _fitting(recipe: Recipe, task: Task, splits: Splits, model: Transformer) -> 
     return Distilling(task, splits, recipe.seed, model, teacher, lesson)
 
 
-def score(task: Task, model: nn.Module, splits: Splits, measured: dict[str, float]) -> Scores:
-    """The final metrics of every split; `measured`: what is known already of the validation split."""
-    scores: Scores = {}
-    if splits.validation is not None:
-        scores["validation"] = {**measured, **task.finish(model, splits.validation)}
-    if splits.test is not None:
-        scores["test"] = task.score(model, splits.test)
-    return scores
+def score(task: Task, model: nn.Module, splits: Splits, result: Result, workers: Workers = ALONE) -> Scores:
+    """The final metrics of every split: what training measured of the final weights, and what they write."""
+    measured = {"validation": result.metrics, **result.concluded}
+    rows = {"validation": splits.validation, "test": splits.test}
+    return {
+        name: {**measured[name], **task.finish(model, split, workers)}
+        for name, split in rows.items()
+        if split is not None
+    }

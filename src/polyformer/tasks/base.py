@@ -105,6 +105,11 @@ class Task(abc.ABC):
         kind = type(self)
         return kind.loss is Task.loss and kind.training_module is Task.training_module
 
+    @property
+    def finishes(self) -> bool:
+        """Whether `finish` measures anything."""
+        return type(self).finish is not Task.finish
+
     @abc.abstractmethod
     def adapt(self, config: Any) -> Any:
         """`config`, a model's, with the sizes and the head of this task; `InputError` if it does not fit."""
@@ -163,11 +168,14 @@ class Task(abc.ABC):
         zero = torch.zeros(self.sums, dtype=torch.float64, device=device)
         return self.metrics(workers.total(totals, batches, zero), held.counts)
 
+    def measure_rows(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+        """Metrics of a finished model on `rows`, the same in every process."""
+        return self.measure(model, self.held_out(rows), workers)
+
     def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
-        """Metrics that are too slow to compute during training; none for most tasks."""
+        """Metrics for which a finished model writes, too slow for training; none for most tasks."""
         return {}
 
     def score(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
         """All metrics of a finished model on `rows`, the same in every process."""
-        measured = self.measure(model, self.held_out(rows), workers)
-        return {**measured, **self.finish(model, rows, workers)}
+        return {**self.measure_rows(model, rows, workers), **self.finish(model, rows, workers)}

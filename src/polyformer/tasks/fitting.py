@@ -24,6 +24,7 @@ class Fitting:
         self.task = task
         self.train = task.training_batches(splits.train, seed)
         self.valid = None if splits.validation is None else task.held_out(splits.validation)
+        self.test = splits.test
 
     @property
     def best(self) -> str:
@@ -79,6 +80,12 @@ class Fitting:
         if self.valid is None:
             return {}
         return self.task.measure(model, self.valid, Workers.of(accelerator))
+
+    def conclude(self, model: nn.Module, accelerator: Evaluators) -> dict[str, dict[str, float]]:
+        """The metrics of test data; none without them."""
+        if self.test is None:
+            return {}
+        return {"test": self.task.measure_rows(model, self.test, Workers.of(accelerator))}
 
 
 def _rows(batch: Batch, rank: int, world: int) -> Batch:

@@ -217,11 +217,11 @@ class LanguageModelling(TextTask):
             total, state = total + loss_total(output.loss, self.weight(batch)), output.state
         return self.metrics(workers.add(total).tolist(), held.counts)
 
-    def score(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+    def measure_rows(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
         """In order, the text is read as one row; also how many tokens were predicted, and with how large a
         memory."""
         if not self.continues:
-            return super().score(model, rows, workers)
+            return super().measure_rows(model, rows, workers)
         held = self.held_out(rows, side_by_side=1)
         tokens = sum(self.weight(batch) for _, batch in held.batches.epoch(0))
         memory = getattr(getattr(model, "decoder", None), "memory", None)

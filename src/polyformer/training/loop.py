@@ -33,7 +33,8 @@ from polyformer.training.seeding import seed_step
 from polyformer.training.signals import Asked, Interrupted, Signals
 from polyformer.training.snapshot import Snapshot
 from polyformer.training.state import Progress, check_progress
-from polyformer.training.task import Task
+from polyformer.training.tally import Tally
+from polyformer.training.task import ConcludedTask, Task
 
 NOTHING: Mapping[Path, nn.Module] = {}
 
@@ -44,6 +45,7 @@ class Result:
 
     step: int  # updates made
     metrics: dict[str, float]  # of the final weights
+    concluded: dict[str, dict[str, float]]  # what the task measures of them besides
     best: float | None  # best value of the task's metric during the run
     best_step: int | None
     stopped_early: bool  # by `patience`
@@ -109,16 +111,9 @@ class Training:
         self.optimizer = self.engine.build(optimizer, model)
         self.rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
         self.display: Display = Silent()
+        self.concluded: dict[str, dict[str, float]] = {}
         self.main = self.engine.rank == 0
-        self.tokens = 0  # read by this process since the last row
-        self.weight = 0  # labelled tokens of this process not yet in `progress`
-        self.loss = self._number(0.0)  # loss times labelled tokens, likewise
-        self.norm = self._number(0.0)  # of the last gradient
-        self.bad = self._number(float("inf"))  # first step whose loss or gradient is not finite
         self._take_up(seed, resume, from_step)
-
-    def _number(self, value: float) -> torch.Tensor:
-        return torch.tensor(value, dtype=torch.float64, device=self.engine.device)
 
     def _take_up(self, seed: int, resume: bool, from_step: int | None) -> None:
         check_reporting(self.config.reporting, self.out)
@@ -132,6 +127,7 @@ class Training:
                 f"out: {self.out} already holds a run (to {chosen.name}); resume it or name another folder"
             )
         self.progress, saved = Progress(seed=seed), None
+        self.tally = Tally(self.engine)
         if chosen is not None:
             saved = load_checkpoint(chosen, self.model, self.optimizer)
             self.progress = saved["progress"]
@@ -168,6 +164,7 @@ class Training:
         return Result(
             step=self.progress.step,
             metrics=self.progress.metrics,
+            concluded=self.concluded,
             best=self.progress.best,
             best_step=self.progress.best_step,
             stopped_early=self.progress.step < self.config.steps,
@@ -201,13 +198,8 @@ class Training:
         factor = self.schedule.factor(progress.step, self.config.steps)
         for settings, rate in zip(self.optimizer.param_groups, self.rates):
             settings["lr"] = rate * factor
-        self.loss += run_passes(engine, self.carrying, group)
-        self.weight += sum(group.weights)
-        self.tokens += group.tokens
-        self.norm = engine.update(self.optimizer, self.config.clip)
-        # Loss scaling of fp16 skips updates whose gradient overflows: only the loss tells.
-        telltale = self.loss if engine.scaler.is_enabled() else self.loss + self.norm
-        self.bad = torch.where(telltale.isfinite(), self.bad, self.bad.clamp(max=progress.step))
+        loss = run_passes(engine, self.carrying, group)
+        self.tally.add(progress.step, group, loss, engine.update(self.optimizer, self.config.clip))
 
     def after_step(self) -> None:
         """What is due after a step: a row of metrics, an evaluation, a checkpoint, what signals ask for."""
@@ -246,27 +238,28 @@ class Training:
 
     def sign_of_life(self) -> None:
         """The first step's time and loss (this process's share), long before the first row of metrics."""
-        loss = float(self.loss) / max(self.weight, 1)
         seconds = time.perf_counter() - self.began
         every = self.config.reporting.log_every
-        self.display.note(f"first step: loss {loss:.4f}, {seconds:.1f} s; metrics every {every} steps")
+        self.display.note(
+            f"first step: loss {self.tally.mean():.4f}, {seconds:.1f} s; metrics every {every} steps"
+        )
 
     def collect(self) -> float:
-        """Move the loss since the last time off the device, stop if it is not finite; returns tokens read."""
-        mine = torch.stack([self.loss, self._number(self.weight), self._number(self.tokens), self.bad])
-        losses, weights, tokens, bad = zip(*self.engine.rows(mine))
-        self.loss.zero_()
-        self.weight = 0
-        if min(bad) <= self.progress.step:
+        """Put the loss since the last time into the progress; returns tokens read.
+
+        Raises `InputError` where a step was not finite.
+        """
+        loss, weight, tokens, bad = self.tally.collect()
+        if bad <= self.progress.step:
             kept = self.checkpoints.latest()
             raise InputError(
-                f"training: the loss or its gradient is not a finite number at step {min(bad):.0f}; "
+                f"training: the loss or its gradient is not a finite number at step {bad:.0f}; "
                 f"{f'{kept} is intact' if kept else 'there is no checkpoint yet'}; lower the learning rate, "
                 "lengthen the warm-up or clip the gradient"
             )
-        self.progress.loss_sum += sum(losses)
-        self.progress.weight_sum += sum(weights)
-        return sum(tokens)
+        self.progress.loss_sum += loss
+        self.progress.weight_sum += weight
+        return tokens
 
     def training_row(self) -> dict[str, float]:
         """The metrics of training since the last row."""
@@ -276,12 +269,12 @@ class Training:
             "epoch": self.progress.epoch,
             "loss": self.progress.loss_sum / max(self.progress.weight_sum, 1.0),
             "lr": self.optimizer.param_groups[0]["lr"],
-            "grad_norm": float(self.norm),
+            "grad_norm": float(self.tally.norm),
             "tokens_per_s": tokens / (now - self.row_began),
             "seconds": self.earlier_seconds + now - self.began,
         }
         self.progress.loss_sum = self.progress.weight_sum = 0.0
-        self.tokens, self.row_began = 0, now
+        self.tally.tokens, self.row_began = 0, now
         return row
 
     @contextmanager
@@ -326,7 +319,7 @@ class Training:
     def save(self) -> None:
         """Write a checkpoint of the weights as they are, or begin to, after checking that they are sound."""
         tokens = self.collect()  # by all processes
-        self.tokens = int(tokens) if self.main else 0
+        self.tally.tokens = int(tokens) if self.main else 0
         carried = self.carrying.gathered()
         self.progress.scaler = self.engine.scaler.state_dict()
         if self.log is not None:
@@ -346,5 +339,10 @@ class Training:
             load_model(self.checkpoints.path(self.progress.best_step), self.model)
         if final != "last":
             self.progress.metrics = self.measure()
+        self.model.eval()
+        if isinstance(self.task, ConcludedTask):
+            with torch.no_grad(), self.engine.readable(self.model):
+                model = self.engine.evaluated(self.model)
+                self.concluded = self.task.conclude(model, self.engine.evaluators)
         self.engine.finish(files)
         self.model.eval()

@@ -98,6 +98,15 @@ class ContinuedTask(Task, Protocol):
         ...
 
 
+@runtime_checkable
+class ConcludedTask(Task, Protocol):
+    """A task that measures more of the final weights than of those on the way."""
+
+    def conclude(self, model: nn.Module, accelerator: Evaluators) -> dict[str, dict[str, float]]:
+        """Metrics by the name of what they are measured on; called as `evaluate` is."""
+        ...
+
+
 def share(sequence: Iterable[Item], skip: int, rank: int, world: int) -> Iterator[Item]:
     """The items of `sequence` after the first `skip` that fall to process `rank` of `world`."""
     return islice(sequence, skip + rank, None, world)
