@@ -187,6 +187,14 @@ def test_the_command(sources: list[str], tmp_path: Path, capsys: pytest.CaptureF
     assert main(["data", "verify", str(out)]) == 0
     assert main([*words[:-4], "--out", str(tmp_path / "Q"), "--tokenizer", str(out)]) == 0
     assert PreparedFolder(tmp_path / "Q").tokenizer.fingerprint == PreparedFolder(out).tokenizer.fingerprint
+    (tmp_path / "mix.yaml").write_text("P: 3\nQ: 1\n")
+    capsys.readouterr()
+    assert main(["data", "show", str(tmp_path / "mix.yaml")]) == 0
+    shown = capsys.readouterr().out
+    assert f"mix.yaml: 75.0% of the rows are of {out}\n{out}: 3 sources" in shown
+    assert f"mix.yaml: 25.0% of the rows are of {tmp_path / 'Q'}\n" in shown
+    assert main(["data", "verify", str(tmp_path / "mix.yaml")]) == 0
+    assert capsys.readouterr().out.count("tokens, as they were written") == 2
     assert "--vocab-size: belongs to --tokenizer train" in complaint(
         *words, "--tokenizer", out, "--vocab-size", 9
     )

@@ -3,7 +3,7 @@
 `prepare` reads FILES (names, patterns in quotes, addresses such as s3://bucket/*.jsonl.zst), holds documents
 out for validation, and writes their tokens into DIR. It may be stopped at any moment and goes on by the same
 command; DIR is the same for any number of workers. `polyformer train RECIPE --data DIR` then trains on it.
-`show` says what DIR holds, `verify` compares all of it with its checksums.
+`show` says what DIR holds, `verify` compares it with its checksums; both take a mixture (mix.yaml) too.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ EXAMPLES = """examples:
   polyformer data prepare 'books/*.txt' 'web/*.jsonl.zst' --tokenizer train --out prepared
   polyformer data prepare 's3://bucket/part-*.parquet' --column content --tokenizer GPT2-DIR --out prepared
   polyformer data show prepared
-  polyformer data verify prepared
+  polyformer data verify mix.yaml
   polyformer train wikitext2 --data prepared
 """
 
@@ -38,7 +38,7 @@ class Options:
 
     what: Literal["prepare", "show", "verify"] = argument("what to do", metavar="WHAT")
     names: tuple[str, ...] = argument(
-        "for prepare: files, patterns, addresses, hub:OWNER/NAME; for show and verify: a folder",
+        "for prepare: files, patterns, addresses, hub:OWNER/NAME; for show and verify: folders or mixtures",
         metavar="FILE",
     )
     out: str | None = option("for prepare: the folder, new or begun", metavar="DIR")
@@ -133,33 +133,44 @@ def _with_tokenizer(settings: "Settings", trained: str, fingerprint: str) -> "Se
 
 
 def show(options: Options) -> None:
-    """What a folder holds."""
+    """What folders hold, and how mixtures weigh them."""
+    from polyformer.data.prepared.text import weighted_folders
+
+    documents = 3 if options.documents is None else options.documents
+    for name in options.names:
+        folders = weighted_folders(name)
+        for folder, weight in folders.items():
+            if len(folders) > 1:
+                print(f"{name}: {weight / sum(folders.values()):.1%} of the rows are of {folder}")
+            show_folder(folder, documents)
+
+
+def show_folder(path: Path, documents: int) -> None:
+    """What one folder holds, and the beginnings of its first documents."""
     from polyformer.data.prepared.folder import PreparedFolder
 
-    for name in options.names:
-        folder = PreparedFolder(name)
-        manifest = folder.manifest
-        size = sum(source.bytes for source in manifest.sources)
-        print(f"{name}: {len(manifest.sources)} sources, {size:,} bytes")
-        print(f"tokenizer: {len(folder.tokenizer):,} tokens, ids of {manifest.dtype.itemsize} bytes")
-        for split in filter(None, map(folder.split, ("train", "validation"))):
-            print(
-                f"{split.name}: {split.tokens:,} tokens, {len(split):,} documents, {len(split.shards)} shards"
-            )
-        train = folder.split("train") or ()
-        for number in range(min(3 if options.documents is None else options.documents, len(train))):
-            print(f"{number}: {quote(folder.tokenizer.decode(train[number][:100].tolist()))}")
+    folder = PreparedFolder(path)
+    manifest = folder.manifest
+    size = sum(source.bytes for source in manifest.sources)
+    print(f"{path}: {len(manifest.sources)} sources, {size:,} bytes")
+    print(f"tokenizer: {len(folder.tokenizer):,} tokens, ids of {manifest.dtype.itemsize} bytes")
+    for split in filter(None, map(folder.split, ("train", "validation"))):
+        print(f"{split.name}: {split.tokens:,} tokens, {len(split):,} documents, {len(split.shards)} shards")
+    train = folder.split("train") or ()
+    for number in range(min(documents, len(train))):
+        print(f"{number}: {quote(folder.tokenizer.decode(train[number][:100].tolist()))}")
 
 
 def verify(options: Options) -> None:
-    """Compare folders with their checksums."""
+    """Compare folders, those of mixtures too, with their checksums."""
     from polyformer.data.prepared.folder import PreparedFolder
+    from polyformer.data.prepared.text import weighted_folders
 
-    for name in options.names:
-        folder = PreparedFolder(name)
+    for path in dict.fromkeys(folder for name in options.names for folder in weighted_folders(name)):
+        folder = PreparedFolder(path)
         folder.verify()
         tokens = sum(shard.tokens for shard in folder.manifest.shards)
-        print(f"{name}: {tokens:,} tokens, as they were written")
+        print(f"{path}: {tokens:,} tokens, as they were written")
 
 
 def report(progress: "Progress") -> None:

@@ -80,9 +80,8 @@ def is_prepared_source(path: str | None) -> bool:
 
 def prepared_files(path: str) -> list[Path]:
     """What tells whether prepared text has changed: its manifests, with all checksums, and the mixture."""
-    if is_prepared(path):
-        return [Path(path) / MANIFEST]
-    return [Path(path), *(folder / MANIFEST for folder in _weights(Path(path)))]
+    mixture = [] if is_prepared(path) else [Path(path)]
+    return [*mixture, *(folder / MANIFEST for folder in weighted_folders(path))]
 
 
 def open_prepared(path: str, split: str) -> PreparedText | None:
@@ -90,8 +89,8 @@ def open_prepared(path: str, split: str) -> PreparedText | None:
 
     Raises `InputError` for an unfinished or damaged folder, and for parts of several tokenizers.
     """
-    weights = {Path(path): 1.0} if is_prepared(path) else _weights(Path(path))
-    parts = [(PreparedFolder(folder).split(split), weight) for folder, weight in weights.items()]
+    folders = weighted_folders(path)
+    parts = [(PreparedFolder(folder).split(split), weight) for folder, weight in folders.items()]
     there = [(part, weight) for part, weight in parts if part is not None]
     if not there:
         return None
@@ -105,8 +104,15 @@ def _is_mixture(path: str) -> bool:
     return path.endswith(MIXTURES) and Path(path).is_file()
 
 
+def weighted_folders(path: str) -> dict[Path, float]:
+    """The folders of a mixture and their weights, in order; the folder `path` itself if it is no mixture.
+
+    Raises `InputError` for a mixture that is none.
+    """
+    return _weights(Path(path)) if _is_mixture(path) else {Path(path): 1.0}
+
+
 def _weights(path: Path) -> dict[Path, float]:
-    """The folders of a mixture and their weights, in order."""
     try:
         tree = parse_yaml(read_bounded(path, YAML_BYTES).decode("utf-8"), str(path))
     except UnicodeDecodeError as error:
