@@ -100,11 +100,18 @@ class Columns:
         """The first column that `place` gives: of the window of `step` that the first token stands in."""
         return self.first // step * step
 
-    def joined(self, rows: Tensor, step: int | None = None, empty: float = 0.0) -> Tensor:
-        """Rows [B, H, R, D] of this process's keys, as [P, B, H, R, D] of every process; of windows of `step`
-        columns with `empty` where a process has none of the keys."""
-        if self.share is None or self.whole is None:
-            return rows.unsqueeze(0)
+    def total(self, rows: Tensor, step: int | None = None) -> Tensor:
+        """The sums [B, H, R, D] over all keys, from the `rows` of those that this process has; `step`: they
+        are those of windows of so many columns."""
+        return rows if self.share is None else self._of_every_process(rows, step, 0.0).sum(0)
+
+    def greatest(self, rows: Tensor, step: int) -> Tensor:
+        """The same for maxima."""
+        return rows if self.share is None else self._of_every_process(rows, step, -torch.inf).amax(0)
+
+    def _of_every_process(self, rows: Tensor, step: int | None, empty: float) -> Tensor:
+        assert self.share is not None
+        assert self.whole is not None
         if step is not None:
             before = self.start(step) // step
             after = -(-self.whole.used // step) - before - rows.shape[2]
@@ -188,11 +195,11 @@ class LinearProjection(LengthProjection):
         x = columns.place(x)
         weight = self.weight[:, :, columns.first : columns.first + x.shape[2]].to(x.dtype)
         if len(weight) > 1:
-            return columns.joined(weight @ x).sum(0), None
+            return columns.total(weight @ x), None
         x = x.transpose(1, 2)
         heads = x.shape[2]
         rows = _product(weight[0], x.flatten(2))  # one product for all heads
-        return columns.joined(rows.unflatten(2, (heads, -1)).transpose(1, 2)).sum(0), None
+        return columns.total(rows.unflatten(2, (heads, -1)).transpose(1, 2)), None
 
     def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
         """E x."""
@@ -212,7 +219,7 @@ class MeanProjection(LengthProjection):
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
         """Sums over windows by their numbers of tokens."""
         counts, seen = columns.windows(self.step, x.device)
-        sums = columns.joined(self.windows(x, columns).sum(3), self.step).sum(0)
+        sums = columns.total(self.windows(x, columns).sum(3), self.step)
         return sums / counts.clamp_min(1)[:, None, :, None], seen
 
     def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
@@ -228,7 +235,7 @@ class MaxProjection(LengthProjection):
         counts, seen = columns.windows(self.step, x.device)
         empty = (columns.tokens(self.step, x.device) == 0).unflatten(1, (-1, self.step))
         top = self.windows(x, columns).masked_fill(empty[:, None, :, :, None], -torch.inf).amax(3)
-        top = columns.joined(top, self.step, -torch.inf).amax(0)
+        top = columns.greatest(top, self.step)
         return top.masked_fill((counts == 0)[:, None, :, None], 0.0), seen
 
     def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
@@ -247,7 +254,7 @@ class ConvolutionProjection(LengthProjection):
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
         """One product: a window's tokens end to end, and the kernel likewise."""
         rows = self.windows(x, columns).flatten(3) @ self.weight.flatten(1, 2).to(x.dtype)
-        return columns.joined(rows, self.step).sum(0), columns.windows(self.step, x.device)[1]
+        return columns.total(rows, self.step), columns.windows(self.step, x.device)[1]
 
     def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
         """The convolution, window by window."""

@@ -8,7 +8,8 @@ form. Instead of a matrix, E and F may take the mean, the maximum or a convoluti
 positions; windows without a token are not seen. Wang et al. 2020, section 4, equation 7.
 
 Cost: 2 k T (D + Dv) products a head for the projections and as many for the attention: linear in T; memory
-k (D + Dv) and, in training, what attention keeps. E and F have n k numbers each.
+k (D + Dv) and, in training, what attention keeps. E and F have n k numbers each. Processes that share a text
+project the tokens that they have, and show each other the rows.
 
 Deviations: the paper says nothing of padding, of shorter inputs and of how E and F begin: here they are drawn
 with variance 1 / n. float16 and bfloat16 are computed in float32, since projected keys that were rounded once

@@ -242,9 +242,8 @@ def verdict(results: Found, points: float) -> Verdict:
     """What the accuracies say of the claim."""
     above = _over(results, *COMPARED)
     outcome = words = REPRODUCED if min(above.values()) >= -points else DIFFERS
-    if (
-        min(_over(results, COMPARED[1], SCALE[0]).values()) <= points
-    ):  # what has learnt nothing is easily matched
+    learnt = _over(results, COMPARED[1], SCALE[0])
+    if min(learnt.values()) <= points:  # what has learnt nothing is easily matched
         outcome, words = UNSHOWN, "not shown, for dense is no better than the greater class"
     figures, worth = (
         ", ".join(f"{SETS[name].title} {gain:+.1f}" for name, gain in gains.items())
