@@ -84,7 +84,8 @@ def test_texts_are_written_once(
 def test_other_weights_data_or_lengths_find_nothing(
     gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data, other = words(tmp_path / "words.txt", 30), words(tmp_path / "other.txt", 31)
+    data, other = words(tmp_path / "words.txt", 30), tmp_path / "other.txt"
+    other.write_text(data.read_text().replace("words", "swords", 1).replace("words", "word", 1))
     progress = ["--progress", str(tmp_path / "progress")]
     assert main([*measured(gpt2, "--data", data, "--length", 16), *progress]) == 0
     assert main([*measured(gpt2, "--data", data, "--length", 8), *progress]) == 0
