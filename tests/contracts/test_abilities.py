@@ -83,7 +83,7 @@ def use_memory(part: MechanismConfig) -> None:
 
 REFUSALS = {
     "dynamic_span": {"spreads"},
-    "linformer": {"causal", "packs", "caches", "relates", "remembers", "spreads"},
+    "linformer": {"causal", "packs", "caches", "relates", "remembers"},
     "lsh": {"remembers", "spreads"},
     "memory_compressed": {"remembers", "spreads"},
     "performer": {"relates", "remembers"},
