@@ -179,7 +179,7 @@ def measure_run(options: Options, shared: "Workers") -> None:
         settings = [recipe.to_dict(), options.memory_length, options.store_size]
         shared = resumable(options.progress, shared, model, settings)
         scores = [(name, task.score(model, rows, shared)) for name, rows in parts.items() if rows is not None]
-    report(options.progress, shared)
+    report(shared)
     if not scores:
         raise InputError(f"{options.run}: its recipe names no validation or test data; name some with --data")
     if shared.rank:

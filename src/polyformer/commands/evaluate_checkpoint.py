@@ -42,7 +42,7 @@ def measure(options: Any, shared: "Workers") -> None:
     with suited(reader.model):
         batches = batched(every, reading.length, options.tokens)
         nats, count = shared.total(sums, batches, zero)
-    report(options.progress, shared)
+    report(shared)
     if not count:
         raise InputError(f"{options.data}: no token with another behind it; name a longer text")
     if not shared.rank:

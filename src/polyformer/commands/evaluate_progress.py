@@ -23,13 +23,13 @@ def resumable(folder: str | None, shared: "Workers", model: "nn.Module", setting
     return dataclasses.replace(shared, results=Results(Path(folder), subject, shared.rank))
 
 
-def report(folder: str | None, shared: "Workers") -> None:
+def report(shared: "Workers") -> None:
     """How much of this process's share had been measured before, on standard error."""
     if shared.results is not None and shared.results.reused:
         who = f"process {shared.rank + 1} of {shared.world}: " if shared.world > 1 else ""
         every = shared.results.reused + shared.results.computed
         print(
             f"polyformer: {who}{shared.results.reused:,} of {every:,} batches and texts had been measured, "
-            f"in {folder}",
+            f"in {shared.results.file.parent}",
             file=sys.stderr,
         )

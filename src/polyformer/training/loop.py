@@ -345,4 +345,4 @@ class Training:
                 model = self.engine.evaluated(self.model)
                 self.concluded = self.task.conclude(model, self.engine.evaluators)
         self.engine.finish(files)
-        self.model.eval()
+        self.model.eval()  # made plain, a divided model is as it was before: in training
