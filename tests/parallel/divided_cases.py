@@ -108,12 +108,15 @@ class Texts:
         return model(**batch).loss
 
     def evaluate(self, model: nn.Module, accelerator: Any) -> dict[str, float]:
-        total = torch.zeros(2, dtype=torch.float64)
+        """The mean loss, and the tokens of a text that the first process does not read, as others share it."""
+        total, others = torch.zeros(2, dtype=torch.float64), 0
         for seed in range(90, 93)[accelerator.process_index :: accelerator.num_processes]:
-            loss = model(**self.batch(seed)).loss
-            total += torch.tensor([float(loss), 1.0], dtype=torch.float64)
+            output = model(**self.batch(seed))
+            total += torch.tensor([float(output.loss), 1.0], dtype=torch.float64)
+            slots = getattr(output, "slots", None)
+            others = 0 if slots is None else self.length - len(slots)
         total = accelerator.reduce(total, "sum") if accelerator.num_processes > 1 else total
-        return {"loss": float(total[0] / total[1])}
+        return {"loss": float(total[0] / total[1]), "others": others}
 
 
 def build(kind: str) -> nn.Module:

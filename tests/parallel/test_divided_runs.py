@@ -27,6 +27,7 @@ from polyformer.parallel.whole import export, gathered
 from polyformer.presets import create_model
 from polyformer.training import divided_files
 from polyformer.training.checkpoint import Checkpoints
+from polyformer.training.metrics import read_metrics
 
 PROCESSES = int(os.environ.get("PROCESSES", "2"))
 
@@ -245,6 +246,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("mesh", "kind"), RUNS)
 def test_several_processes_compute_what_one_does(mesh: str, kind: str, launched: Path, alone: Path):
     assert difference(alone / kind, launched / mesh / kind) < 1e-10
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_who_shares_texts_in_training_shares_those_of_evaluations(mesh: str, launched: Path):
+    others = read_metrics(launched / mesh / "encoder_decoder")[-1]["valid_others"]
+    assert (others > 0) == (MESHES[mesh].get("context", 1) > 1)
 
 
 @pytest.mark.parametrize(("mesh", "name"), ALSO)

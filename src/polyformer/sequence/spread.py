@@ -109,6 +109,23 @@ def spreading(over: Spreading) -> Iterator[None]:
         _spreading.reset(token)
 
 
+def whole_table(own: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
+    """[..., T] of a whole sequence from each process's part of it: numbers that have no gradient.
+
+    own: [..., t] of the tokens that are a model's output here. slots: [t], which they are, `output.slots`;
+    None where they are all. Every process of the group calls it.
+    """
+    over = current_spreading()
+    if slots is None or over is None:
+        return own
+    length = torch.tensor([len(slots)], device=own.device)
+    torch.distributed.all_reduce(length, group=over.group)
+    whole = own.new_zeros(*own.shape[:-1], int(length))
+    whole[..., slots] = own
+    torch.distributed.all_reduce(whole, group=over.group)
+    return whole
+
+
 def spread_over(group: Any = None, way: str = "auto") -> AbstractContextManager[None]:
     """Inside, a model spreads the sequences that it reads over the processes of a group: context parallelism.
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from polyformer.core.labels import IGNORED
 from polyformer.outputs import ModelOutput
+from polyformer.sequence.spread import whole_table
 
 
 def exp(value: float) -> float:
@@ -30,11 +31,16 @@ def perplexity_metrics(nats: float, count: float) -> dict[str, float]:
     return {"loss": loss, "perplexity": exp(loss)}
 
 
+def most_likely(output: ModelOutput) -> Tensor:
+    """The class of largest logit at every token of the whole text, [..., T], in each process that shares it."""
+    return whole_table(output.logits.argmax(-1), output.slots)
+
+
 def prediction_totals(output: ModelOutput, labels: Tensor) -> Tensor:
     """(sum of the loss, correct predictions, labels) over labels [...] that are not `IGNORED`."""
     assert output.loss is not None
     count = (labels != IGNORED).sum()
-    correct = (output.logits.argmax(-1) == labels).sum()  # never at IGNORED, which is no token
+    correct = (most_likely(output) == labels).sum()  # never at IGNORED, which is no token
     return stacked(output.loss.double() * count, correct, count, device=labels.device)
 
 

@@ -17,7 +17,7 @@ from polyformer.data.batching import Batch, Row
 from polyformer.heads import TagConfig
 from polyformer.tasks.base import Rows
 from polyformer.tasks.labels import LabelTask
-from polyformer.tasks.metrics import stacked
+from polyformer.tasks.metrics import most_likely, stacked
 from polyformer.tasks.text import TextTaskConfig, too_long
 
 Entity = tuple[str, int, int]
@@ -105,7 +105,7 @@ class Tagging(LabelTask):
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         """The summed loss, words, correct tags, and entities: correct, predicted, actual."""
         output, labels = model(**batch), batch["labels"]
-        words, predictions = labels != IGNORED, output.logits.argmax(-1)
+        words, predictions = labels != IGNORED, most_likely(output)
         count = self.weight(batch)
         correct = predicted = actual = 0
         for row_labels, row_predictions, here in zip(labels, predictions, words):

@@ -12,8 +12,6 @@ from polyformer.core import launcher
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.core.initialization import Draw
-from polyformer.ops.tuning import store
-from polyformer.ops.workers import usual_threads
 from polyformer.parallel.mesh import Mesh, open_mesh
 from polyformer.sequence.spread import spread_over
 from polyformer.stack import Stack
@@ -21,7 +19,7 @@ from polyformer.training.background import Writer, writers
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.config import EngineConfig
 from polyformer.training.copies import Copies
-from polyformer.training.environment import PROCESSOR, THREADS, differences, machine, versions
+from polyformer.training.environment import machine
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.processes import open_accelerator
 from polyformer.training.signals import Asked
@@ -160,9 +158,9 @@ class Engine:
         return optimizer
 
     @contextmanager
-    def readable(self, model: nn.Module) -> Iterator[None]:
-        """While it lasts, what is no layer of a stack can be read outside `model.forward`, and all processes
-        have the first one's buffers."""
+    def evaluating(self, model: nn.Module) -> Iterator[None]:
+        """While it lasts, what is no layer of a stack can be read outside `model.forward`, all processes have
+        the first one's buffers, and those that share texts in training share them here."""
         if self.mesh is None:
             yield
             return
@@ -171,7 +169,7 @@ class Engine:
         if self.pipeline is None:
             for buffer in model.buffers():
                 torch.distributed.broadcast(buffer, 0)
-        with unsharded(model if self.pipeline is None else self.pipeline.root):
+        with unsharded(model if self.pipeline is None else self.pipeline.root), self.spread():
             yield
 
     def finish(self, files: Mapping[Path, nn.Module]) -> None:
@@ -299,38 +297,6 @@ class Engine:
     def machine(self) -> dict[str, Any]:
         """What computes, as checkpoints record it."""
         return machine(self.device, self.world)
-
-    def choose_threads(self, model: nn.Module, saved: dict[str, Any] | None) -> tuple[int, list[str]]:
-        """How many threads train `model`, and what to say of a run whose state is `saved`.
-
-        A resumed run computes with as many as it began with, if nothing else is asked for: sums split
-        otherwise round otherwise.
-        """
-        own = self.config.threads or usual_threads(model)
-        if saved is None:
-            return own, []
-        before = saved["machine"].get(THREADS, own)
-        number = self.config.threads or before
-        notes = [f"{number} threads, as the run began; --training.engine.threads N for others"]
-        now = {**self.machine(), THREADS: number, **versions()}
-        changed = differences({**saved["machine"], **saved["versions"]}, now)
-        if changed:
-            return number, [f"{'; '.join(changed)}: the last bits may differ from an uninterrupted run's"]
-        return number, notes if number != own and self.device.type == "cpu" else []
-
-    def choices(self, saved: dict[str, Any] | None) -> tuple[dict[str, Any], list[str]]:
-        """The choices of tuning that the run whose state is `saved` was made with, and what to say of them.
-
-        Another machine goes on with its own: there nothing would keep the bits.
-        """
-        before = {} if saved is None else saved.get("tuning", {})
-        now = self.machine()
-        if saved is None or any(saved["machine"].get(name) != now[name] for name in PROCESSOR):
-            return {}, []
-        pinned = store.pinned()
-        if pinned is not None and any(pinned.get(name) != choice for name, choice in before.items()):
-            return before, [f"{store.PIN} is set: the last bits may differ from an uninterrupted run's"]
-        return before, []
 
     def update(self, optimizer: torch.optim.Optimizer, clip: float | None) -> torch.Tensor:
         """Clip the gradients, update the weights, forget the gradients; returns the norm before clipping."""

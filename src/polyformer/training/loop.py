@@ -28,6 +28,7 @@ from polyformer.training.metrics import MetricsLog, check_reporting
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.passes import run_passes
 from polyformer.training.recomputing import check_recomputing, recomputing
+from polyformer.training.resuming import choose_kernels, choose_threads
 from polyformer.training.schedules import ScheduleConfig
 from polyformer.training.seeding import seed_step
 from polyformer.training.signals import Asked, Interrupted, Signals
@@ -138,8 +139,8 @@ class Training:
             self.notes.append(f"{self.out} has no checkpoint yet: it starts again at step 0")
         check_progress(self.out, self.progress, seed, self.config.steps)
         self.carrying = Carrying(self.model, self.task, self.engine, saved)
-        self.threads, notes = self.engine.choose_threads(self.model, saved)
-        self.choices, more = self.engine.choices(saved)
+        self.threads, notes = choose_threads(self.engine, self.model, saved)
+        self.choices, more = choose_kernels(self.engine, saved)
         self.notes += notes + more
 
     def run(self, files: Mapping[Path, nn.Module] = NOTHING) -> Result:
@@ -292,7 +293,7 @@ class Training:
     def measure(self) -> dict[str, float]:
         """The task's metrics of the weights as they are."""
         self.model.eval()
-        with torch.no_grad(), self.engine.autocast(), self.engine.readable(self.model):
+        with torch.no_grad(), self.engine.autocast(), self.engine.evaluating(self.model):
             metrics = self.task.evaluate(self.engine.evaluated(self.model), self.engine.evaluators)
         self.model.train()
         # All processes must agree on what is best, to the last bit, or they would part ways.
@@ -341,7 +342,7 @@ class Training:
             self.progress.metrics = self.measure()
         self.model.eval()
         if isinstance(self.task, ConcludedTask):
-            with torch.no_grad(), self.engine.readable(self.model):
+            with torch.no_grad(), self.engine.evaluating(self.model):
                 model = self.engine.evaluated(self.model)
                 self.concluded = self.task.conclude(model, self.engine.evaluators)
         self.engine.finish(files)
