@@ -108,7 +108,7 @@ class Texts:
         return model(**batch).loss
 
     def evaluate(self, model: nn.Module, accelerator: Any) -> dict[str, float]:
-        """The mean loss, and the tokens of a text that the first process does not read, as others share it."""
+        """The mean loss, and how many tokens of a text this process leaves to others."""
         total, others = torch.zeros(2, dtype=torch.float64), 0
         for seed in range(90, 93)[accelerator.process_index :: accelerator.num_processes]:
             output = model(**self.batch(seed))

@@ -32,7 +32,7 @@ def perplexity_metrics(nats: float, count: float) -> dict[str, float]:
 
 
 def most_likely(output: ModelOutput) -> Tensor:
-    """The class of largest logit at every token of the whole text, [..., T], in each process that shares it."""
+    """The class of largest logit at every token, [..., T]: of whole texts also where processes share them."""
     return whole_table(output.logits.argmax(-1), output.slots)
 
 
