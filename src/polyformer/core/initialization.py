@@ -1,7 +1,7 @@
 """Initial weights, all of them decided here."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -10,18 +10,14 @@ RESIDUAL = ("output.weight", "down.weight")
 """Last matrices of a sub-layer: what they write is added to the residual stream."""
 
 
-Setting = Callable[[torch.Tensor, Callable[[torch.Tensor], object]], None]
-"""Sets a parameter to what a function makes, in place, of a tensor of its shape."""
+Filling = Callable[[torch.Tensor], object]
+"""Fills a tensor in place."""
 
 Draw = Callable[[nn.Module], None]
 """Draws the weights that a model was built without."""
 
 
-def _in_place(weight: torch.Tensor, draw: Callable[[torch.Tensor], object]) -> None:
-    draw(weight)
-
-
-def initialize(model: nn.Module, initializer_range: float | None, set_to: Setting = _in_place) -> None:
+def initialize(model: nn.Module, initializer_range: float | None) -> None:
     """Sets every weight in place.
 
     | part                      | range given           | None (the scheme of 2017)    |
@@ -33,23 +29,35 @@ def initialize(model: nn.Module, initializer_range: float | None, set_to: Settin
 
     The scaling of last matrices is GPT-2's (Radford et al. 2019, section 2.3). With parameters on the `meta`
     device nothing is done: torch would work out every shape again, which takes most of the time of building
-    a model there. `set_to` is called for all but that scaling, and in the same order whatever it does.
+    a model there.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         return
     with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.Linear):
-                set_to(module.weight, lambda weight: _matrix(weight, initializer_range))
-                if module.bias is not None:
-                    set_to(module.bias, torch.Tensor.zero_)
-            elif isinstance(module, nn.Embedding):
-                set_to(module.weight, lambda weight: _vectors(weight, initializer_range))
-        for name, parameter in model.named_parameters():
-            if name == "head.weight":
-                set_to(parameter, lambda weight: _vectors(weight, initializer_range))
-        if initializer_range is not None:
-            _shrink_residual(model)
+        for module, name, fill in fillings(model, initializer_range):
+            fill(getattr(module, name))
+        shrink_residual(model, initializer_range)
+
+
+def fillings(model: nn.Module, initializer_range: float | None) -> Iterator[tuple[nn.Module, str, Filling]]:
+    """What `initialize` draws, in its order: a module, the name of a parameter in it, what fills that."""
+
+    def matrix(weight: torch.Tensor) -> None:
+        _matrix(weight, initializer_range)
+
+    def vectors(weight: torch.Tensor) -> None:
+        _vectors(weight, initializer_range)
+
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            yield module, "weight", matrix
+            if module.bias is not None:
+                yield module, "bias", torch.Tensor.zero_
+        elif isinstance(module, nn.Embedding):
+            yield module, "weight", vectors
+    head = getattr(model, "head", None)
+    if isinstance(getattr(head, "weight", None), nn.Parameter):
+        yield head, "weight", vectors
 
 
 def _matrix(weight: torch.Tensor, deviation: float | None) -> None:
@@ -63,8 +71,10 @@ def _vectors(weight: torch.Tensor, deviation: float | None) -> None:
     weight.normal_(0.0, 1 / math.sqrt(weight.shape[1]) if deviation is None else deviation)
 
 
-def _shrink_residual(model: nn.Module) -> None:
-    """So that the residual stream's variance does not grow with the number of layers."""
+def shrink_residual(model: nn.Module, initializer_range: float | None) -> None:
+    """So that the residual stream's variance does not grow with the number of layers; with a range alone."""
+    if initializer_range is None:
+        return
     for stack in ("encoder", "decoder"):
         part = getattr(model, stack, None)
         if part is None:

@@ -43,14 +43,15 @@ class Holders:
 
     def drop(self) -> None:
         """Take what this rank does not hold out of the model, and its numbers out of memory."""
+        gone: set[int] = set()
         for uses, ranks in self.held:
             if ranks and self.rank not in ranks:
                 table, name = uses[0]
-                tensor = table[name]
-                _put(uses, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+                _put(uses, torch.empty(table[name].shape, dtype=table[name].dtype, device="meta"))
+                gone.add(id(table[name]))
         for parent, child in places(self.model):
             module = getattr(parent, child)
-            if module is not None and any(tensor.is_meta for tensor in _tensors([module])):
+            if module is not None and any(id(tensor) in gone for tensor in _tensors([module])):
                 self.dropped.append((parent, child, module))
                 setattr(parent, child, Absent())
 

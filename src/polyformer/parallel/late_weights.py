@@ -5,7 +5,7 @@ and divided. Then each matrix is drawn in turn, whole, from the random numbers t
 from, and every process keeps its part: the first weights are, bit for bit, those of a model built whole.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from polyformer.core.initialization import Draw, initialize
+from polyformer.core.initialization import Draw, fillings, shrink_residual
 from polyformer.model import Transformer
 from polyformer.parallel.whole import own_part
 
@@ -40,6 +40,11 @@ def _drop(parent: nn.Module, name: str, module: nn.Module | None) -> None:
             module._parameters[key] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
 
+def move(model: nn.Module, device: torch.device) -> None:
+    """Bring what `model` has numbers of to `device`."""
+    model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+
+
 def complete(model: nn.Module, device: torch.device, draw: Draw | None) -> None:
     """Make room on `device` for this process's parts of what a divided model has no numbers of, if there is
     any, and let `draw` fill it; without, a checkpoint must."""
@@ -50,22 +55,28 @@ def complete(model: nn.Module, device: torch.device, draw: Draw | None) -> None:
         draw(model)
 
 
-def drawing(initializer_range: float | None) -> Draw:
-    """What draws the missing weights of a model that was just built, when it is divided and has room for
-    them: from the random numbers that follow now."""
-    state = torch.get_rng_state()
+def drawing(model: nn.Module, initializer_range: float | None) -> Draw:
+    """What draws the missing weights of `model`, just built, when it is divided and has room for them: from
+    the random numbers that follow now."""
+    state, order = torch.get_rng_state(), [*fillings(model, initializer_range)]
 
-    def draw(model: nn.Module) -> None:
+    @torch.no_grad()
+    def draw(divided: nn.Module) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(state)
-            initialize(model, initializer_range, _set_part)
+            for module, name, fill in order:  # those of other processes too: random numbers come in turn
+                weight = getattr(module, name)
+                whole = torch.empty(weight.shape, dtype=weight.dtype)
+                fill(whole)
+                _set(weight, whole)
+        shrink_residual(divided, initializer_range)
 
     return draw
 
 
-def _set_part(weight: Tensor, draw: Callable[[Tensor], object]) -> None:
-    whole = torch.empty(weight.shape, dtype=weight.dtype)
-    draw(whole)
-    own = own_part(whole, weight) if isinstance(weight, DTensor) else whole
-    local = weight.to_local() if isinstance(weight, DTensor) else weight
-    local.copy_(own)
+def _set(weight: Tensor, whole: Tensor) -> None:
+    """This process's part of `whole` into its part of `weight`, if it has any."""
+    if isinstance(weight, DTensor):
+        weight.to_local().copy_(own_part(whole, weight))
+    elif not weight.is_meta:
+        weight.copy_(whole)

@@ -176,10 +176,8 @@ def _config(recipe: Recipe, task: Task, start: str | Path | None) -> AnyConfig:
 
 
 def divides(recipe: Recipe, task: Task) -> bool:
-    """Whether processes divide every weight of the model, and nothing reads one before they do."""
-    parallel = recipe.training.engine.parallel
-    parts = parallel.shard * parallel.context > 1 and parallel.pipeline == parallel.tensor == 1
-    return parts and task.spreads and recipe.distillation is None
+    """Whether processes divide the model, and nothing reads its weights before they do."""
+    return not recipe.training.engine.parallel.whole and task.spreads and recipe.distillation is None
 
 
 def _model(
@@ -216,7 +214,7 @@ def _drawn(recipe: Recipe, config: AnyConfig, late: bool) -> tuple[Transformer, 
 
         with late_weights():
             model = build_model(config)
-        return model, drawing(config.initializer_range)
+        return model, drawing(model, config.initializer_range)
 
 
 def _first_weights(

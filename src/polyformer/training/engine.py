@@ -115,11 +115,7 @@ class Engine:
 
             notes += divide_heads(model, self.mesh.device_mesh["tensor"])
         if parallel.pipeline == 1:
-            notes += self._place(model, model)
-            from polyformer.parallel.late_weights import complete
-
-            complete(model, self.device, draw)
-            return notes
+            return notes + self._place(model, model, draw)
         from polyformer.parallel.pipeline import Pipeline
 
         self.pipeline = Pipeline(
@@ -128,24 +124,27 @@ class Engine:
             parallel.pipeline_schedule,
             parallel.stages,
             self.autocast,
-            lambda root: notes.extend(self._place(model, root)),
+            lambda root: notes.extend(self._place(model, root, draw)),
         )
         return notes
 
-    def _place(self, model: nn.Module, root: nn.Module) -> list[str]:
+    def _place(self, model: nn.Module, root: nn.Module, draw: Draw | None) -> list[str]:
         """Bring what this process has of `model` to the device, or its part of that; returns notes.
 
-        root: what is called to run it, `model` itself or a module around it.
+        root: what is called to run it, `model` itself or a module around it. draw: as in `place_model`.
         """
+        from polyformer.parallel.late_weights import complete, move
         from polyformer.parallel.shard import compile_layers, shard
 
         assert self.mesh is not None
         divided = self.mesh.sharding.size() > 1
         if not divided:
-            model.to(self.device)
+            move(model, self.device)
         if self.config.compile:
             compile_layers(model)
-        return shard(model, self.mesh.sharding, root) if divided else []
+        notes = shard(model, self.mesh.sharding, root) if divided else []
+        complete(model, self.device, draw)
+        return notes
 
     def build(self, config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of `model`, which is in its place."""
