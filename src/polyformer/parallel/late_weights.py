@@ -5,17 +5,24 @@ and divided. Then each matrix is drawn in turn, whole, from the random numbers t
 from, and every process keeps its part: the first weights are, bit for bit, those of a model built whole.
 """
 
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_module_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from polyformer.core.initialization import Draw, fillings, shrink_residual
 from polyformer.model import Transformer
 from polyformer.parallel.whole import own_part
+
+
+LARGE = 1 << 18
+"""Bytes of a tensor from which on it lies in pages of its own."""
 
 
 @contextmanager
@@ -23,9 +30,27 @@ def late_weights() -> Iterator[None]:
     """While it lasts, models are built without the numbers that `initialize` would set."""
     handle = register_module_module_registration_hook(_drop)
     try:
-        yield
+        with _OwnPages():
+            yield
     finally:
         handle.remove()
+
+
+class _OwnPages(TorchFunctionMode):
+    """Large tensors are made in pages that go back to the system with them: between small ones that stay, an
+    allocator would keep the room of most that are dropped."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """func(*args, **kwargs)."""
+        kwargs = kwargs or {}
+        if func is not torch.empty or kwargs.get("device") is not None:
+            return func(*args, **kwargs)
+        like = func(*args, **{**kwargs, "device": "meta"})
+        if like.nbytes < LARGE:
+            return func(*args, **kwargs)
+        return torch.frombuffer(mmap.mmap(-1, like.nbytes), dtype=like.dtype).view(like.shape)
 
 
 def _drop(parent: nn.Module, name: str, module: nn.Module | None) -> None:
@@ -62,11 +87,13 @@ def drawing(model: nn.Module, initializer_range: float | None) -> Draw:
 
     @torch.no_grad()
     def draw(divided: nn.Module) -> None:
+        weights = [(getattr(module, name), fill) for module, name, fill in order]
+        # One room for all: an allocator may keep the room of each, which is as much as the whole model.
+        room = torch.empty(max(weight.nbytes for weight, _ in weights), dtype=torch.uint8)
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(state)
-            for module, name, fill in order:  # those of other processes too: random numbers come in turn
-                weight = getattr(module, name)
-                whole = torch.empty(weight.shape, dtype=weight.dtype)
+            for weight, fill in weights:  # those of other processes too: random numbers come in turn
+                whole = room[: weight.nbytes].view(weight.dtype).view(weight.shape)
                 fill(whole)
                 _set(weight, whole)
         shrink_residual(divided, initializer_range)
