@@ -60,18 +60,14 @@ class Case(NamedTuple):
     """A model of `MODELS` on a mesh; half: in bf16."""
 
     model: str
-    mesh: dict[str, int]
+    mesh: dict[str, Any]
     half: bool = False
     optimizer: str = "adamw"
 
 
-def ways(model: str, *meshes: dict[str, int], half: bool = False) -> list[Case]:
-    """A model on several meshes."""
-    return [Case(model, mesh, half) for mesh in meshes]
-
-
 DATA, SHARD, TENSOR, CONTEXT = ({name: 2} for name in ("data", "shard", "tensor", "context"))
-STAGES = {"pipeline": 2}
+STAGES: dict[str, Any] = {"pipeline": 2}
+INTERLEAVED, GPIPE = {**STAGES, "stages": 2}, {**STAGES, "pipeline_schedule": "gpipe"}
 CASES = {
     2: [
         *(Case("decoder", mesh, half) for mesh in (DATA, SHARD, TENSOR, CONTEXT) for half in (False, True)),
@@ -87,6 +83,7 @@ CASES = {
             Case("pools", CONTEXT),
         ),
         *(Case("spans", CONTEXT), Case("decoder", STAGES), Case("encoder-decoder", STAGES, True)),
+        *(Case("decoder", INTERLEAVED, True), Case("encoder-decoder", INTERLEAVED), Case("encoder", GPIPE)),
         Case("encoder-decoder", CONTEXT, True),
         *(Case("decoder", SHARD, optimizer=kind) for kind in ("muon", "sgd", "sgd(momentum=0)")),
         Case("decoder", DATA, optimizer="adafactor"),
@@ -231,7 +228,8 @@ def measured(case: Case) -> dict[str, float]:
     preset, options = MODELS[case.model]
     torch.manual_seed(0)
     model: Any = create_model(preset, **options).train()
-    mesh = open_mesh(ParallelConfig.from_dict(case.mesh), "cpu")
+    parallel = ParallelConfig.from_dict(case.mesh)
+    mesh = open_mesh(parallel, "cpu")
     if mesh.size("tensor") > 1:
         divide_heads(model, mesh.device_mesh["tensor"])
     wrapped = divide(model, mesh, model) if mesh.size("pipeline") == 1 else model
@@ -246,6 +244,8 @@ def measured(case: Case) -> dict[str, float]:
         pipeline = Pipeline(
             model,
             mesh.group("pipeline"),
+            parallel.pipeline_schedule,
+            parallel.stages,
             precision=precision,
             divide=lambda root: divide(model, mesh, root),
         )

@@ -22,6 +22,7 @@ from polyformer.core.errors import InputError
 from polyformer.parallel.config import ParallelConfig
 from polyformer.parallel.predict import Setting, predict
 from polyformer.parallel.predict_local import STATES
+from polyformer.parallel.predict_schedule import most_kept
 from polyformer.parallel.predict_trace import kept
 from polyformer.parallel.predict_traffic import Keys, exchanged_keys
 from polyformer.patterns import Full, Window
@@ -49,7 +50,7 @@ def test_processes_hold_and_send_what_is_predicted(tmp_path: Path) -> None:
             assert getattr(prediction.memory, what) == seen.pop(what), (case, what)
         assert prediction.memory.activations == pytest.approx(seen.pop("activations"), rel=0.03), case
         sent = {"allreduce": 0.0, **sent_as_predicted(prediction)}
-        assert {"allreduce": 0.0, **seen} == pytest.approx(sent, abs=200), case
+        assert {"allreduce": 0.0, **seen} == pytest.approx(sent, abs=100 * PROCESSES), case
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -122,6 +123,16 @@ def test_every_dimension_divides_what_it_says() -> None:
         assert memory.activations < alone.activations or name in ("shard", "pipeline")
     many = Setting(mesh=ParallelConfig(pipeline=4), length=4096, passes=8)
     assert predict(config, many).stage == 0, "the first stage keeps the passes of all that follow"
+
+
+def test_passes_that_a_process_keeps_at_once() -> None:
+    """By the figures of Narayanan et al. 2021: 1f1b keeps one a later stage, gpipe all, interleaving more."""
+    assert [most_kept([5], process, 4, 8, "1f1b") for process in range(4)] == [20, 15, 10, 5]
+    assert most_kept([5], 0, 4, 2, "1f1b") == 10, "no more than there are"
+    assert most_kept([2, 3], 1, 4, 8, "gpipe") == 40
+    assert most_kept([1, 1], 0, 4, 8, "1f1b") == 11, "a round of 4, then 2 a later process, and the next"
+    assert most_kept([1, 1], 3, 4, 8, "1f1b") == 5
+    assert most_kept([1, 100], 1, 2, 2, "1f1b") == 102
 
 
 def test_every_mechanism_is_predicted_or_refused_by_name() -> None:

@@ -45,7 +45,8 @@ class Options:
     name: str | None = argument("the pattern as an expression, or the position scheme by its name", None)
     mesh: str | None = option(
         "predict memory and traffic of a training on these processes: data=N, shard=N, tensor=N, context=N "
-        "and pipeline=N, with commas between; MODEL may then be a recipe's file",
+        "and pipeline=N (with stages=N in each, or pipeline_schedule=gpipe), with commas between; MODEL may "
+        "then be a recipe's file",
         metavar="MESH",
     )
     batch: int | None = option(

@@ -91,7 +91,7 @@ def report(
         f"{setting.sizes['data'] * setting.sizes['shard']:,} batches, {setting.tokens:,} tokens in all",
     ]
     if setting.sizes["pipeline"] > 1:
-        lines.append(f"of the pipeline's stages, number {prediction.stage + 1} needs most")
+        lines.append(f"of the processes along the pipeline, number {prediction.stage + 1} needs most")
     memory = Table(title="memory of a process", title_justify="left")
     for heading in ("what", "activations kept", "layers computed again"):
         memory.add_column(heading, justify="left" if heading == "what" else "right")

@@ -56,7 +56,7 @@ def fillings(model: nn.Module, initializer_range: float | None) -> Iterator[tupl
         elif isinstance(module, nn.Embedding):
             yield module, "weight", vectors
     head = getattr(model, "head", None)
-    if isinstance(getattr(head, "weight", None), nn.Parameter):
+    if head is not None and isinstance(getattr(head, "weight", None), nn.Parameter):
         yield head, "weight", vectors
 
 

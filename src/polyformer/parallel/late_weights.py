@@ -20,7 +20,6 @@ from polyformer.core.initialization import Draw, fillings, shrink_residual
 from polyformer.model import Transformer
 from polyformer.parallel.whole import own_part
 
-
 LARGE = 1 << 18
 """Bytes of a tensor from which on it lies in pages of its own."""
 

@@ -2,11 +2,10 @@
 
     memory = parameters + gradients + optimizer (4 + 4 + 8 bytes a parameter for Adam, divided by `shard`)
            + gathered weights (`shard`: two layers and what is in no layer, and a layer's gradients)
-           + activations (`predict_trace`), of as many passes as a stage of a pipeline keeps
+           + activations (`predict_trace`), of as many passes as a pipeline's stages keep (`predict_schedule`)
 
 The sum is an upper bound: gradients are whole when activations are gone, but for what is accumulated.
-Rajbhandari et al. 2020 (ZeRO), section 3; Korthikanti et al. 2022, section 4; Narayanan et al. 2021,
-section 2.2 (the passes of a pipeline).
+Rajbhandari et al. 2020 (ZeRO), section 3; Korthikanti et al. 2022, section 4.
 """
 
 import dataclasses
@@ -18,11 +17,15 @@ from polyformer.core.errors import InputError, quote, unknown
 from polyformer.model import Transformer
 from polyformer.parallel.config import DIMENSIONS, ParallelConfig
 from polyformer.parallel.predict_local import STATES, Held, divided, held, on_meta
+from polyformer.parallel.predict_schedule import most_kept
 from polyformer.parallel.predict_trace import Kept, kept
 from polyformer.parallel.predict_traffic import FLOAT, Exchange, Work, exchanges, key_exchanges
 from polyformer.parallel.stages import check, num_layers, spans, stacks
 from polyformer.parallel.tensor import check_divides
 from polyformer.sequence.spread import Spreading
+
+HOW = "stages", "pipeline_schedule"
+"""What is said of a pipeline beside its processes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +93,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The process that needs most: its stage of the pipeline, from 0, its memory; and what is exchanged
+    """The process that needs most: its place along the pipeline, from 0, its memory; and what is exchanged
     without and with recomputation, which sends more."""
 
     stage: int
@@ -110,16 +113,17 @@ def predict(config: ModelConfig, setting: Setting) -> Prediction:
     check_mesh(whole, sizes)
     own = divided(config, sizes["tensor"])
     model = whole if own is config else on_meta(own)
-    stages = spans(num_layers(model), sizes["pipeline"])
+    processes = sizes["pipeline"]
+    stages = spans(num_layers(model), processes * setting.mesh.stages)
     size = 2 if setting.half else FLOAT
-    work = Work(setting.batch, setting.length, setting.passes, size, again=False)
+    work = Work(setting.batch, setting.length, setting.passes, len(stages), size, again=False)
     traced = kept(own, setting.batch, setting.length, setting.half, _spreading(own, sizes, work))
     candidates = []
-    for stage in {0, len(stages) - 1}:
-        part = held(model, stage, len(stages), sizes["shard"] * sizes["context"], setting.optimizer)
-        flight = min(len(stages) - stage, setting.passes)
-        inside = _activations(own, traced, stages[stage], stage, len(stages), flight, setting)
-        candidates.append((stage, part, _memory(part, sizes, *inside)))
+    every = [stages[process::processes] for process in range(processes)]
+    for process in {0, processes - 1}:
+        part = held(model, process, every, sizes["shard"] * sizes["context"], setting.optimizer)
+        inside = _activations(own, traced, process, every[process], len(traced.layers), setting)
+        candidates.append((process, part, _memory(part, sizes, *inside)))
     stage, part, memory = max(candidates, key=lambda item: item[2].total(again=False))
     again = dataclasses.replace(work, again=True)
     return Prediction(
@@ -153,25 +157,21 @@ def _memory(part: Held, sizes: dict[str, int], activations: int, recomputed: int
 
 
 def _activations(
-    config: ModelConfig,
-    traced: Kept,
-    own: range,
-    stage: int,
-    stages: int,
-    flight: int,
-    setting: Setting,
+    config: ModelConfig, traced: Kept, process: int, own: list[range], layers: int, setting: Setting
 ) -> tuple[int, int]:
-    """Bytes kept of `flight` passes by the layers `own`, with what stands before and behind them; and the
-    same where only the layers' inputs are kept, and one layer at a time is whole."""
-    layers = [traced.layers[layer] for layer in own]
-    inputs = [traced.inputs[layer] for layer in own]
-    around = traced.before if stage == 0 else 0
-    if stage == stages - 1:
-        around += traced.after + loss_bytes(
-            config, setting.batch * -(-setting.length // setting.sizes["context"])
-        )
-    largest = max(layer - read for layer, read in zip(layers, inputs))
-    return flight * (around + sum(layers)), flight * (around + sum(inputs)) + largest
+    """Bytes kept at once by a process along the pipeline whose stages have the layers `own` of all `layers`,
+    with what stands before and behind them; and the same where only the layers' inputs are kept, and one
+    layer at a time is whole."""
+    tokens = setting.batch * -(-setting.length // setting.sizes["context"])
+    costs, inputs = [], []
+    for span in own:
+        around = traced.before if span.start == 0 else 0
+        around += traced.after + loss_bytes(config, tokens) if span.stop == layers else 0
+        costs.append(around + sum(traced.layers[layer] for layer in span))
+        inputs.append(around + sum(traced.inputs[layer] for layer in span))
+    largest = max(traced.layers[layer] - traced.inputs[layer] for span in own for layer in span)
+    way = process, setting.sizes["pipeline"], setting.passes, setting.mesh.pipeline_schedule
+    return most_kept(costs, *way), most_kept(inputs, *way) + largest
 
 
 def loss_bytes(config: ModelConfig, tokens: int) -> int:
@@ -188,12 +188,12 @@ def loss_bytes(config: ModelConfig, tokens: int) -> int:
 
 def parse_mesh(text: str) -> ParallelConfig:
     """ "data=8,shard=8" as a configuration; raises `InputError` for other words."""
-    values: dict[str, int] = {}
+    values: dict[str, int | str] = {}
     for word in text.split(","):
-        name, _, number = (part.strip() for part in word.partition("="))
-        if name not in DIMENSIONS:
-            raise unknown("dimension of the mesh", name, DIMENSIONS)
-        if not number.isdigit() or name in values:
+        name, _, value = (part.strip() for part in word.partition("="))
+        if name not in (*DIMENSIONS, *HOW):
+            raise unknown("dimension of the mesh", name, (*DIMENSIONS, *HOW))
+        if name in values or not (value.isdigit() or name == "pipeline_schedule"):
             raise InputError(f"mesh: expected {name}=N once, with a number of processes, got {quote(text)}")
-        values[name] = int(number)
+        values[name] = int(value) if value.isdigit() else value
     return ParallelConfig.from_dict(values, "mesh")

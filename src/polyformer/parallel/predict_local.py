@@ -17,7 +17,7 @@ from polyformer.feedforward.experts import ExpertsConfig
 from polyformer.feedforward.gated import GatedConfig
 from polyformer.heads.adaptive import AdaptiveSoftmax
 from polyformer.model import Transformer, build_model
-from polyformer.parallel.stages import needed, num_layers, spans
+from polyformer.parallel.stages import needed
 
 
 def _rows_and_columns(shape: Sequence[int], _: bool) -> int:
@@ -112,26 +112,27 @@ def on_meta(config: ModelConfig) -> Transformer:
     return model
 
 
-def held(model: Transformer, stage: int, stages: int, shard: int, optimizer: str) -> Held:
-    """What a process of `stage` holds of `model`, the whole of which stands on its `tensor` processes.
+def held(model: Transformer, process: int, layers: Sequence[list[range]], shard: int, optimizer: str) -> Held:
+    """What a process holds of `model`, the whole of which stands on its `tensor` processes.
+
+    layers: those of the stages of each process along the pipeline, in which `process` is its place.
 
     Along `shard` (with `context`, which divides weights too) the first dimension of every tensor is cut
     into equal parts, the last of which may be smaller and are then filled up (torch's `fully_shard`): this
     counts the first process's, and as much for all others.
     """
-    parts = spans(num_layers(model), stages)
-    every = [_parameters(needed(model, [part]) if stages > 1 else [model]) for part in parts]
-    own = every[stage]
+    every = [_parameters(needed(model, spans) if len(layers) > 1 else [model]) for spans in layers]
+    own = every[process]
     shapes = {parameter: _share(parameter.shape, shard) for parameter in own}
     sizes = {parameter: math.prod(shape) for parameter, shape in shapes.items()}
-    layers = [{*layer.parameters()} & own for layer in layers_of(model)]
-    rest = own - set[nn.Parameter]().union(*layers)
+    inside = [{*layer.parameters()} & own for layer in layers_of(model)]
+    rest = own - set[nn.Parameter]().union(*inside)
     tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     owners = {parameter: sum(parameter in others for others in every) for parameter in own}
     return Held(
         whole=shard * sum(sizes.values()),
         part=sum(sizes.values()),
-        layer=shard * max(sum(sizes[parameter] for parameter in layer) for layer in layers),
+        layer=shard * max(sum(sizes[parameter] for parameter in layer) for layer in inside),
         rest=shard * sum(sizes[parameter] for parameter in rest),
         state=sum(STATES[optimizer](shape, parameter in tables) for parameter, shape in shapes.items()),
         shared=sum(2 * (n - 1) / n * sizes[parameter] for parameter, n in owners.items()),

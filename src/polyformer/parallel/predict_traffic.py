@@ -56,11 +56,12 @@ class Exchange:
 @dataclasses.dataclass(frozen=True)
 class Work:
     """What passes through a process in a step: `passes` batches of `batch` texts of `length` tokens, through
-    `layers` layers, whose products have numbers of `size` bytes; `again`: whether they are computed twice."""
+    `stages` of a pipeline. size: bytes of a number in products. again: whether they are computed twice."""
 
     batch: int
     length: int
     passes: int
+    stages: int
     size: int
     again: bool
 
@@ -96,7 +97,7 @@ def exchanges(config: ModelConfig, sizes: Mapping[str, int], held: Held, work: W
                 Exchange("context", f"gradients of {what}", back * work.passes),
             ]
     if sizes["pipeline"] > 1:
-        hidden = vectors * _passed_on(config, sizes["pipeline"]) * work.passes
+        hidden = vectors * _passed_on(config, sizes["pipeline"], work.stages) * work.passes
         rows.append(Exchange("pipeline", "hidden states and gradients", hidden))
         if held.shared:
             rows.append(
@@ -105,13 +106,15 @@ def exchanges(config: ModelConfig, sizes: Mapping[str, int], held: Held, work: W
     return rows
 
 
-def _passed_on(config: ModelConfig, stages: int) -> int:
-    """How many vectors [B, T, E] the busiest stage of a pipeline sends for a batch: hidden states to the next
-    one, where the decoder has begun with the source's, and gradients of as many to the one before."""
+def _passed_on(config: ModelConfig, processes: int, stages: int) -> int:
+    """How many vectors [B, T, E] the busiest process of a pipeline sends for a batch, from all its stages:
+    hidden states to the next one, where the decoder has begun with the source's, and gradients of as many to
+    the one before."""
     layers = sum(stack.num_hidden_layers for stack in _stacks(config))
     source = config.encoder.num_hidden_layers if config.encoder and config.decoder else layers
     edges = [0, *(2 if span.start > source else 1 for span in spans(layers, stages)[1:]), 0]
-    return max(before + after for before, after in itertools.pairwise(edges))
+    sent = [before + after for before, after in itertools.pairwise(edges)]
+    return max(sum(sent[process::processes]) for process in range(processes))
 
 
 def _sums(config: ModelConfig) -> tuple[float, float]:
