@@ -63,6 +63,9 @@ MESHES: dict[str, dict[str, Any]] = {
 MOVED = {"shard": 2} if PROCESSES == 2 else {"pipeline": 2, "shard": 2}
 """That of a run with which one process goes on."""
 
+STAGED = MOVED if PROCESSES > 2 else {"pipeline": 2}
+"""That of a run whose optimizer keeps numbers that are no tensors, of each stage its own."""
+
 TAKEN_UP = [mesh for mesh in MESHES if mesh != "interleaved"]
 """Those that go on with the run of one process."""
 
@@ -155,6 +158,9 @@ def both_processes(folder: Path) -> None:
     check_vocabulary()
     undone(folder / "undone")
     run(folder / "moved", "decoder", steps=2, **settings(MOVED, {"background": True}))
+    staged = {**EXTRA["muon"][1], **settings(STAGED, {})}
+    run(folder / "staged", "decoder", steps=2, **staged)
+    write(folder / "staged", *run(folder / "staged", "decoder", resume=True, **staged))
     for mesh in TAKEN_UP:
         out = folder / f"taken up by {mesh}"
         write(out, *run(out, "decoder", resume=True, **settings(MESHES[mesh], {})))
@@ -289,6 +295,10 @@ def test_a_plain_run_goes_on_where_a_divided_one_left(launched: Path, alone: Pat
     assert len(list((path / "model").glob("shard-*"))) == PROCESSES
     write(launched / "moved", *run(launched / "moved", "decoder", resume=True, accumulate=PROCESSES))
     assert difference(alone / "decoder", launched / "moved") < 1e-10
+
+
+def test_a_pipeline_goes_on_with_all_that_its_optimizers_keep(launched: Path, alone: Path):
+    assert difference(alone / "muon", launched / "staged") < 1e-10
 
 
 @pytest.mark.parametrize("mesh", TAKEN_UP)

@@ -85,7 +85,13 @@ def read_optimizer(
             tensors[place] = torch.zeros(entry.size, dtype=entry.properties.dtype)
     if tensors:
         read_parts(folder, tensors)
-    set_optimizer_state(folder, model, optimizer, tensors, state["optimizer"])
+    scalars = {
+        place: value
+        for place, value in state["optimizer"]["scalars"].items()
+        if not is_elsewhere(model, place.rpartition("/")[0])
+    }
+    saved = {**state["optimizer"], "scalars": scalars}
+    set_optimizer_state(folder, model, optimizer, tensors, saved)
 
 
 def check_files(path: Path, digests: dict[str, str], together: bool) -> None:

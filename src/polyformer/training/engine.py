@@ -280,6 +280,14 @@ class Engine:
 
         return broadcast_object_list([value])[0]
 
+    def united(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Entries of all stages of a pipeline, each of which has those of its own layers."""
+        if self.pipeline is None:
+            return values
+        every: list[dict[str, Any]] = [{}] * self.pipeline.size
+        torch.distributed.all_gather_object(every, values, self.pipeline.group)
+        return {name: value for own in every for name, value in own.items()}
+
     def together(self, asked: Asked) -> Asked:
         """What any process was asked for."""
         if self.world == 1:

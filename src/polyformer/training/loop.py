@@ -326,8 +326,9 @@ class Training:
         if self.log is not None:
             self.log.sync()
         if self.main or self.engine.mesh is not None:
-            machine = self.engine.machine()
-            self.writer.write(Snapshot.of(self.progress, self.model, self.optimizer, machine, carried))
+            snapshot = Snapshot.of(self.progress, self.model, self.optimizer, self.engine.machine(), carried)
+            snapshot.kind["scalars"] = self.engine.united(snapshot.kind["scalars"])
+            self.writer.write(snapshot)
 
     def finish(self, files: Mapping[Path, nn.Module]) -> None:
         """Put the final weights into the model and into files."""
