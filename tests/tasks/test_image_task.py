@@ -136,7 +136,7 @@ def test_colours_are_three_tokens_a_pixel_and_are_learned():
     }
     with pytest.raises(InputError, match="made for images of 2x3, and the data's are 2x3x3"):
         task.adapt(model_config("decoder-tiny", {**part, "position": {"kind": "grid", "shape": [2, 3]}}))
-    before, after = learned(task, model_config("decoder-tiny", part), rows, steps=150, lr=5e-3)
+    before, after = learned(task, model_config("decoder-tiny", part), rows, steps=300, lr=5e-3)
     assert before["bits_per_dim"] > 0.9
     assert after["bits_per_dim"] < 0.4, "6 of the 18 bits of a picture are chance, the others copies of them"
 
