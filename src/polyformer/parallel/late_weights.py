@@ -86,13 +86,11 @@ def drawing(model: nn.Module, initializer_range: float | None) -> Draw:
 
     @torch.no_grad()
     def draw(divided: nn.Module) -> None:
-        weights = [(getattr(module, name), fill) for module, name, fill in order]
-        # One room for all: an allocator may keep the room of each, which is as much as the whole model.
-        room = torch.empty(max(weight.nbytes for weight, _ in weights), dtype=torch.uint8)
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(state)
-            for weight, fill in weights:  # those of other processes too: random numbers come in turn
-                whole = room[: weight.nbytes].view(weight.dtype).view(weight.shape)
+            for module, name, fill in order:  # those of other processes too: random numbers come in turn
+                weight = getattr(module, name)
+                whole = torch.empty(weight.shape, dtype=weight.dtype)
                 fill(whole)
                 _set(weight, whole)
         shrink_residual(divided, initializer_range)
